@@ -10,7 +10,7 @@ Pure values and arithmetic; the text form is `codec`, finding it in a table's me
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -253,6 +253,13 @@ class Landing:
     made: Made | None = field(default=None, compare=False)
     # Only the snapshot's summary has it.
     adopted: str | None = field(default=None, compare=False)
+    # Asked before each try of the commit, after the look at the table; raises `core.ports.Conflict`.
+    precondition: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    def check_precondition(self) -> None:
+        """Raise `core.ports.Conflict` where the landing must not be committed any more."""
+        if self.precondition is not None:
+            self.precondition()
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

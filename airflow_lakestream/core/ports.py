@@ -65,6 +65,16 @@ class StaleFiles(Conflict):
         super().__init__(f"{table}: {what} between plan and commit, so the files written do not fit it any more.")
 
 
+class RejectsCondemned(Conflict):
+    """Another run took this landing for dead, since it found its offsets landed, and removes its rejected records."""
+
+    def __init__(self, table: str, landing_id: str) -> None:
+        super().__init__(
+            f"{table}: another run took landing {landing_id} for dead, and removes the rejected records that it wrote "
+            "before its commit."
+        )
+
+
 class RangesNotLanded(Conflict):
     """Ranges to replace are not, or not any more, in the group's ledger; `ranges` says which. Nothing was replaced."""
 

@@ -114,8 +114,8 @@ class RejectingSink(sink.SharedRejectingSink):
     """
 
     def __init__(self, inner: SharedSink, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
-        super().__init__(inner, RejectTable(tables, table, consumer_group, records), consumer_group)
-        self._tables, self._name = tables, table
+        super().__init__(inner, RejectTable(tables, table, consumer_group, records), table, consumer_group)
+        self._tables = tables
 
     @cached_property
     def _files(self) -> Any:

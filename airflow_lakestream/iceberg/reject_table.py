@@ -180,9 +180,8 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
     def __init__(
         self, inner: TakingSink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema
     ) -> None:
-        super().__init__(inner, RejectTable(catalog, table, consumer_group, records), consumer_group)
+        super().__init__(inner, RejectTable(catalog, table, consumer_group, records), table, consumer_group)
         self._catalog = catalog
-        self._name = table
 
     def _settlement(self) -> Settlement:
         pending = self._rejects.pending

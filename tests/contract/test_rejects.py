@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
-from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.core.ledger import Counts, Landing
+from airflow_lakestream.core.ports import Conflict, LedgerConflict, RejectsCondemned
 from tests.support.faults import Fault, ReadTimeout, applied, unapplied
-from tests.support.replacing import ORDERS, ranges, versions
+from tests.support.replacing import ORDERS, Run, ranges, versions
 from tests.support.table_formats import FormatTable
 
 WHOLE = ((0, 0, 30), "old")
@@ -60,6 +64,68 @@ def test_a_landing_that_never_lands_is_superseded_by_the_one_that_does(made: For
     made.run(rejects=True).land(ranges((0, 30, 35)), "new", bad=[(0, 31)])
     made.run(rejects=True)
     assert made.rejected() == [(0, 31, "new")]
+
+
+def held_up(run: Run, meanwhile: Callable[[], object]) -> Run:
+    """Do something between the commit of a run's rejected records and that of its table."""
+    commit = run.sink.inner.commit
+
+    def later(landing: Landing) -> int:
+        meanwhile()
+        return commit(landing)
+
+    run.sink.inner.commit = later
+    return run
+
+
+def test_a_landing_that_was_taken_for_dead_does_not_land_after_a_rollback(made: FormatTable) -> None:
+    made.run(rejects=True).land(ranges((1, 0, 1)), bad=[(1, 0)])
+    before = made.commits()[-1]
+
+    def others() -> None:
+        made.run(rejects=True).land(ranges((0, 30, 35)), "other", bad=[(0, 32)])
+        made.run(rejects=True)
+        assert made.rejected() == [(0, 32, "other"), (1, 0, "old")]
+        made.roll_back(before)
+
+    with pytest.raises(RejectsCondemned, match=r"took landing .* for dead"):
+        held_up(made.run(rejects=True), others).land(ranges((0, 30, 35)), "late", bad=[(0, 31)])
+    assert made.rows() == versions(WHOLE)
+    # It plans again.
+    made.run(rejects=True).land(ranges((0, 30, 35)), "again", bad=[(0, 31)])
+    assert (0, 31, "again") in made.rejected()
+    made.assert_whole()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_while_a_commit_waits_what_landed_has_its_rejected_records(
+    made: FormatTable, seed: int
+) -> None:
+    rng = random.Random(seed)
+    made.run(rejects=True).land(ranges((1, 0, 1)), bad=[(1, 0)])
+    before = made.commits()[-1]
+    counted = itertools.count()
+
+    def land(meanwhile: Callable[[], object]) -> None:
+        version = f"v{next(counted)}"
+        with suppress(Conflict):
+            held_up(made.run(rejects=True), meanwhile).land(ranges((0, 30, 33)), version, bad=[(0, 31)])
+
+    def others(depth: int = 0) -> None:
+        steps = [
+            lambda: land(lambda: others(depth + 1) if depth < 2 else None),
+            lambda: made.run(rejects=True),
+            lambda: None if made.rows() == versions(WHOLE) else made.roll_back(before),
+        ]
+        for step in rng.choices(steps, [2, 3, 2], k=rng.randint(1, 4)):
+            step()
+
+    land(others)
+    land(lambda: None)
+    made.run(rejects=True)
+    [landed] = {row[2] for row in made.rows()} - {"old"}
+    assert [row for row in made.rejected() if row[2] == landed] == [(0, 31, landed)]
+    assert made.ledger().entry(ORDERS).counts == Counts(34, 32, rejected=2)
 
 
 def test_a_replace_takes_the_rejected_records_of_its_ranges_out(made: FormatTable) -> None:

@@ -116,8 +116,9 @@ def rejects_of_dead_landings_count(patch: Patch) -> None:
 
 
 def rejects_of_open_landings_are_removed(patch: Patch) -> None:
-    """A landing whose outcome nobody knows yet is taken for dead."""
+    """A landing whose outcome nobody knows yet is taken for dead, and does not ask before it commits."""
     patch.setattr(settlement, "_can_not_land", lambda *_: True)
+    patch.setattr(reject_table.RejectingSink, "_check_noted", lambda *_: None)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [

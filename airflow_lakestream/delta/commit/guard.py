@@ -73,8 +73,9 @@ def landing_actions(
 ) -> list[Action]:
     """Return a version: its own words, the ledger in the table's properties, the group's transaction, the files.
 
-    `notes` are further properties, `gone` are those that it removes.
+    `notes` are further properties, `gone` are those that it removes. Raises what forbids the landing besides the table.
     """
+    landing.check_precondition()
     changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()
     summary = ledger_store.summary_of(head, consumer_group, landing, changes if head is not None else ())
     version = 0 if head is None else head.version + 1

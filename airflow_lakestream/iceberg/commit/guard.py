@@ -120,6 +120,7 @@ class CommitGuard:
             raise self._not_applied("main moved since the commit was prepared, and was rolled back")
         requirements += self._schema_requirements(current, updates)
         self.check_ledger(current)
+        self._check_precondition()
         snapshot_id = snapshot.snapshot_id
         expiring = retention.expiring(current.metadata)
         properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
@@ -139,6 +140,12 @@ class CommitGuard:
         others = {} if self._allow_group_overlap else ledger_store.other_ledgers(current, self._group)
         try:
             check_landing(ledger_store.name_of(current), self._landing, own, others.values())
+        except Conflict as e:
+            raise Refused(e) from None
+
+    def _check_precondition(self) -> None:
+        try:
+            self._landing.check_precondition()
         except Conflict as e:
             raise Refused(e) from None
 
@@ -185,6 +192,7 @@ class CommitGuard:
     def _create(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
+        self._check_precondition()
         snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
         # The staged table has no history: the ledger after this landing is the landing alone.
         properties = ledger_store.properties_after(table, self._group, snapshot_id, self._landing)

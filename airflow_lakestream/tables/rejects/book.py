@@ -69,12 +69,13 @@ class RejectBook(ABC):
             for part in records:
                 for one in pending:
                     self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
-            self._note(Landing(pending[0].landing_id, run_id, {}), pending, settlement)
+            self._note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
     def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
         """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
         with self.or_discard():
-            self._note(Landing(f"settle-{uuid.uuid4().hex}", run_id, {}), pending, settlement)
+            landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
+            self._note(landing, [*pending, *settlement.condemned], settlement)
 
     def rolled_back(self, settlement: Settlement) -> list[Pending]:
         """Return, as pending ones, the landings with rows here that were rolled back and have no note.

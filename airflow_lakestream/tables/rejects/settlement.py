@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol, Self, TypeVar
 
@@ -58,7 +58,8 @@ class Pending:
     """A landing whose rejected records are written, and of which the main table was still to decide.
 
     `supersedes` says that other rows of its ranges were there, to be removed once it is landed. `after` are marks of
-    the main table's ledger when the note was made; see `core.ledger.Noted`.
+    the main table's ledger when the note was made; see `core.ledger.Noted`. `is_condemned` forbids the landing to
+    commit.
     """
 
     landing_id: str
@@ -69,6 +70,7 @@ class Pending:
     supersedes: bool
     at_ms: int
     after: tuple[str, ...] = ()
+    is_condemned: bool = False
 
     def encode(self) -> str:
         """Return the text of the property."""
@@ -79,6 +81,7 @@ class Pending:
             "supersedes": self.supersedes,
             "at": self.at_ms,
             "after": self.after,
+            **({"condemned": True} if self.is_condemned else {}),
         }
         return json.dumps(data, separators=(",", ":"))
 
@@ -104,6 +107,7 @@ class Pending:
                 data["supersedes"],
                 int(data["at"]),
                 tuple(data["after"]),
+                bool(data.get("condemned")),
             )
         except (KeyError, ValueError, TypeError) as e:
             problem = f"not as this version writes it ({e!r})."
@@ -172,12 +176,16 @@ def names_of(properties: Mapping[str, str], consumer_group: str) -> tuple[str, .
 class Settlement:
     """What the main table has decided of the pending landings: those that are landed, are dead, and may yet land.
 
-    `landed` is in the order of the main table's history.
+    `landed` is in the order of the main table's history. `condemned`, which are among the open ones, are to be noted
+    as that. A landing whose offsets others have landed may wait with its commit until a rollback takes those back. So
+    it is condemned first: from then on it refuses its own commit. It is dead if its offsets are landed at a later
+    look, too: a try that it began before has failed then.
     """
 
     landed: list[Pending] = field(default_factory=list)
     dead: list[Pending] = field(default_factory=list)
     open: list[Pending] = field(default_factory=list)
+    condemned: list[Pending] = field(default_factory=list)
     # Of the main table: they say which groups had other names.
     properties: Mapping[str, str] = field(default_factory=dict)
     # Landings that were rolled back, and may come again while their snapshots live.
@@ -196,7 +204,10 @@ class Settlement:
             if place is not None:
                 landed.append((place, one.at_ms, one))
             elif one.landing_id not in result.rolled_back:
-                (result.dead if _can_not_land(one, books) else result.open).append(one)
+                can_not_land = _can_not_land(one, books)
+                (result.dead if can_not_land and one.is_condemned else result.open).append(one)
+                if can_not_land and not one.is_condemned:
+                    result.condemned.append(replace(one, is_condemned=True))
         result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
         return result
 
@@ -260,7 +271,7 @@ class Settlement:
 
 
 def _can_not_land(one: Pending, books: MainBooks) -> bool:
-    """Tell whether a landing that was not found has not landed, and never will; what can't be proven stays open."""
+    """Tell whether a landing that was not found has not landed, and can't land on the table as it is."""
     ledger = books.ledger(one.consumer_group)
     if not ledger.noted.has_all_since(one.after):
         # It may have landed so long ago that nothing names it any more.

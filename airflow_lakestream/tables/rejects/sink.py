@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing
-from airflow_lakestream.core.ports import SharedSink, Sink, TableState, TakingSink
+from airflow_lakestream.core.ports import RejectsCondemned, SharedSink, Sink, TableState, TakingSink
 from airflow_lakestream.tables.rejects.book import RejectBook
 from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, of_topic
 from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink, WrappedTakingSink
@@ -28,10 +28,12 @@ class RejectingSink(WrappedSink, ABC):
 
     :param inner: the sink of the table whose ledger decides.
     :param rejects: its reject table.
+    :param table: its name.
     """
 
-    def __init__(self, inner: Sink, rejects: RejectBook, consumer_group: str) -> None:
+    def __init__(self, inner: Sink, rejects: RejectBook, table: str, consumer_group: str) -> None:
         super().__init__(inner)
+        self._name = table
         self._group = consumer_group
         self._rejects = rejects
         self._held: list[pa.Table] = []
@@ -95,20 +97,36 @@ class RejectingSink(WrappedSink, ABC):
                 )
         if pending:
             self._rejects.write_down(held, pending, self._run_id, settlement)
-        return replace(landing, topics=topics, noted=bool(pending))
+        if not pending:
+            return replace(landing, topics=topics)
+        keys = {one.key for one in pending}
+        return replace(landing, topics=topics, noted=True, precondition=lambda: self._check_noted(landing, keys))
+
+    def _check_noted(self, landing: Landing, keys: set[str]) -> None:
+        """Raise RejectsCondemned where a landing's notes don't stand any more."""
+        self._rejects.load(self._run_id)
+        if keys - {one.key for one in self._rejects.pending if not one.is_condemned}:
+            raise RejectsCondemned(self._name, landing.landing_id)
 
     def settle(self) -> None:
         """Forget what is decided, and remove rows that do not count. Left for the next run where it fails."""
         if not self._rejects.exists:
             return
         try:
-            settlement = self._settlement()
-            # Also where there are no rows to remove: an old landing is no longer found, and would be taken for dead.
-            rolled_back = self._rejects.rolled_back(settlement)
-            if settlement.settled or rolled_back:
-                self._rejects.settle(settlement, rolled_back, self._run_id)
+            if self._settle_once().condemned:
+                # They are dead if the next look finds their offsets landed, too.
+                self._rejects.load(self._run_id)
+                self._settle_once()
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
             log.warning("Rejected records that do not count were left for the next run: %s", e)
+
+    def _settle_once(self) -> Settlement:
+        settlement = self._settlement()
+        # Also where there are no rows to remove: an old landing is no longer found, and would be taken for dead.
+        rolled_back = self._rejects.rolled_back(settlement)
+        if settlement.settled or settlement.condemned or rolled_back:
+            self._rejects.settle(settlement, rolled_back, self._run_id)
+        return settlement
 
     @abstractmethod
     def _settlement(self) -> Settlement:
@@ -136,8 +154,8 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
 
     inner: SharedSink
 
-    def __init__(self, inner: SharedSink, rejects: RejectBook, consumer_group: str) -> None:
-        super().__init__(inner, rejects, consumer_group)
+    def __init__(self, inner: SharedSink, rejects: RejectBook, table: str, consumer_group: str) -> None:
+        super().__init__(inner, rejects, table, consumer_group)
         self._folder = ""
         self._handed: list[str] = []
 
