@@ -51,13 +51,17 @@ class Read:
 
 @dataclass(slots=True)
 class Written:
-    """What was written to one table. `size` and `files` are None where nobody knows; `snapshots` are in their order."""
+    """What was written to one table. `size` and `files` are None where nobody knows; `snapshots` are in their order.
+
+    `knows_all`: these are all snapshots.
+    """
 
     rows: int = 0
     size: int | None = None
     files: int | None = None
     snapshots: list[str] = field(default_factory=list)
     place: Place | None = None
+    knows_all: bool = True
 
     def add(self, rows: int, size: int | None, files: int | None, snapshot: str | None) -> None:
         """Count a commit. One of unknown size makes the sum unknown."""

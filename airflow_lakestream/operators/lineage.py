@@ -25,6 +25,10 @@ class TellsLineage:
 
     _facts: Facts | None = None
 
+    def keep_facts(self, facts: Facts | None) -> None:
+        """Keep what the try has landed until it is asked for."""
+        self._facts = facts
+
     def told_statement(self) -> str | None:
         """Return the SQL that makes the rows; None without any."""
         sql = self.statement() if isinstance(self, RendersSql) else getattr(self, "sql", None)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_lakestream.core.landing.report import triples
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.driver.lease import request_stop
+from airflow_lakestream.driver.progress import KEPT
+from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.lineage.names import kafka_namespace
 from dev.services.kafka import Kafka
-from tests.support.airflow_home import AirflowHome, Connections, Run
-from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.airflow_home import KAFKA_CONNECTION, AirflowHome, Connections, Run
+from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import TABLE, events
 from tests.support.openlineage import Event, Told
+from tests.support.spark_stream import PATIENCE, Streams
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
@@ -24,19 +32,16 @@ def lost_after_the_landing(context, result):
     if context["ti"].try_number == 1:
         raise RuntimeError("lost after the landing")
 
-hooks = {{"post_execute": lost_after_the_landing}} if {lost!r} else {{}}
-
 with DAG({dag_id!r}, schedule=None) as dag:
-    KafkaExtractOperator(task_id="land", consumer_group="g", retry_delay=timedelta(0), **hooks, **{arguments!r})
+    KafkaExtractOperator(
+        task_id="land", consumer_group="g", retries=1, retry_delay=timedelta(0),
+        post_execute=lost_after_the_landing,
+        **{arguments!r},
+    )
 """
 
 
-def write(airflow: AirflowHome, dag_id: str, *, lost: bool = False, **arguments: Any) -> Any:
-    given = {"table": TABLE, **arguments}
-    return airflow.write(dag_id, _DAG.format(dag_id=dag_id, lost=lost, arguments=given))
-
-
-def run_a_try(airflow: AirflowHome, run: Run, file: Any) -> str:
+def run_a_try(airflow: AirflowHome, run: Run, file: Path) -> str:
     with airflow.process(run, file) as process:
         process.wait(200)
         return process.log
@@ -48,6 +53,11 @@ def snapshots(connections: Connections, table: str = TABLE) -> list[Any]:
 
 def added(snapshots: list[Any], what: str) -> int:
     return sum(int(one.summary.additional_properties.get(what, 0)) for one in snapshots)
+
+
+def held(connections: Connections) -> RangeSet:
+    [entry] = read_ledger(connections.catalog.load_table(TABLE), "g").topics.values()
+    return entry.held
 
 
 def only(event: Event, side: str) -> Any:
@@ -63,7 +73,11 @@ def rows(event: Event) -> int:
     return only(event, "outputs")["outputFacets"]["outputStatistics"]["rowCount"]
 
 
-def test_a_landing_is_told_as_the_ledger_has_it_and_a_run_without_new_records_names_both_sides(
+def snapshots_told(event: Event) -> list[str]:
+    return list(only(event, "outputs")["outputFacets"]["lakestream_snapshots"]["snapshots"])
+
+
+def test_a_try_that_fails_after_its_commits_tells_them_as_the_ledger_has_them_and_the_retry_does_not_tell_them_again(
     airflow: AirflowHome,
     connections: Connections,
     lineage_told: Told,
@@ -74,58 +88,78 @@ def test_a_landing_is_told_as_the_ledger_has_it_and_a_run_without_new_records_na
     name, dag_id = topic(2), "told_landing"
     produce(name, 0, [*events(0, 0, 20), "not JSON"])
     produce(name, 1, events(1, 0, 5))
-    file = write(airflow, dag_id, topic=name, max_batch_bytes=400, on_error="reject")
+    arguments = {"topic": name, "table": TABLE, "max_batch_bytes": 400, "on_error": "reject"}
+    file = airflow.write(dag_id, _DAG.format(dag_id=dag_id, arguments=arguments))
     run = airflow.start(airflow.dag(file))
     log = run_a_try(airflow, run, file)
-    assert run.task().state == "success", log
-    event, report = lineage_told.end(dag_id), run.task().xcom
+    first = snapshots(connections)
+    event = lineage_told.end(dag_id)
+    assert event["eventType"] == "FAIL", log
     read, table = only(event, "inputs"), only(event, "outputs")
     assert (read["namespace"], read["name"]) == (kafka_namespace(kafka.client_config()["bootstrap.servers"]), name)
-    assert read["inputFacets"]["inputStatistics"]["rowCount"] == report["read"] == 26
-    assert ranges(event) == report["ranges"] == [[0, 0, 21], [1, 0, 5]]
-    assert read["inputFacets"]["lakestream_offsets"]["rejected"] == report["rejected"] == 1
+    assert read["inputFacets"]["inputStatistics"]["rowCount"] == 26
+    assert ranges(event) == [[0, 0, 21], [1, 0, 5]] == triples(held(connections))
+    assert read["inputFacets"]["lakestream_offsets"]["rejected"] == 1
 
-    lake = connections.catalog.load_table(TABLE)
+    lake, told = connections.catalog.load_table(TABLE), table["outputFacets"]
     assert (table["namespace"], table["name"]) == ("file", lake.location().removeprefix("file://"))
     assert [one["name"] for one in table["facets"]["schema"]["fields"]] == [one.name for one in lake.schema().fields]
-    symlink, told = table["facets"]["symlinks"]["identifiers"][0], table["outputFacets"]
+    [symlink] = table["facets"]["symlinks"]["identifiers"]
     assert (symlink["name"], symlink["type"]) == (TABLE, "TABLE")
     assert table["facets"]["catalog"]["name"] == "iceberg_default"
-    assert table["facets"]["version"]["datasetVersion"] == report["snapshot_id"]
-    ids = told["lakestream_snapshots"]["snapshots"]
-    assert ids == report["snapshot_ids"] == [str(one.snapshot_id) for one in lake.snapshots()]
-    assert len(ids) > 1
-    assert rows(event) == report["rows"] == 25 == added(snapshots(connections), "added-records")
-    assert told["outputStatistics"]["size"] == added(snapshots(connections), "added-files-size") > 0
-    assert told["outputStatistics"]["fileCount"] == added(snapshots(connections), "added-data-files")
+    assert snapshots_told(event) == [str(one.snapshot_id) for one in first]
+    assert len(first) > 1
+    assert table["facets"]["version"]["datasetVersion"] == snapshots_told(event)[-1]
+    assert rows(event) == added(first, "added-records") == 25
+    assert told["outputStatistics"]["size"] == added(first, "added-files-size") > 0
+    assert told["outputStatistics"]["fileCount"] == added(first, "added-data-files")
     landing = event["run"]["facets"]["lakestream_landing"]
-    assert (landing["consumerGroup"], landing["recovered"], len(landing["landings"])) == ("g", [], len(ids))
+    assert (landing["consumerGroup"], landing["recovered"], len(landing["landings"])) == ("g", [], len(first))
 
-    run = airflow.start(airflow.dag(file))
+    produce(name, 1, events(1, 5, 3))
     log = run_a_try(airflow, run, file)
     assert run.task().state == "success", log
-    _, idle = lineage_told.ends(dag_id)
-    assert (rows(idle), ranges(idle)) == (0, [])
+    _, done = lineage_told.ends(dag_id)
+    assert done["eventType"] == "COMPLETE"
+    assert (rows(done), ranges(done)) == (3, [[1, 5, 8]])
+    assert done["run"]["facets"]["lakestream_landing"]["recovered"] == snapshots_told(event)
+    report = run.task().xcom
+    assert (rows(event) + rows(done), snapshots_told(event) + snapshots_told(done)) == (
+        report["rows"],
+        report["snapshot_ids"],
+    )
+    assert report["rows"] == added(snapshots(connections), "added-records") == 28
     for side in ("inputs", "outputs"):
-        assert only(idle, side)["name"] == only(event, side)["name"]
+        assert only(done, side)["name"] == only(event, side)["name"]
 
 
-def test_a_try_that_fails_after_its_commits_tells_them_and_the_retry_does_not_tell_them_again(
-    airflow: AirflowHome, connections: Connections, lineage_told: Told, topic_of: TopicOf, produce: Producing
+def test_a_stream_that_outlives_its_worker_is_told_by_each_try_without_the_rows_of_the_one_before(
+    streams: Streams, lineage_told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, dag_id = topic_of(events(0, 0, 10)), "told_retry"
-    file = write(airflow, dag_id, topic=name, lost=True, retries=1)
-    run = airflow.start(airflow.dag(file))
-    run_a_try(airflow, run, file)
-    first = [str(one.snapshot_id) for one in snapshots(connections)]
-    produce(name, 0, events(0, 10, 3))
-    log = run_a_try(airflow, run, file)
-    assert run.task().state == "success", log
-    failed, done = lineage_told.ends(dag_id)
-    assert (failed["eventType"], done["eventType"]) == ("FAIL", "COMPLETE")
-    assert (rows(failed), ranges(failed)) == (10, [[0, 0, 10]])
-    assert only(failed, "outputs")["facets"]["version"]["datasetVersion"] == first[-1]
-    assert (rows(done), ranges(done)) == (3, [[0, 10, 13]])
-    assert done["run"]["facets"]["lakestream_landing"]["recovered"] == first
-    assert only(failed, "outputs")["name"] == only(done, "outputs")["name"]
-    assert rows(failed) + rows(done) == added(snapshots(connections), "added-records") == 13
+    extra = {"bootstrap.servers": "b2:9092,b1:9092"}
+    monkeypatch.setenv(KAFKA_CONNECTION, json.dumps({"conn_type": "kafka", "extra": extra}))
+    config = {"batch": 0.5, "consumer_group": "g"}
+    run, file = streams.write("told_stream", config, retries=1, kafka_conn_id="kafka_default")
+    with streams.airflow.process(run, file, "stream") as process:
+        streams.await_batches(2)
+        poll_until(lambda: "records in," in process.log, "the task to see a batch", PATIENCE)
+        process.terminate()
+        streams.await_end(process)
+    streams.await_batches(streams.progress.batches + 2)
+    with streams.airflow.process(run, file, "stream") as process:
+        poll_until(lambda: "records in," in process.log, "the task to see a batch", PATIENCE)
+        assert request_stop(str(streams.location), "the test")
+        streams.await_end(process)
+    left, done = lineage_told.ends("told_stream", "stream")
+    assert (left["eventType"], done["eventType"]) == ("FAIL", "COMPLETE")
+    assert only(left, "inputs")["namespace"] == "kafka://b1:9092"
+    assert rows(left) > 0
+    assert rows(done) > 0
+    batches = streams.progress.batches
+    assert rows(left) + rows(done) == 9 * batches
+    border = ranges(left)[0][2]
+    assert (ranges(left), ranges(done)) == ([[0, 0, border]], [[0, border, 10 * batches]])
+    # Of more batches than a driver keeps, the last ones have their snapshots.
+    early, late = (list(map(int, snapshots_told(event))) for event in (left, done))
+    assert early == list(range(1, border // 10 + 1))[-KEPT:]
+    assert late == list(range(border // 10 + 1, batches + 1))[-KEPT:]
