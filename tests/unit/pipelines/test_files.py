@@ -118,7 +118,7 @@ def test_alerts_are_functions_and_a_deadline(tmp_path: Path) -> None:
     assert said == ["35:5 a continuous run of spark never ends. Leave deadline out, or give a cron schedule."]
     check(compiled(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark\n  schedule: '@hourly'") + ALERTS))
     said = problems(tmp_path, EXAMPLE + ALERTS.replace("team.chat:tell", "import os").replace("2h", "soon"))
-    assert [one.split(" ", 2)[:2] for one in said] == [["34:18", "orchestration.alerts.on_failure.1:"]]
+    assert [one.split(" ", 2)[:2] for one in said] == [["34:23", "orchestration.alerts.on_failure.1:"]]
 
 
 @pytest.mark.parametrize("engine", ["extract", "spark"])
