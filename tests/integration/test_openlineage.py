@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def test_a_stream_that_outlives_its_worker_is_told_by_each_try_without_the_rows_
 ) -> None:
     extra = {"bootstrap.servers": "b2:9092,b1:9092"}
     monkeypatch.setenv(KAFKA_CONNECTION, json.dumps({"conn_type": "kafka", "extra": extra}))
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__SPARK_INJECT_PARENT_JOB_INFO", "True")
     config = {"batch": 0.5, "consumer_group": "g"}
     run, file = streams.write("told_stream", config, retries=1, kafka_conn_id="kafka_default")
     with streams.airflow.process(run, file, "stream") as process:
@@ -163,3 +165,6 @@ def test_a_stream_that_outlives_its_worker_is_told_by_each_try_without_the_rows_
     early, late = (list(map(int, snapshots_told(event))) for event in (left, done))
     assert early == list(range(1, border // 10 + 1))[-KEPT:]
     assert late == list(range(border // 10 + 1, batches + 1))[-KEPT:]
+    settings = json.loads(Path(f"{streams.location}.seen").read_text())["properties"]
+    parent = dict(re.findall(r"^spark\.openlineage\.(\w+)[ =](.*)$", settings, re.MULTILINE))
+    assert (parent["parentJobName"], parent["parentRunId"]) == ("told_stream.stream", left["run"]["runId"])
