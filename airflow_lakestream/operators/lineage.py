@@ -1,8 +1,7 @@
-"""What operators tell OpenLineage. Without its provider nothing is kept, and nothing of it is imported."""
+"""What operators tell OpenLineage. Where nobody listens, nothing is kept."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import is_given
@@ -13,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def is_told() -> bool:
-    """Tell whether OpenLineage's provider is installed."""
+    """Tell whether events are sent: OpenLineage's provider is installed, and was told where to."""
     try:
-        return find_spec("airflow.providers.openlineage") is not None
-    except ModuleNotFoundError:
+        from airflow.providers.openlineage import conf
+    except ImportError:
         return False
+    return not conf.is_disabled()
 
 
 class TellsLineage:
