@@ -32,7 +32,9 @@ def heard(dag: DAG) -> dict[str, Any]:
         given[context["ti"].task_id] = None if told is None else json.loads(Serde.to_json(told))
 
     for task in dag.tasks:
-        task.on_success_callback = [ask]
+        # Airflow asks the callbacks of a mapped task before it is mapped.
+        if not task.is_mapped:
+            task.on_success_callback = [ask]
     return given
 
 
@@ -53,7 +55,7 @@ def test_every_operator_that_lands_in_the_worker_tells_its_tables(
         KafkaExtractOperator(task_id="fan_out", topic=chosen, table="lake.{kind}", new_tables="create")
         KafkaMirrorOperator(task_id="mirror", topic=changes, table=place, table_format="delta", key=["id"])
         KafkaExtractOperator(
-            task_id="sql", topic=plain, table="lake.few", consumer_group="few", sql=statement, sql_input="json",
+            task_id="sql", topic=plain, table="lake.few", consumer_group="few", sql=statement, sql_input="decoded",
             schema="id bigint",
         )  # fmt: skip
         kafka_extract_group("group", topic=plain, table="lake.group", consumer_group="group", tasks=2)
@@ -69,12 +71,14 @@ def test_every_operator_that_lands_in_the_worker_tells_its_tables(
     assert mirror["outputFacets"]["outputStatistics"]["size"] > 0
     assert "catalog" not in mirror["facets"]
     assert told["sql"]["job_facets"]["sql"]["query"] == statement
+    [few] = told["sql"]["outputs"]
+    [part] = few["facets"]["columnLineage"]["fields"]["id"]["inputFields"]
+    assert (part["name"], part["field"]) == (plain, "id")
     assert rows(told["sql"]) == {"few": run.task("sql").xcom["rows"]}
     commit = told["group.commit"]
     assert rows(commit) == {"group": 60}
     assert [one["name"] for one in commit["inputs"]] == [plain]
     assert told["group.plan"] is None
-    assert told["group.read"] is None
 
 
 def test_a_deferred_stream_is_told_by_its_task_when_it_is_resumed(
@@ -90,7 +94,7 @@ def ask(context):
     with open({str(heard_in)!r}, "a") as file:
         file.write(Serde.to_json(told) + "\\n")
 
-dag.get_task("stream").on_success_callback = ask
+dag.get_task("stream").on_success_callback = [ask]
 """
     config = {"batches": 3, "consumer_group": "g"}
     run = streams.run("heard_deferred", config, more=more, deferrable=True, kafka_conn_id="kafka_default")
@@ -98,7 +102,8 @@ dag.get_task("stream").on_success_callback = ask
     [told] = map(json.loads, heard_in.read_text().splitlines())
     [topic], [table] = told["inputs"], told["outputs"]
     assert (topic["namespace"], topic["name"]) == ("kafka://b1:9092", "t")
-    assert topic["inputFacets"]["lakestream_offsets"]["ranges"] == [[0, 0, 30]] == run.task("stream").xcom["ranges"]
+    assert topic["inputFacets"]["lakestream_offsets"]["ranges"] == [[0, 0, 30]]
+    assert run.task("stream").xcom["topics"] == {"t": {"ranges": [[0, 0, 30]]}}
     assert rows(told) == {"lake.t": 27}
     assert table["outputFacets"]["lakestream_snapshots"]["snapshots"] == ["1", "2", "3"]
     # Nothing of the run is left beside the lease for another one to find.

@@ -38,7 +38,7 @@ def test_tasks_are_tried_again_where_that_can_help(airflow: AirflowHome, connect
     policy = LakestreamRetryPolicy(delay=0, max_delay=0)
     bad = topic_of(["not JSON"])
     with DAG(
-        "retried_by_policy", default_args={"retries": 2, "retry_delay": timedelta(0), "retry_policy": policy}
+        "retried_by_policy", default_args={"retries": 1, "retry_delay": timedelta(0), "retry_policy": policy}
     ) as dag:
 
         @task
