@@ -1,8 +1,7 @@
-"""What operators tell OpenLineage. Without its provider nothing is kept, and nothing of it is imported."""
+"""What operators tell OpenLineage. Without its provider, or where that is off, nothing is kept."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import is_given
@@ -13,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def is_told() -> bool:
-    """Tell whether OpenLineage's provider is installed."""
+    """Tell whether OpenLineage's provider is installed, and told where to send events to."""
     try:
-        return find_spec("airflow.providers.openlineage") is not None
-    except ModuleNotFoundError:
+        from airflow.providers.openlineage.conf import is_disabled
+    except ImportError:
         return False
+    return not is_disabled()
 
 
 class TellsLineage:

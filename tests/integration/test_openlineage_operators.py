@@ -23,6 +23,12 @@ from tests.support.spark_stream import Streams
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
 
+@pytest.fixture(autouse=True)
+def _is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let operators of this process believe that events go somewhere."""
+    monkeypatch.setattr("airflow.providers.openlineage.conf.is_disabled", lambda: False)
+
+
 def heard(dag: DAG) -> dict[str, Any]:
     """Return, by task, what OpenLineage's listener would be given; filled as the DAG runs."""
     given: dict[str, Any] = {}

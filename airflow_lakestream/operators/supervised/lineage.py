@@ -41,7 +41,7 @@ class _Kept(AbstractContextManager[None]):
 
 
 def lineage_kept(operator: SupervisedOperator, driving: Drives) -> AbstractContextManager[None]:
-    """Keep what the try has landed when it ends, well or not, where OpenLineage's provider is installed."""
+    """Keep what the try has landed when it ends, well or not, where OpenLineage is on."""
     return _Kept(operator, driving)
 
 
