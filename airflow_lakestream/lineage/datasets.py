@@ -9,6 +9,12 @@ import attr
 from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.generated.base import DatasetFacet, InputDatasetFacet, OutputDatasetFacet, RunFacet
 from openlineage.client.generated.catalog_dataset import CatalogDatasetFacet
+from openlineage.client.generated.column_lineage_dataset import (
+    ColumnLineageDatasetFacet,
+    Fields,
+    InputField,
+    Transformation,
+)
 from openlineage.client.generated.dataset_type_dataset import DatasetTypeDatasetFacet
 from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
 from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
@@ -65,7 +71,10 @@ def inputs_of(facts: Facts) -> list[InputDataset]:
 
 def outputs_of(facts: Facts) -> list[OutputDataset]:
     """Return the tables, those with most rows where they are very many."""
-    return [_table(name, written) for name, written in _told(facts)]
+    tables = [_table(name, written) for name, written in _told(facts)]
+    if facts.columns and len(tables) == len(facts.topics) == 1:
+        _add_columns(tables[0], facts)
+    return tables
 
 
 def run_facets_of(facts: Facts) -> dict[str, RunFacet]:
@@ -111,6 +120,19 @@ def _table(name: str, written: Written) -> OutputDataset:
     namespace, path = ("lakestream", name) if place is None else of_location(place.location)
     newest = written.snapshots[-1] if written.snapshots else None
     return OutputDataset(namespace, path, outputFacets=facets, facets=_facets(name, place, newest))
+
+
+def _add_columns(table: OutputDataset, facts: Facts) -> None:
+    [(topic, _)], [written] = facts.topics.items(), facts.tables.values()
+    namespace = kafka_namespace(facts.brokers)
+    there = {one.name for one in written.place.columns} if written.place else set()
+    fields = {
+        name: Fields([InputField(namespace, topic, one, [Transformation("DIRECT")]) for one in parts])
+        for name, parts in facts.columns.items()
+        if name in there
+    }
+    if fields and table.facets is not None:
+        table.facets["columnLineage"] = ColumnLineageDatasetFacet(fields)
 
 
 def _facets(name: str, place: Place | None, newest: str | None) -> dict[str, DatasetFacet]:

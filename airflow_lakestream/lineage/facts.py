@@ -80,6 +80,7 @@ class Facts:
     :param brokers: the Kafka connection's `bootstrap.servers`.
     :param recovered: snapshots of the run's earlier tries, whose rows those tries have told.
     :param statement: the SQL that made the rows, if any.
+    :param columns: by column of the table, the topic's fields that it is made of, as far as that is certain.
     """
 
     brokers: str
@@ -89,6 +90,7 @@ class Facts:
     landings: list[str] = field(default_factory=list)
     recovered: list[str] = field(default_factory=list)
     statement: str | None = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def topic(self, name: str) -> Read:
         """Return what was read of a topic, to be added to."""

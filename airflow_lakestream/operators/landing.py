@@ -125,11 +125,17 @@ class LandingOperator(TellsLineage, BaseOperator):
         meter = LandingMeter(tags, lake if config.lake.has_catalog else None)
         if not is_told():
             return meter
+        from airflow_lakestream.lineage.columns import columns_of
         from airflow_lakestream.lineage.facts import Facts
         from airflow_lakestream.lineage.keeping import Keeper
         from airflow_lakestream.lineage.names import brokers_of
 
-        self._facts = Facts(brokers_of(kafka), config.consumer_group, statement=self.told_statement())
+        self._facts = Facts(
+            brokers_of(kafka),
+            config.consumer_group,
+            statement=self.told_statement(),
+            columns=columns_of(config.statement),
+        )
         keeper = self._keeper = Keeper(self._facts, lake)
 
         def committed(done: Committed) -> None:

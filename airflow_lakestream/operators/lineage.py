@@ -1,4 +1,4 @@
-"""What operators tell OpenLineage. Where nobody listens, nothing is kept."""
+"""What operators tell OpenLineage. Without its provider, or where that is off, nothing is kept."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def is_told() -> bool:
-    """Tell whether events are sent: OpenLineage's provider is installed, and was told where to."""
+    """Tell whether OpenLineage's provider is installed, and told where to send events to."""
     try:
-        from airflow.providers.openlineage import conf
+        from airflow.providers.openlineage.conf import is_disabled
     except ImportError:
         return False
-    return not conf.is_disabled()
+    return not is_disabled()
 
 
 class TellsLineage:

@@ -29,7 +29,10 @@ class _Kept(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         if is_told():
-            self._before = self._driving.told()
+            try:
+                self._before = self._driving.told()
+            except Exception as e:  # noqa: BLE001  # a stream is not kept from starting by what others want to know
+                log.warning("OpenLineage is not told what this try lands: %s: %s", type(e).__name__, e)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # A task that waits in the triggerer tells when it is resumed.
@@ -38,7 +41,7 @@ class _Kept(AbstractContextManager[None]):
 
 
 def lineage_kept(operator: SupervisedOperator, driving: Drives) -> AbstractContextManager[None]:
-    """Keep what the try has landed when it ends, well or not, where OpenLineage's provider is installed."""
+    """Keep what the try has landed when it ends, well or not, where OpenLineage is on."""
     return _Kept(operator, driving)
 
 

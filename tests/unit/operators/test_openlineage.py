@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from airflow_lakestream.operators.lineage import is_told
+
 _WITHOUT = """
 import sys
 
@@ -40,3 +44,9 @@ def test_without_the_provider_nothing_is_kept_and_nothing_imported() -> None:
     done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-3:] == ["False [None, None]", "[None, None]", "[]"]
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_facts_are_kept_only_where_events_go_somewhere(monkeypatch: pytest.MonkeyPatch, is_off: bool) -> None:
+    monkeypatch.setattr("airflow.providers.openlineage.conf.is_disabled", lambda: is_off)
+    assert is_told() is not is_off
