@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class LandingOperator(TellsLineage, BaseOperator):
+# The mixin last: Airflow gives a class whose first base is another one a constructor of its own.
+class LandingOperator(BaseOperator, TellsLineage):
     """Land what a table lacks of a topic; an operator of this kind says by `configured` what it lands."""
 
     operator_extra_links = links_until_run(TopicLink(), TableLink())
