@@ -42,7 +42,8 @@ class LakestreamPlugin(AirflowPlugin):
             "name": "Lakestream",
             "bundle_url": f"{_STATIC}/lakestream.js",
             "destination": "nav",
-            "url_route": "lakestream",
+            # Not "lakestream": that is the documentation's, after its name.
+            "url_route": "lakestream-streams",
             "nav_top_level": True,
             **_ICONS,
         },

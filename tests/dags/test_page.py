@@ -138,6 +138,9 @@ def test_airflow_knows_the_page_below_the_path_of_its_proxy(said: dict[str, Any]
         "nav": "/behind/a/path/lakestream/static/lakestream.js",
         "dag": "/behind/a/path/lakestream/static/dag.js",
     }
+    # Of two views with one route Airflow shows one, and a view without a route has its name for it.
+    routes = [one.get("url_route") or one["name"].lower() for one in plugin["react_apps"] + plugin["external_views"]]
+    assert sorted(routes) == ["lakestream", "lakestream-streams", "streams"]
 
 
 def test_the_files_of_the_page_are_in_the_package() -> None:

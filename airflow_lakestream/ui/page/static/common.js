@@ -12,14 +12,14 @@ export const css = `
 .ls a{color:${color("fg-info")};text-decoration:underline;overflow-wrap:anywhere}
 .ls :focus-visible{outline:2px solid ${color("fg-info")};outline-offset:1px}
 .ls button,.ls input,.ls select{font:inherit;color:inherit;background:${color("bg")};border:1px solid ${color("border-emphasized")};border-radius:4px;padding:2px 8px;max-width:100%}
-.ls button{cursor:pointer;background:${color("bg-muted")}}.ls button:disabled{opacity:.5;cursor:default}
+.ls button{cursor:pointer;white-space:nowrap;background:${color("bg-muted")}}.ls button:disabled{opacity:.5;cursor:default}
 .ls .tools{display:flex;flex-wrap:wrap;gap:8px;align-items:end;margin:10px 0}.ls .tools label{display:flex;flex-direction:column;font-size:12px;color:${color("fg-muted")}}
 .ls .said{min-height:1.5em}.ls .muted{color:${color("fg-muted")}}.ls .error{color:${color("fg-error")}}
 .ls table{width:100%;border-collapse:collapse}.ls th{text-align:left;font-weight:500;color:${color("fg-muted")};border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:bottom}
 .ls th button{background:none;border:0;padding:0;text-align:left;color:inherit}
 .ls td{border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:top;overflow-wrap:anywhere}
 .ls td.figure{text-align:right;white-space:nowrap}.ls th.figure{text-align:right}
-.ls .badge{display:inline-block;border:1px solid currentColor;border-radius:4px;padding:0 6px;font-weight:600;font-size:12px}
+.ls time{white-space:nowrap}.ls .badge{display:inline-block;border:1px solid currentColor;border-radius:4px;padding:0 6px;font-weight:600;font-size:12px}
 .ls .failing,.ls .stalled{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
 .ls .idle{color:${color("fg-info")}}.ls .paused,.ls .new{color:${color("fg-muted")}}
 .ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
@@ -30,6 +30,7 @@ export const css = `
 @container (max-width:60em){
 .ls table,.ls tbody,.ls tr,.ls td{display:block}.ls thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .ls tr{border-bottom:2px solid ${color("border")};padding:8px 0}.ls td,.ls td.figure{border:0;padding:1px 0;text-align:left;white-space:normal}
+.ls td:empty{display:none}
 .ls td[data-label]:not([data-label=""])::before{content:attr(data-label) ": ";color:${color("fg-muted")}}}
 `;
 

@@ -42,7 +42,7 @@ const Row = ({ stream, to, say }) => {
     cell("Rows", figure(stream.landing?.rows), "figure"),
     cell("Rejected", figure(stream.landing?.rejected), "figure"),
     cell("Time left in Kafka", span(leftOf(stream)), "figure"),
-    cell("Next run", h("span", { title: when(stream.next_run) }, stream.next_run ? next(stream.next_run) : stream.schedule || "")),
+    cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : stream.schedule),
     cell("", h(RunNow, { stream, say })));
 };
 const next = (at) => (age(at) < 0 ? `in ${span(-age(at))}` : "due");
