@@ -24,6 +24,16 @@ def shown(dag_id: str = DAG) -> dict[str, Any]:
     return found
 
 
+def unpause(dag_id: str = DAG) -> None:
+    """Switch the DAG on, as a person does."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import update
+
+    with create_session() as session:
+        session.execute(update(DagModel).where(DagModel.dag_id == dag_id).values(is_paused=False))
+
+
 @pytest.mark.integration
 def test_the_page_has_the_numbers_of_the_ledger_and_of_the_sensors(
     airflow: AirflowHome, connections: Connections, kafka: Any, topic: Any
@@ -38,6 +48,7 @@ def test_the_page_has_the_numbers_of_the_ledger_and_of_the_sensors(
     # Landing, bit by bit: what the limit leaves is told.
     produce_clickstream(kafka.client_config(), name, count=300, rate=0)
     first = airflow.run(dag, {**conf, "max_records": 100})
+    unpause()
     one = shown()
     assert (one["topic"], one["table"], one["consumer_group"], one["state"]) == (name, table, DAG, "behind")
     assert (one["landing"]["run_id"], one["landing"]["rows"]) == (first.run_id, first.task().xcom["rows"])

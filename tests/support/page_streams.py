@@ -119,10 +119,9 @@ def _write_tries(
 ) -> None:
     from airflow.models.taskinstance import TaskInstance
     from sqlalchemy import insert
-    from uuid6 import uuid7
 
     rows = [
-        {"id": uuid7(), "dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": n, "state": state}
+        {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": n, "state": state}
         | {"start_date": at, "end_date": at, "dag_version_id": version, "pool": "default_pool", "try_number": 1}
         | {"max_tries": 0, "queue": "default", "priority_weight": 1, "pool_slots": 1, "custom_operator_name": ""}
         for task_id, n, state in tries
