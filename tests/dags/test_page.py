@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from dev.services.airflow import database_settings
+from dev.stack import Stack
 from tests.support.airflow_home import CHECKOUT, settings
 from tests.support.page_answers import ONE, USERS
 
@@ -18,14 +20,15 @@ ALL = "/lakestream/api/streams"
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Give the answers of an API server, in an Airflow of its own."""
+def said(tmp_path_factory: pytest.TempPathFactory, stack: Stack) -> dict[str, Any]:
+    """Give the answers of an API server, in an Airflow of its own, on PostgreSQL."""
     home = tmp_path_factory.mktemp("page")
     (home / "written").mkdir()
     users = ",".join(f"{name}:{role}" for name, role in USERS.items() if role)
     environment = {
         **os.environ,
         **settings(home),
+        **database_settings(stack.up_postgres().new_database("page")),
         "AIRFLOW__CORE__AUTH_MANAGER": "tests.support.picky_auth.PickyAuthManager",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": users,
         "AIRFLOW__API__BASE_URL": "http://localhost:8080/behind/a/path",
