@@ -12,6 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Each job of the tests has a broker, an Airflow and a Spark of its own, and takes whole files. Where one dies the run
 # ends: pytest-xdist 3.8 would wait without end for the files that it had.
 SPREAD = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# It takes minutes the first time, which are no test's own.
+BUILD_S3 = from dev.services import s3; from dev.stack import HOME; s3.build(HOME / 'bin', print)
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50
@@ -22,7 +24,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-services test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,12 +39,15 @@ lint: setup ## Check style, types and layers
 
 test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
-	@# It takes minutes the first time, which are no test's own.
-	$(BIN)/python -c "from dev.services import s3; from dev.stack import HOME; s3.build(HOME / 'bin', print)"
+	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
 
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 1 --dist loadfile --max-worker-restart 0 tests/engines
+
+test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which take minutes to come up (needs a JDK 17)
+	$(BIN)/python -c "$(BUILD_S3)"
+	$(BIN)/python -m pytest $(SPREAD) tests/services
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/dev

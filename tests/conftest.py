@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.cdc",
     "tests.support.connecting",
     "tests.support.mirror_lake",
+    "tests.support.openlineage",
     "tests.support.registry",
     "tests.support.sensing",
     "tests.support.spark",

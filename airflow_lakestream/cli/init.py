@@ -1,4 +1,4 @@
-"""`lakestream init`: looks at a topic and writes a DAG file that lands it."""
+"""`lakestream init`: looks at a topic and writes a DAG file, or a pipeline in YAML, that lands it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMED_COLUMNS = ("json", "csv")
 
 
 class FileExists(LakestreamError, Terminal):
-    """The DAG file is there already."""
+    """The file is there already."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} exists, and was left as it is. Give --force to replace it, or another --output.")
@@ -46,8 +46,10 @@ def init(
         str | None, typer.Option("--schedule", help='cron or a preset, such as "@hourly"; default: by engine')
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="file to write, or a folder; default: <topic>_to_lake.py here")
+        Path | None,
+        typer.Option("--output", help="file to write, or a folder; default: <topic>_to_lake.py (or .yaml) here"),
     ] = None,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="write a pipeline in YAML instead of a DAG file")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
     bootstrap_servers: Servers = None,
     kafka_conn: KafkaConn = "kafka_default",
@@ -56,7 +58,7 @@ def init(
     *,
     decoding: Mapping[str, Any],
 ) -> None:
-    """Look at a topic, and write a DAG file that lands it. Prints the connections that the DAG needs.
+    """Look at a topic, and write a DAG file (or a pipeline) that lands it. Prints the connections that it needs.
 
     Asks for what is not given if it runs on a terminal. Nothing is written but the file.
     """
@@ -70,7 +72,7 @@ def init(
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
-        path = _path(output, dag_id, force=force)
+        path = _path(output, dag_id, ".yaml" if as_yaml else ".py", force=force)
         # Wrong arguments are told before anything is looked at.
         connections = _named(kafka_conn, iceberg_conn, storage_conn)
         file = DagFile(
@@ -88,12 +90,16 @@ def init(
             chosen = choose(Engine, "--engine", _asked("engine", None, usual))
         file = _with_columns(replace(file, engine=chosen), found, decoding)
         _check(file, found)
+        text = _text(file, as_yaml=as_yaml)
         lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
-    _write(path, file.text, force=force)
+    _write(path, text, force=force)
     said = [*about(found), *([f"Key: {', '.join(file.key)}"] if file.key else columns_of(found))]
-    said += [f"Wrote {path}: DAG {dag_id}, {topic} -> {table}, by {chosen}."]
+    said += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
     said += ["It needs these connections; put in what stands in <...>:", *lines]
-    said += [f"Then: lakestream doctor --topic {topic}, and put the file into Airflow's DAG folder."]
+    where = "Airflow's DAG folder"
+    if as_yaml:
+        where = f'a folder that one of {where} loads: airflow_lakestream.pipelines.load("pipelines/")'
+    said += [f"Then: lakestream doctor --topic {topic}, and put the file into {where}."]
     typer.echo("\n".join(said))
 
 
@@ -108,11 +114,11 @@ def _asked(option: str, value: str | None, default: str | None) -> str:
     return default
 
 
-def _path(output: Path | None, dag_id: str, *, force: bool) -> Path:
-    path = Path(f"{dag_id}.py") if output is None else output
-    path = path / f"{dag_id}.py" if path.is_dir() else path
-    if path.suffix != ".py":
-        raise InvalidArgument("--output", f"{str(path)!r} is no file that Airflow reads.", "Let it end with .py.")
+def _path(output: Path | None, dag_id: str, suffix: str, *, force: bool) -> Path:
+    path = Path(f"{dag_id}{suffix}") if output is None else output
+    path = path / f"{dag_id}{suffix}" if path.is_dir() else path
+    if path.suffix != suffix:
+        raise InvalidArgument("--output", f"{str(path)!r} is no file that Airflow reads.", f"Let it end with {suffix}.")
     if not path.parent.is_dir():
         raise InvalidArgument("--output", f"there is no folder {str(path.parent)!r}.")
     if path.exists() and not force:
@@ -120,8 +126,16 @@ def _path(output: Path | None, dag_id: str, *, force: bool) -> Path:
     return path
 
 
+def _text(file: DagFile, *, as_yaml: bool) -> str:
+    if as_yaml:
+        from airflow_lakestream.pipelines.writing import pipeline_text
+
+        return pipeline_text(file)
+    compile(file.text, f"{file.dag_id}.py", "exec")
+    return file.text
+
+
 def _write(path: Path, text: str, *, force: bool) -> None:
-    compile(text, str(path), "exec")
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)

@@ -69,6 +69,17 @@ class ConnectDriving:
         """Return the sums before the run: none. What earlier runs published is in the ledger."""
         return Progress().sums()
 
+    def progress(self) -> Progress:
+        """Return the sums as they are now."""
+        return self._progress
+
+    def told(self) -> dict[str, Any]:
+        """Return the sums that earlier tries have told: none are counted, for each try counts what it published."""
+        return self.before()
+
+    def has_told(self, sums: Mapping[str, Any]) -> None:
+        """Do nothing: the next try counts anew."""
+
     def begin(self, history: History | None = None) -> None:
         """Make, adopt or correct the connector; restart its tasks where a history says that they failed or stall."""
         failing = self._observer.see() if history is not None else Seen()
@@ -118,7 +129,7 @@ class ConnectDriving:
 
     def finish(self) -> Progress:
         """Return the sums."""
-        return self._progress
+        return self.progress()
 
     def stop(self, action: Any) -> str:
         """Carry out `on_kill_action`; return in words what was done."""

@@ -6,8 +6,9 @@ What differs between formats stands in `decode.known_formats`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,10 +20,19 @@ from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, Deb
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
 from airflow_lakestream.decode.registered import SchemaFinder
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
 
 log = logging.getLogger(__name__)
+
+
+def _checked(argument: str, check: Callable[[Any], object], value: object) -> None:
+    """Check an argument's value. Raises InvalidArgument."""
+    try:
+        check(value)
+    except SchemaRefused as e:
+        raise InvalidArgument(argument, str(e)) from None
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Payload(PayloadSettings):
             for argument, check in row.options.items():
                 value = getattr(self, argument)
                 if row is self.row:
-                    check(value)
+                    _checked(argument, check, value)
                 elif value != getattr(PayloadSettings, argument):
                     problem = f'goes with format="{format_name}"; the format is {self.format!r}.'
                     raise InvalidArgument(argument, problem, "Leave it out.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from airflow_lakestream.driver.progress import Progress
@@ -35,6 +35,15 @@ class Drives(Protocol):
 
     def before(self) -> dict[str, Any]:
         """Return the sums before this run's first try began."""
+
+    def progress(self) -> Progress:
+        """Return the sums as they are now."""
+
+    def told(self) -> dict[str, Any]:
+        """Return the sums that the run's earlier tries have told to others; as `before`, where they told nothing."""
+
+    def has_told(self, sums: Mapping[str, Any]) -> None:
+        """Note that these sums are told, so that the run's next try does not tell them again."""
 
     def begin(self, history: History | None = None) -> None:
         """Adopt or start."""

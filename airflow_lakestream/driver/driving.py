@@ -62,7 +62,8 @@ class Driving:
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
         self._beside = DriverFolder(spec.location, spec.properties)
-        self._begun = f"begun-{fingerprint_of({'run': spec.by})}.json"
+        run = fingerprint_of({"run": spec.by})
+        self._begun, self._told = f"begun-{run}.json", f"told-{run}.json"
         self._found: Found | None = None
         self._batches_before: int | None = None
         self._watch: Watch | None = None
@@ -84,10 +85,23 @@ class Driving:
         now = progress.sums()
         return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
 
+    def progress(self) -> Progress:
+        """Return the sums as they are now."""
+        return read_progress(self.spec.location, self.spec.properties)
+
+    def told(self) -> dict[str, Any]:
+        """Return the sums that the run's earlier tries have told to others; as `before`, where they told nothing."""
+        return self._beside.read(self._told) or self._beside.read(self._begun) or Progress().sums()
+
+    def has_told(self, sums: Mapping[str, Any]) -> None:
+        """Note that these sums are told, so that the run's next try does not tell them again."""
+        self._beside.write(self._told, sums)
+
     def finish(self) -> Progress:
         """Return the last sums and end the run; if the task is cleared, its count starts over."""
         self._beside.remove(self._begun)
-        return read_progress(self.spec.location, self.spec.properties)
+        self._beside.remove(self._told)
+        return self.progress()
 
     def begin(self, history: History | None = None) -> None:
         """Adopt the stream's driver, or submit one.

@@ -25,7 +25,7 @@ class Engine(StrEnum):
     MIRROR = "mirror"
 
 
-_SCHEDULES = {
+SCHEDULES = {
     Engine.EXTRACT: "*/5 * * * *",
     Engine.GROUP: "*/15 * * * *",
     Engine.SPARK: "@continuous",
@@ -109,7 +109,7 @@ class DagFile:
                 f"{_IMPORTS[self.engine]}\n",
                 f"{checkpoint}{schema}\n" if checkpoint or schema else "\n",
                 f"with DAG(\n    dag_id={_literal(self.dag_id)},\n",
-                f"    schedule={_literal(self.schedule or _SCHEDULES[self.engine])},\n",
+                f"    schedule={_literal(self.schedule or SCHEDULES[self.engine])},\n",
                 '    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),\n',
                 "    # Each run lands all that is new, so runs that were missed need not be made up for.\n",
                 "    catchup=False,\n",
@@ -200,7 +200,7 @@ def check_schedule(schedule: str, engine: Engine) -> None:
 
     if len(schedule.split()) != 5 or not croniter.is_valid(schedule):
         problem = f"{schedule!r} is no cron expression of five fields."
-        raise InvalidArgument("--schedule", problem, f'Write "{_SCHEDULES[Engine.EXTRACT]}", or "@hourly".')
+        raise InvalidArgument("--schedule", problem, f'Write "{SCHEDULES[Engine.EXTRACT]}", or "@hourly".')
 
 
 def _schema(columns: str, said: str) -> str:

@@ -92,15 +92,16 @@ class _SharedRunOperator(KafkaExtractOperator):
         kafka = KafkaHook(self.kafka_conn_id)
         config = _of_one_table(self.configured(context, kafka))
         lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
+        configuration = kafka.configuration()
         job = build_job(
             config,
-            kafka.configuration(),
+            configuration,
             lake,
             run_id=_run_key(context),
             where=kafka.where,
             stop=self._stop,
         )
-        return config, replace(job, committed=self._meter(context, config, lake)), lake
+        return config, replace(job, committed=self._on_commit(context, config, lake, configuration)), lake
 
 
 class PlanSharesOperator(_SharedRunOperator):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from airflow_lakestream.operators.base import (
     need_extras,
     run_key,
 )
+from airflow_lakestream.operators.lineage import TellsLineage, is_told
 from airflow_lakestream.operators.outlets import tell_outlets
 
 if TYPE_CHECKING:
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyiceberg.schema import Schema
 
+    from airflow_lakestream.core.landing.job import Committed
     from airflow_lakestream.hooks.kafka import KafkaHook
+    from airflow_lakestream.lineage.keeping import Keeper
     from airflow_lakestream.run.job import ExtractConfig, Lake
     from airflow_lakestream.run.topics import RunReport
 
 log = logging.getLogger(__name__)
 
 
-class LandingOperator(BaseOperator):
+class LandingOperator(TellsLineage, BaseOperator):
     """Land what a table lacks of a topic; an operator of this kind says by `configured` what it lands."""
 
     operator_extra_links = links_until_run(TopicLink(), TableLink())
@@ -54,6 +58,7 @@ class LandingOperator(BaseOperator):
 
     _has_run = False
     _stop: threading.Event | None = None
+    _keeper: Keeper | None = None
 
     @abstractmethod
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
@@ -80,6 +85,7 @@ class LandingOperator(BaseOperator):
                 # Before the catalog is opened: see `runtime.processes` on what may be there already.
                 with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
                     lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
+                    committed = self._on_commit(context, config, lake, configuration)
                     report = land_run(
                         config,
                         configuration,
@@ -88,7 +94,7 @@ class LandingOperator(BaseOperator):
                         where=kafka.where,
                         stop=self._stop,
                         children=children,
-                        prepare=lambda job: replace(job, committed=self._meter(context, config, lake)),
+                        prepare=lambda job: replace(job, committed=committed),
                     )
             except NoTopicMatches as e:
                 if on_empty is OnEmpty.SKIP:
@@ -110,15 +116,41 @@ class LandingOperator(BaseOperator):
         }
         push_pages(context["ti"], names, self.topic_url, self.table_url)
 
-    def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
+    def _on_commit(
+        self, context: Context, config: ExtractConfig, lake: Lake, kafka: Mapping[str, Any]
+    ) -> Callable[[Committed], None]:
+        """Return what is told of each commit: metrics, and lineage where somebody wants it."""
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         # A Delta table keeps no sum of what a commit has written.
-        return LandingMeter(tags, lake if config.lake.has_catalog else None)
+        meter = LandingMeter(tags, lake if config.lake.has_catalog else None)
+        if not is_told():
+            return meter
+        from airflow_lakestream.lineage.columns import columns_of
+        from airflow_lakestream.lineage.facts import Facts
+        from airflow_lakestream.lineage.keeping import Keeper
+        from airflow_lakestream.lineage.names import brokers_of
+
+        self._facts = Facts(
+            brokers_of(kafka),
+            config.consumer_group,
+            statement=self.told_statement(),
+            columns=columns_of(config.statement),
+        )
+        keeper = self._keeper = Keeper(self._facts, lake)
+
+        def committed(done: Committed) -> None:
+            meter(done)
+            keeper(done)
+
+        return committed
 
     def _report(self, context: Context, report: RunReport, config: ExtractConfig, on_empty: OnEmpty) -> dict[str, Any]:
         from airflow_lakestream.run.summary import last_line
 
         result = report.to_dict()
+        if self._keeper is not None:
+            snapshots = [str(one) for of_topic in report.reports.values() for one in of_topic.snapshot_ids]
+            self._keeper.ended(report.reports, report.tables, snapshots)
         for topic, of_topic in report.reports.items():
             stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
             measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))

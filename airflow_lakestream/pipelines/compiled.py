@@ -26,6 +26,8 @@ class Compiled:
     :param places: line and column of what the file says of each argument.
     :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
     :param retry_delay: seconds.
+    :param on_failure: functions, as `module:function`.
+    :param deadline: seconds from when a run is queued; `on_deadline` is an async function that is called after that.
     :param own: what the file says for its engine alone, in the section of the engine's name.
     """
 
@@ -47,6 +49,9 @@ class Compiled:
     retry_delay: float = 60
     pool: str | None = None
     deferrable: bool | None = None
+    on_failure: tuple[str, ...] = ()
+    deadline: float | None = None
+    on_deadline: str = ""
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,4 +73,5 @@ class Compiled:
     def of_dict(cls, found: Mapping[str, Any]) -> Compiled:
         """Return what `to_dict` made."""
         places = {name: (line, column) for name, (line, column) in found["places"].items()}
-        return cls(**{**found, "places": places, "tags": tuple(found["tags"])})
+        tuples = {name: tuple(found[name]) for name in ("tags", "on_failure")}
+        return cls(**{**found, "places": places, **tuples})

@@ -111,7 +111,7 @@ def _keys_at(path: Path) -> set[str]:
 def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
     (source_name, source), (sink_name, sink) = next(iter(pipeline.sources.items())), next(iter(pipeline.sinks.items()))
     told = pipeline.orchestration
-    landing, paths = _Arguments(), {}
+    landing = _Arguments()
     landing.take(source, ("sources", source_name), "type", "connection", "schema_")
     landing.take(sink, ("sinks", sink_name), "type", "connection", "mode")
     landing.take(pipeline.quality, ("quality",))
@@ -134,7 +134,8 @@ def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
         landing.add("replace", True, ("sinks", sink_name, "mode"))
     if sink.mode == "mirror":
         landing.drop("envelope")
-    paths = landing.paths
+    alerts = ("orchestration", "alerts")
+    paths = {**landing.paths, **{name: (*alerts, name) for name in type(told.alerts).model_fields}}
     return Compiled(
         file=document.file,
         name=pipeline.metadata.name,
@@ -151,18 +152,25 @@ def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
         start_date=told.start_date,
         catchup=told.catchup,
         retries=told.retries,
-        retry_delay=_seconds(document, "retry_delay", told.retry_delay),
+        retry_delay=_seconds(document, told.retry_delay, "retry_delay"),
         pool=told.pool,
         deferrable=told.deferrable,
+        on_failure=tuple(_function(one, "tell") for one in told.alerts.on_failure),
+        deadline=None if (most := told.alerts.deadline) is None else _seconds(document, most, "alerts", "deadline"),
+        on_deadline=_function(told.alerts.on_deadline, "tell_deadline"),
         own=_plain(own.model_dump(exclude_unset=True)) if (own := getattr(told, told.engine, None)) else {},
     )
 
 
-def _seconds(document: Document, key: str, value: object) -> float:
+def _seconds(document: Document, value: object, *path: str) -> float:
     try:
-        return seconds(key, value)
+        return seconds(path[-1], value)
     except InvalidArgument as error:
-        raise PipelineError([document.problem(("orchestration", key), str(error))]) from None
+        raise PipelineError([document.problem(("orchestration", *path), str(error))]) from None
+
+
+def _function(name: str, usual: str) -> str:
+    return f"airflow_lakestream.alerts:{usual}" if name == "log" else name
 
 
 def _sink_connection(sink: Sink) -> str:

@@ -135,6 +135,20 @@ class Connect(Part):
     config: dict[str, str] = Field(default={}, description="more settings of the sink, such as iceberg.catalog.uri")
 
 
+Function = Annotated[str, Field(pattern=r"^(log|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
+_LOG = "`log` for a line in the log and a count in the metrics, or module:function"
+
+
+class Alerts(Part):
+    """Who is told when a run goes wrong."""
+
+    on_failure: Annotated[list[Function], BeforeValidator(_listed)] = Field(
+        default=[], description=f"called with a failed task's context: {_LOG}"
+    )
+    deadline: Duration | None = Field(default=None, description="most time for a run, from when it is queued")
+    on_deadline: Function = Field(default="log", description=f"called, in the triggerer, after that: {_LOG}; async")
+
+
 class Orchestration(Part):
     """Who lands, and when."""
 
@@ -153,6 +167,7 @@ class Orchestration(Part):
     retry_delay: Duration = 60.0
     pool: str | None = None
     deferrable: bool | None = None
+    alerts: Alerts = Alerts()
     spark: Spark | None = None
     flink: Flink | None = None
     connect: Connect | None = None

@@ -17,13 +17,16 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG
 {imports}
-from {module} import {name}
+{modules}from {module} import {name}
 
 with DAG(
 {settings}):
     {name}(
 {arguments}    )
 '''
+
+
+_DEADLINES = "from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference\n"
 
 
 def python_of(compiled: Compiled) -> str:
@@ -35,6 +38,8 @@ def python_of(compiled: Compiled) -> str:
     for name in ("owner", "pool"):
         if getattr(compiled, name):
             default_args[name] = getattr(compiled, name)
+    if compiled.on_failure:
+        default_args["on_failure_callback"] = [_called(one) for one in compiled.on_failure]
     cron = _Code(f"CronDataIntervalTimetable({compiled.cron!r}, timezone='UTC')") if replaces else compiled.cron
     settings = {
         "dag_id": compiled.name,
@@ -46,10 +51,18 @@ def python_of(compiled: Compiled) -> str:
         "tags": list(compiled.tags),
         "default_args": default_args,
     }
+    alerted = list(compiled.on_failure)
+    imports = "from airflow.timetables.interval import CronDataIntervalTimetable\n" if replaces else ""
+    if compiled.deadline is not None:
+        alerted.append(compiled.on_deadline)
+        imports = _DEADLINES + imports
+        called = f"interval=timedelta(seconds={compiled.deadline:g}), callback=AsyncCallback({_called(alerted[-1])})"
+        settings["deadline"] = _Code(f"DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, {called})")
     return _TEMPLATE.format(
         # It stands in triple quotes.
         file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
-        imports="from airflow.timetables.interval import CronDataIntervalTimetable\n" if replaces else "",
+        imports=imports,
+        modules="".join(f"import {one}\n" for one in sorted({one.partition(":")[0] for one in alerted})),
         module=call.module,
         name=call.name,
         settings=_keywords(settings, 4),
@@ -63,6 +76,10 @@ class _Code(str):
     __slots__ = ()
 
 
+def _called(function: str) -> _Code:
+    return _Code(function.replace(":", "."))
+
+
 def _keywords(given: Mapping[str, Any], indent: int) -> str:
     return "".join(f"{' ' * indent}{name}={_python(value, indent)},\n" for name, value in given.items())
 
@@ -74,6 +91,8 @@ def _python(value: Any, indent: int) -> str:
         inner = " " * (indent + 4)
         rows = "".join(f"{inner}{name!r}: {_python(one, indent + 4)},\n" for name, one in value.items())
         return f"{{\n{rows}{' ' * indent}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_python(one, indent) for one in value)}]"
     if isinstance(value, str) and "\n" in value:
         inner = " " * (indent + 4)
         rows = "".join(f"{inner}{line!r}\n" for line in value.splitlines(keepends=True))

@@ -17,9 +17,11 @@ from airflow_lakestream.pipelines.yaml_file import Document, Path
 _ANY = frozenset(
     {"type", "topic", "connection", "consumer_group", "format", "schema_registry", "table", "mode", "schema_"}
     | {"partition_by", "properties", "engine", "schedule", "start_date", "catchup", "checkpoint_interval"}
-    | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "spark", "flink", "connect"}
+    | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "alerts", "spark", "flink", "connect"}
 )
 ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
+# Engines whose continuous run goes on until a person ends it.
+STREAMS = ("spark", *ON_BRANCHES)
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
 _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
@@ -58,6 +60,9 @@ def _of_schedule(document: Document, pipeline: Pipeline, sink: Sink) -> Iterator
     if sink.mode == "replace" and (told.schedule or "continuous") in ("continuous", "never"):
         problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
         yield document.problem(("orchestration", "schedule"), problem)
+    if told.alerts.deadline is not None and told.engine in STREAMS and (told.schedule or "continuous") == "continuous":
+        problem = f"a continuous run of {told.engine} never ends. Leave deadline out, or give a cron schedule."
+        yield document.problem(("orchestration", "alerts", "deadline"), problem)
     try:
         date.fromisoformat(told.start_date)
     except ValueError:

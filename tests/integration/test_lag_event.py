@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.triggers.kafka_lag_event import KafkaLagEventTrigger
+from airflow_lakestream.triggers.patience import Patience
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.event_loop import in_loop
@@ -18,8 +19,23 @@ from tests.support.lake import GROUP, TABLE, Lake, events
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
 PATIENCE = 60.0
-# Longer than several looks.
-QUIET = 1.5
+# So many looks see what has happened before the first of them ended, and what the trigger makes of it.
+QUIET = 4
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Give the times at which looks of triggers ended."""
+    ended: list[float] = []
+    real = Patience.look
+
+    async def look(self: Patience, looking: Any) -> Any:
+        found = await real(self, looking)
+        ended.append(time.monotonic())
+        return found
+
+    monkeypatch.setattr(Patience, "look", look)
+    return ended
 
 
 async def next_event(stream: AsyncIterator[Any]) -> dict[str, Any]:
@@ -28,7 +44,7 @@ async def next_event(stream: AsyncIterator[Any]) -> dict[str, Any]:
 
 
 def test_it_fires_when_enough_waits_and_again_when_that_is_landed(
-    connections: Connections, lake: Lake, topic: Topics, produce: Producing
+    connections: Connections, lake: Lake, topic: Topics, produce: Producing, looks: list[float]
 ) -> None:
     connections.iceberg(
         {"type": "sql", "uri": f"sqlite:///{lake.folder}/catalog.db", "warehouse": f"file://{lake.folder}/warehouse"}
@@ -46,11 +62,10 @@ def test_it_fires_when_enough_waits_and_again_when_that_is_landed(
                 told.append({**event.payload, "at": time.monotonic()})
 
         async def until(count: int) -> None:
-            end = time.monotonic() + PATIENCE
-            while len(told) < count and time.monotonic() < end:
-                await asyncio.sleep(0.05)
+            before, end = len(looks), time.monotonic() + PATIENCE
             # And no more of them.
-            await asyncio.sleep(QUIET)
+            while (len(told) < count or len(looks) < before + QUIET) and time.monotonic() < end:
+                await asyncio.sleep(0.05)
             assert len(told) == count
 
         watching = asyncio.create_task(tell())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import timedelta
 
 import pytest
 
@@ -30,6 +32,37 @@ def test_each_file_is_a_dag_and_a_wrong_one_an_import_error_with_its_line(pipeli
     pipelines.write("by_nobody", topic="orders", engine="flonk")
     with pytest.raises(AssertionError, match=r"by_nobody\.yaml:26:3: orchestration\.engine: \W+flonk"):
         pipelines.bag()
+
+
+CHAT = """
+async def late(context=None):
+    pass
+
+def tell(context):
+    pass
+
+TEXT = "no function"
+"""
+
+
+def test_alerts_are_those_of_the_file(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pipelines.folder / "team_chat.py").write_text(CHAT)
+    monkeypatch.syspath_prepend(str(pipelines.folder))
+    alerts = {"on_failure": ["log", "team_chat:tell"], "deadline": "2h", "on_deadline": "team_chat:late"}
+    pipelines.write("alerted", topic="orders", engine="extract", alerts=alerts)
+    dag = pipelines.bag().dags["alerted"]
+    [task] = dag.tasks
+    assert task.has_on_failure_callback
+    [deadline] = dag.deadline if isinstance(dag.deadline, list) else [dag.deadline]
+    assert (deadline.interval, deadline.callback.path) == (timedelta(hours=2), "team_chat.late")
+    for wrong, said in (
+        ({"on_failure": "team_chat:nobody"}, "on_failure: team_chat:nobody can"),
+        ({"on_failure": "team_chat:TEXT"}, "on_failure: team_chat:TEXT is no function."),
+        ({**alerts, "on_deadline": "team_chat:tell"}, "on_deadline: team_chat:tell is no async function"),
+    ):
+        pipelines.write("alerted", topic="orders", engine="extract", alerts=wrong)
+        with pytest.raises(AssertionError, match=rf"alerted\.yaml:\d+:\d+: orchestration\.alerts\.{re.escape(said)}"):
+            pipelines.bag()
 
 
 def test_the_engine_is_changed_by_one_word(pipelines: Pipelines, topic: Topics, produce: Producing) -> None:

@@ -58,10 +58,11 @@ class Pipelines:
         self._airflow, self._connections, self.folder = airflow, connections, folder
         self.file = airflow.write(f"load_{folder.name}", LOADING.format(folder=str(folder)))
 
-    def write(self, name: str, **told: str) -> None:
+    def write(self, name: str, alerts: Any = None, **told: str) -> None:
         """Write a pipeline's file; what is not told is by its name."""
         told = {"name": name, "table": name, "engine": "extract", **told}
-        (self.folder / f"{name}.yaml").write_text(EXAMPLE.format(**told))
+        alerted = f"  alerts: {json.dumps(alerts)}\n" if alerts else ""
+        (self.folder / f"{name}.yaml").write_text(EXAMPLE.format(**told) + alerted)
 
     def bag(self) -> Any:
         """Parse the DAG file, as Airflow does."""

@@ -19,6 +19,7 @@ WITH_AIRFLOW = (
     "links",
     "metrics",
     "operators",
+    "retries",
     "sensors",
     "triggers",
     "ui",

@@ -82,7 +82,7 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     for module in listed:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
-    own = ("arguments", "base", "interval", "landing", "outlets", "sql_template")
+    own = ("arguments", "base", "interval", "landing", "lineage", "outlets", "sql_template")
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
     shared |= {
         f"airflow_lakestream.hooks.{name}"

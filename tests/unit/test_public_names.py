@@ -38,6 +38,7 @@ PUBLIC = {
     "airflow_lakestream.operators.kafka_mirror": ["KafkaMirrorOperator"],
     "airflow_lakestream.operators.spark_streaming_submit": ["SparkStreamingSubmitOperator"],
     "airflow_lakestream.pipelines": ["load"],
+    "airflow_lakestream.retries": ["LakestreamRetryPolicy"],
     "airflow_lakestream.sensors.checkpoint_lag": ["CheckpointLagSensor"],
     "airflow_lakestream.sensors.iceberg_snapshot_freshness": ["IcebergSnapshotFreshnessSensor"],
     "airflow_lakestream.sensors.retention_risk": ["RetentionRiskSensor"],

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow.providers.common.compat.openlineage.utils.spark import inject_parent_job_information_into_spark_properties
+from airflow.providers.common.compat.sdk import conf
+
 from airflow_lakestream.core.names import FUNCTIONS
 from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.driver.detached import Job
@@ -31,7 +34,7 @@ from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> Driving:
     """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
-    owner, hook = run_key(context), _hook(operator, operator.dag_id)
+    owner, hook = run_key(context), _hook(operator, context)
     place = place_of(operator, owner, hook.kind)
     config = _configured(operator, context, place)
     _add_packages(operator, hook, place)
@@ -109,8 +112,11 @@ def _beside(operator: StreamArguments) -> Path | None:
     return Path(file).parent if file else None
 
 
-def _hook(operator: StreamArguments, dag_id: str) -> SparkHook:
-    options = {"name": f"lakestream {dag_id}.{operator.task_id}", **operator.spark_options()}
+def _hook(operator: StreamArguments, context: Any) -> SparkHook:
+    options = {"name": f"lakestream {operator.dag_id}.{operator.task_id}", **operator.spark_options()}
+    if conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False):
+        # As the official operator does it. A driver outlives its task's tries: its parent is the one that submitted it.
+        options["conf"] = inject_parent_job_information_into_spark_properties(options.get("conf") or {}, context)
     if operator.packages is not None:
         options["packages"] = operator.packages
     return SparkHook(operator.spark_conn_id, **options)

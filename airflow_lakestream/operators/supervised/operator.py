@@ -23,7 +23,9 @@ from airflow_lakestream.driver.supervisor import Action, Decision, DriverFailed,
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.lineage import TellsLineage
 from airflow_lakestream.operators.outlets import tell_outlets
+from airflow_lakestream.operators.supervised.lineage import lineage_kept
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -61,7 +63,7 @@ class _Signalled(Exception):
     """SIGTERM came."""
 
 
-class SupervisedOperator(BaseOperator):
+class SupervisedOperator(TellsLineage, BaseOperator):
     """See to it that a stream has one driver, that it moves, and that it ends well.
 
     An engine's operator names its `engine`, and gives `driving`, `what`, `new_trigger` and, where it has such,
@@ -224,11 +226,17 @@ class SupervisedOperator(BaseOperator):
     ) -> dict[str, Any]:
         self._is_heeding = True
         try:
+            # Outermost: what a signal asks for is done first.
+            with lineage_kept(self, driving):
+                return self._heed(context, driving, told, decision)
+        finally:
+            self._is_heeding = False
+
+    def _heed(self, context: Context, driving: Drives, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
+        try:
             return self._supervise(driving, told, decision)
         except _Signalled:
             raise self._answer_to_signal(context, driving, told) from None
-        finally:
-            self._is_heeding = False
 
     def _supervise(self, driving: Drives, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
         history: History | None = None

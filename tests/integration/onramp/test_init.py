@@ -64,6 +64,28 @@ def test_the_file_lands_the_topic(
     assert connections.catalog.load_table(table).scan().to_arrow().num_rows == 100
 
 
+def test_a_pipeline_in_yaml_lands_the_topic(
+    connections: Connections, topic: Topics, produce: Producing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = topic(1)
+    produce(name, 0, [*(json.dumps({"id": n, "odd name": "$x"}) for n in range(20)), "no JSON"])
+    table = "lake.by_yaml"
+    assert run(["init", "--topic", name, "--table", table, "--yaml", "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    file = tmp_path / f"{name}_to_lake.yaml"
+    assert f"Wrote {file}: pipeline {name}_to_lake, {name} -> {table}, by extract." in said
+    assert 'airflow_lakestream.pipelines.load("pipelines/")' in said
+    assert run(["pipeline", "validate", str(tmp_path)]) == 0
+    for _ in range(2):
+        assert run(["pipeline", "run", str(file)]) == 0
+    landed = connections.catalog.load_table(table).scan().to_arrow()
+    assert sorted(landed["id"].to_pylist()) == list(range(20))
+    assert landed.schema.names[:2] == ["id", "odd name"]
+    # The folder is right, and the name is not: Airflow reads no pipeline from it.
+    assert run(["init", "--topic", name, "--yaml", "--output", str(tmp_path / "a.py")]) == 2
+    assert "Let it end with .yaml" in capsys.readouterr().err
+
+
 def test_a_file_of_a_registry_format_leaves_the_columns_to_the_registry(
     airflow: AirflowHome,
     connections: Connections,

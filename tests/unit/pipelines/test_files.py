@@ -94,6 +94,33 @@ def test_the_example_is_an_operator_of_each_engine(tmp_path: Path) -> None:
     assert spark.arguments["app_config"]["consumer_group"] == "pipeline-clickstream-v1"
 
 
+ALERTS = """\
+  alerts:
+    on_failure: [log, "team.chat:tell"]
+    deadline: 2h
+    on_deadline: "team.chat:late"
+"""
+
+
+def test_alerts_are_functions_and_a_deadline(tmp_path: Path) -> None:
+    found = compiled(tmp_path, EXAMPLE + ALERTS)
+    assert found.on_failure == ("airflow_lakestream.alerts:tell", "team.chat:tell")
+    assert (found.deadline, found.on_deadline) == (7200, "team.chat:late")
+    printed = python_of(found)
+    compile(printed, "printed", "exec")
+    assert "import airflow_lakestream.alerts\nimport team.chat\n" in printed
+    assert "'on_failure_callback': [airflow_lakestream.alerts.tell, team.chat.tell]," in printed
+    assert "interval=timedelta(seconds=7200), callback=AsyncCallback(team.chat.late))" in printed
+    plain = compiled(tmp_path, PLAIN)
+    assert (plain.on_failure, plain.deadline) == ((), None)
+    assert "airflow_lakestream.alerts" not in python_of(plain)
+    said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark") + ALERTS)
+    assert said == ["35:5 a continuous run of spark never ends. Leave deadline out, or give a cron schedule."]
+    check(compiled(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark\n  schedule: '@hourly'") + ALERTS))
+    said = problems(tmp_path, EXAMPLE + ALERTS.replace("team.chat:tell", "import os").replace("2h", "soon"))
+    assert [one.split(" ", 2)[:2] for one in said] == [["34:23", "orchestration.alerts.on_failure.1:"]]
+
+
 @pytest.mark.parametrize("engine", ["extract", "spark"])
 @pytest.mark.parametrize("mode", ["append", "replace"])
 def test_the_printed_dag_is_python(tmp_path: Path, engine: str, mode: str) -> None:

@@ -24,6 +24,7 @@ from tests.support.event_loop import in_loop
 from tests.support.told import GROUP, TABLE, TOPIC, ToldTable
 
 POLL = 0.02
+LOOKS = 20
 
 
 @dataclass
@@ -80,9 +81,9 @@ class Triggerer:
     assets: tuple[str, ...] = ("a",)
     stored: list[dict[str, Any]] = field(default_factory=list)
 
-    def live(self, until: str | None = None, seconds: float = 0.4, **arguments: Any) -> None:
-        """Tell until a landing's event is stored and acknowledged, or so long, or it dies."""
-        asyncio.run(self.telling(until, seconds if until is None else 30, arguments))
+    def live(self, until: str | None = None, **arguments: Any) -> None:
+        """Tell until a landing's event is stored and acknowledged, or some looks after it has begun, or it dies."""
+        asyncio.run(self.telling(until, 30, arguments))
 
     @property
     def ids(self) -> list[str]:
@@ -94,8 +95,12 @@ class Triggerer:
         manager, key = SharedStreamManager(), trigger.shared_stream_key()
         stream = trigger.filter_shared_stream(manager.subscribe(trigger_id=1, trigger=trigger, key=key))
         telling = asyncio.create_task(self._tell(manager, key, stream))
-        end = asyncio.get_running_loop().time() + seconds
-        while not telling.done() and asyncio.get_running_loop().time() < end and not self._acknowledged(until):
+        clock = asyncio.get_running_loop().time
+        end, begun = clock() + seconds, None
+        while not telling.done() and clock() < end and not self._acknowledged(until):
+            if until is None and begun is None and len(self.state.rows) == len(self.assets):
+                begun = clock()
+                end = begun + LOOKS * POLL
             await asyncio.sleep(0.01)
         telling.cancel()
         with suppress(asyncio.CancelledError):

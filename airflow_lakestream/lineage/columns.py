@@ -1,0 +1,60 @@
+"""Which decoded columns a statement's columns are made of: what is certain alone, and nothing guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from airflow_lakestream.config.sql import Sql
+from airflow_lakestream.core.policies import SqlInput
+from airflow_lakestream.transform.sandbox import parse
+from airflow_lakestream.transform.statement import INPUT, Node, ctes, expressions, with_input
+
+
+def columns_of(sql: Sql | None) -> dict[str, tuple[str, ...]]:
+    """Return the decoded columns by column that the statement makes of them.
+
+    A column is left out where one of its parts may be something else: metadata of the record, another column's alias, a
+    parameter of a lambda, a field of a struct. Of raw records, of `*` and of WITH nothing is told.
+    """
+    if sql is None or sql.input is not SqlInput.DECODED or sql.given is None:
+        return {}
+    import duckdb
+
+    with duckdb.connect() as database:
+        parsed = parse(database, with_input(sql.text))
+    # The run has checked the statement: there is one, without an error.
+    node: Node = parsed["statements"][0]["node"]
+    is_select = node["type"] == "SELECT_NODE" and not any(ctes(node))
+    if not is_select or str(node["from_table"].get("table_name", "")).lower() != INPUT:
+        return {}
+    return _certain(node["select_list"], {one.name.lower(): one.name for one in sql.given.fields})
+
+
+def _certain(items: Sequence[Node], known: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    aliases: set[str] = set()
+    for item in items:
+        if item["class"] == "STAR":
+            return {}
+        name = str(item["alias"] or item.get("column_names", [""])[-1])
+        parts = _parts(expressions(item), known, aliases)
+        if parts:
+            found[name] = parts
+        if item["alias"]:
+            aliases.add(name.lower())
+    return found
+
+
+def _parts(nodes: Iterable[Node], known: Mapping[str, str], aliases: set[str]) -> tuple[str, ...]:
+    """Return the decoded columns among an expression's parts; none if any part may be something else."""
+    parts: dict[str, None] = {}
+    for node in nodes:
+        if node["class"] in ("LAMBDA", "LAMBDA_REF"):
+            return ()
+        if node["class"] != "COLUMN_REF":
+            continue
+        [*places, name] = (str(one).lower() for one in node["column_names"])
+        if places or name not in known or name in aliases:
+            return ()
+        parts[known[name]] = None
+    return tuple(parts)

@@ -1,0 +1,153 @@
+"""OpenLineage's datasets and facets of what was landed. Imported by its callback alone, where its client is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attr
+from openlineage.client.event_v2 import InputDataset, OutputDataset
+from openlineage.client.generated.base import DatasetFacet, InputDatasetFacet, OutputDatasetFacet, RunFacet
+from openlineage.client.generated.catalog_dataset import CatalogDatasetFacet
+from openlineage.client.generated.column_lineage_dataset import (
+    ColumnLineageDatasetFacet,
+    Fields,
+    InputField,
+    Transformation,
+)
+from openlineage.client.generated.dataset_type_dataset import DatasetTypeDatasetFacet
+from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
+from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
+from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
+from openlineage.client.generated.sql_job import SQLJobFacet
+from openlineage.client.generated.storage_dataset import StorageDatasetFacet
+from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDatasetFacet
+
+from airflow_lakestream.core.landing.report import triples
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.lineage.facts import Column, Facts, Place, Read, Written
+from airflow_lakestream.lineage.names import kafka_namespace, of_location
+
+# An event of thousands of tables would be refused by those who take it: the tables with most rows are told.
+MOST_TABLES = 100
+# Snapshots and ranges are lists without a bound, too.
+MOST_LISTED = 1_000
+
+
+@attr.define
+class LakestreamOffsetsInputDatasetFacet(InputDatasetFacet):
+    """Which offsets were landed, as [partition, from, until], and what became of the records."""
+
+    ranges: list[list[int]] = attr.field(factory=list)
+    lost: list[list[int]] = attr.field(factory=list)
+    rejected: int = 0
+    skipped: int = 0
+    filtered: int = 0
+
+
+@attr.define
+class LakestreamSnapshotsOutputDatasetFacet(OutputDatasetFacet):
+    """The snapshots that brought the rows, oldest first, as text: JSON numbers have too few digits for them."""
+
+    snapshots: list[str] = attr.field(factory=list)
+
+
+@attr.define
+class LakestreamLandingRunFacet(RunFacet):
+    """Whose ledger the rows are in, the landings of this try, and the snapshots that earlier tries have told."""
+
+    consumerGroup: str = ""  # noqa: N815  # OpenLineage's way of writing
+    landings: list[str] = attr.field(factory=list)
+    recovered: list[str] = attr.field(factory=list)
+    tablesLeftOut: int = 0  # noqa: N815
+
+
+def inputs_of(facts: Facts) -> list[InputDataset]:
+    """Return the topics."""
+    namespace = kafka_namespace(facts.brokers)
+    return [_topic(namespace, name, read) for name, read in facts.topics.items()]
+
+
+def outputs_of(facts: Facts) -> list[OutputDataset]:
+    """Return the tables, those with most rows where they are very many."""
+    tables = [_table(name, written) for name, written in _told(facts)]
+    if facts.columns and len(tables) == len(facts.topics) == 1:
+        _add_columns(tables[0], facts)
+    return tables
+
+
+def run_facets_of(facts: Facts) -> dict[str, RunFacet]:
+    """Return what is told of the run itself."""
+    left_out = len(facts.tables) - len(_told(facts))
+    landings, recovered = facts.landings[-MOST_LISTED:], facts.recovered[-MOST_LISTED:]
+    return {"lakestream_landing": LakestreamLandingRunFacet(facts.consumer_group, landings, recovered, left_out)}
+
+
+def job_facets_of(facts: Facts) -> dict[str, Any]:
+    """Return what is told of the job: the statement, if there is one."""
+    return {} if facts.statement is None else {"sql": SQLJobFacet(query=facts.statement)}
+
+
+def _told(facts: Facts) -> list[tuple[str, Written]]:
+    most = sorted(facts.tables.items(), key=lambda item: (-item[1].rows, item[0]))
+    return sorted(most[:MOST_TABLES])
+
+
+def _topic(namespace: str, name: str, read: Read) -> InputDataset:
+    counts = read.counts or Counts()
+    offsets = LakestreamOffsetsInputDatasetFacet(
+        ranges=triples(read.ranges)[:MOST_LISTED],
+        lost=triples(read.lost)[:MOST_LISTED],
+        rejected=counts.rejected,
+        skipped=counts.skipped,
+        filtered=counts.filtered,
+    )
+    facets: dict[str, InputDatasetFacet] = {"lakestream_offsets": offsets}
+    if read.counts is not None:
+        facets["inputStatistics"] = InputStatisticsInputDatasetFacet(rowCount=counts.read)
+    return InputDataset(namespace, name, inputFacets=facets, facets={"datasetType": DatasetTypeDatasetFacet("TOPIC")})
+
+
+def _table(name: str, written: Written) -> OutputDataset:
+    facets: dict[str, OutputDatasetFacet] = {
+        "outputStatistics": OutputStatisticsOutputDatasetFacet(written.rows, written.size, written.files)
+    }
+    if written.snapshots:
+        facets["lakestream_snapshots"] = LakestreamSnapshotsOutputDatasetFacet(written.snapshots[-MOST_LISTED:])
+    place = written.place
+    # The catalog could not be asked: the name that users know is all that is known.
+    namespace, path = ("lakestream", name) if place is None else of_location(place.location)
+    newest = written.snapshots[-1] if written.snapshots else None
+    return OutputDataset(namespace, path, outputFacets=facets, facets=_facets(name, place, newest))
+
+
+def _add_columns(table: OutputDataset, facts: Facts) -> None:
+    [(topic, _)], [written] = facts.topics.items(), facts.tables.values()
+    namespace = kafka_namespace(facts.brokers)
+    there = {one.name for one in written.place.columns} if written.place else set()
+    fields = {
+        name: Fields([InputField(namespace, topic, one, [Transformation("DIRECT")]) for one in parts])
+        for name, parts in facts.columns.items()
+        if name in there
+    }
+    if fields and table.facets is not None:
+        table.facets["columnLineage"] = ColumnLineageDatasetFacet(fields)
+
+
+def _facets(name: str, place: Place | None, newest: str | None) -> dict[str, DatasetFacet]:
+    facets: dict[str, DatasetFacet] = {"datasetType": DatasetTypeDatasetFacet("TABLE")}
+    if newest is not None:
+        facets["version"] = DatasetVersionDatasetFacet(newest)
+    if place is None:
+        return facets
+    facets["storage"] = StorageDatasetFacet(place.format, "parquet")
+    facets["schema"] = SchemaDatasetFacet(_fields(place.columns))
+    if (catalog := place.catalog) is not None:
+        facets["symlinks"] = SymlinksDatasetFacet([Identifier(catalog.namespace, name, "TABLE")])
+        facets["catalog"] = CatalogDatasetFacet(framework=place.format, type=catalog.kind, name=catalog.name)
+    return facets
+
+
+def _fields(columns: Iterable[Column]) -> list[SchemaDatasetFacetFields]:
+    return [SchemaDatasetFacetFields(one.name, one.type, fields=_fields(one.fields)) for one in columns]

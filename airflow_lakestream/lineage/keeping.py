@@ -1,0 +1,64 @@
+"""Keeps the facts of a run that lands in the worker, commit by commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow_lakestream.core.landing.job import Committed
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.lineage.facts import Facts, Place
+from airflow_lakestream.lineage.looking import Seen, look
+
+
+class Keeper:
+    """Takes what each commit of one try brought; commits of earlier tries have been told by those.
+
+    :param lake: what the run opens its tables with.
+    """
+
+    def __init__(self, facts: Facts, lake: Any) -> None:
+        self.facts = facts
+        self._lake = lake
+        self._committed: set[str] = set()
+
+    def __call__(self, done: Committed) -> None:
+        """Take a commit."""
+        landing, snapshot = done.landing, str(done.snapshot_id)
+        self.facts.landings.append(landing.landing_id)
+        self._committed.add(snapshot)
+        for identity, entry in landing.topics.items():
+            read = self.facts.topic(identity.topic)
+            read.counts = (read.counts or Counts()) + entry.counts
+            read.ranges |= entry.landed | entry.replaced
+            read.lost |= entry.lost
+        seen = look(self._lake, done.table, [snapshot])
+        if seen is not None and seen.rows:
+            self._take_targets(seen)
+            return
+        written = self.facts.table(done.table)
+        if seen is None:
+            written.add(landing.rows, None, None, snapshot)
+            return
+        written.add(landing.rows, seen.size, seen.files, snapshot)
+        written.place = seen.place
+
+    def ended(self, topics: Iterable[str], tables: Mapping[str, int], snapshots: Iterable[str]) -> None:
+        """Note what the whole run reads, writes and has landed, so that one without new records is known as well.
+
+        :param snapshots: those of all tries.
+        """
+        new = {name for name in tables if name not in self.facts.tables}
+        self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
+        self.facts.recovered = [one for one in snapshots if one not in self._committed]
+
+    def _take_targets(self, home: Seen) -> None:
+        """Take the rows of tables that records chose: their home commits last, and tells of them."""
+        for name, rows in home.rows.items():
+            written = self.facts.table(name)
+            written.add(rows, None, None, None)
+            written.place = written.place or _place(look(self._lake, name))
+
+
+def _place(seen: Seen | None) -> Place | None:
+    return None if seen is None else seen.place

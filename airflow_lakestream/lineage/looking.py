@@ -1,0 +1,108 @@
+"""Looks at a table that was just written: where it lies, its columns, and what a commit has written."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.lineage.facts import CatalogName, Column, Place
+from airflow_lakestream.lineage.names import of_catalog
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
+
+    from airflow_lakestream.delta.storage import DeltaStorage
+
+log = logging.getLogger(__name__)
+
+# In an Iceberg snapshot's summary.
+_SIZE = "added-files-size"
+_FILES = ("added-data-files", "added-delete-files")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A table, and what some of its commits have written; `rows` are by table, where a home tells of others."""
+
+    place: Place
+    size: int | None = None
+    files: int | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+
+def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> Seen | None:
+    """Return a table as it is now; None where it can't be had, for the rows are landed whatever this finds.
+
+    :param lake: a catalog, or the store of Delta tables.
+    :param snapshots: the commits whose files are counted, and whose rows by table are added up.
+    """
+    try:
+        if TableFormat.of(table) is TableFormat.DELTA:
+            return _look_at_delta(lake, table, snapshots)
+        return _look_at_iceberg(lake, table, snapshots)
+    except Exception as e:  # noqa: BLE001  # the commit is done; a fact less is no reason to fail its run
+        log.debug("%s could not be looked at for its lineage: %s", table, e)
+        return None
+
+
+def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Seen:
+    from airflow_lakestream.iceberg import ledger_store
+    from airflow_lakestream.iceberg.fan_out.books import ROWS
+
+    table = catalog.load_table(name)
+    properties = {key: catalog.properties.get(key) for key in ("uri", "warehouse")}
+    kind = str(catalog.properties.get("type") or type(catalog).__name__.removesuffix("Catalog")).lower()
+    place = Place(
+        location=table.location(),
+        format=TableFormat.ICEBERG.value,
+        columns=_columns(table.schema()),
+        catalog=CatalogName(catalog.name, kind, of_catalog(catalog.name, kind, properties)),
+    )
+    found = [table.metadata.snapshot_by_id(int(one)) for one in snapshots]
+    summaries = [ledger_store.summary_of(one) for one in found if one is not None]
+    if not snapshots or len(summaries) < len(snapshots):
+        # None is counted, or one has expired.
+        return Seen(place)
+    rows: Counter[str] = Counter()
+    for summary in summaries:
+        rows.update(json.loads(summary.get(ROWS, "{}")))
+    return Seen(place, _sum(summaries, _SIZE), _sum(summaries, *_FILES), rows)
+
+
+def _look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> Seen | None:
+    from airflow_lakestream.delta.commit.log import read_commit
+    from airflow_lakestream.delta.storage import location
+
+    head = storage.open(table)
+    if head is None:
+        return None
+    columns = tuple(Column(one.name, str(one.type)) for one in head.schema)
+    place = Place(location(table), TableFormat.DELTA.value, columns)
+    store = storage.store(table)
+    commits = [read_commit(store, int(version)) for version in snapshots]
+    if not commits or None in commits:
+        return Seen(place)
+    sizes = [int(one["add"].get("size", 0)) for actions in commits for one in actions or () if "add" in one]
+    return Seen(place, sum(sizes), len(sizes))
+
+
+def _sum(summaries: Iterable[Mapping[str, str]], *names: str) -> int:
+    return sum(int(summary.get(name, 0)) for summary in summaries for name in names)
+
+
+def _columns(schema: Schema) -> tuple[Column, ...]:
+    return tuple(_column(one.name, one.field_type) for one in schema.fields)
+
+
+def _column(name: str, kind: IcebergType) -> Column:
+    from pyiceberg.types import StructType
+
+    if isinstance(kind, StructType):
+        return Column(name, "struct", tuple(_column(one.name, one.field_type) for one in kind.fields))
+    return Column(name, str(kind))

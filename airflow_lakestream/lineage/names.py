@@ -1,0 +1,78 @@
+"""The names that OpenLineage's specification gives to topics, files and catalogs: others find the same datasets so.
+
+See https://openlineage.io/docs/spec/naming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_KAFKA_PORT = 9092
+# One store under several names.
+_SAME_SCHEME = {"s3a": "s3", "s3n": "s3"}
+# Their names begin without a slash.
+_OBJECT_STORES = frozenset({"s3", "gs", "abfs", "abfss", "wasb", "wasbs", "az", "adl"})
+
+
+def brokers_of(configuration: Mapping[str, Any]) -> str:
+    """Return the brokers that librdkafka's configuration names."""
+    return str(configuration.get("bootstrap.servers") or configuration.get("metadata.broker.list") or "")
+
+
+def kafka_namespace(brokers: str) -> str:
+    """Return the namespace of a cluster's topics: of the list that a connection has, always the same broker.
+
+    Connections that list the same brokers in another order mean one cluster.
+    """
+    known = sorted(_broker(one) for one in brokers.split(",") if one.strip())
+    return f"kafka://{known[0]}" if known else "kafka://unknown"
+
+
+def _broker(text: str) -> str:
+    address = text.strip().rpartition("://")[2].lower()
+    parts = urlsplit(f"//{address}")
+    try:
+        port = parts.port
+    except ValueError:
+        return address
+    return address if port is not None else f"{address}:{_KAFKA_PORT}"
+
+
+def of_location(location: str) -> tuple[str, str]:
+    """Return namespace and name of what lies at a path or a URI."""
+    parts = urlsplit(location)
+    if not parts.scheme or parts.scheme == "file":
+        path = unquote(parts.path) if parts.scheme else location
+        return "file", path.rstrip("/") or "/"
+    scheme = _SAME_SCHEME.get(parts.scheme, parts.scheme)
+    # Before an @ stands a container of Azure's, and nothing secret: locations with a password are refused.
+    path = parts.path.rstrip("/")
+    return f"{scheme}://{parts.netloc}", (path.lstrip("/") or "/") if scheme in _OBJECT_STORES else path
+
+
+def of_catalog(name: str, kind: str, properties: Mapping[str, Any]) -> str:
+    """Return the namespace of a catalog's tables: its address, or where it keeps them; nothing secret.
+
+    :param name: the catalog's own name, for one that has neither.
+    :param kind: `"rest"`, `"hive"`, `"glue"`, `"sql"`, ...
+    """
+    address = _public(str(properties.get("uri") or ""))
+    if kind == "hive" and address:
+        # A list of metastores: one of them stands for all, as for brokers.
+        return f"hive://{min(one.strip().rpartition('://')[2] for one in address.split(','))}"
+    if kind == "rest" and address:
+        return address
+    warehouse = str(properties.get("warehouse") or "")
+    if warehouse.startswith("/") or "://" in warehouse:
+        return "://".join(of_location(_public(warehouse))) if warehouse.startswith("/") else _public(warehouse)
+    return warehouse or name
+
+
+def _public(uri: str) -> str:
+    """Return an address without user, password and parameters."""
+    scheme, mark, rest = uri.partition("://")
+    if not mark:
+        return uri
+    return f"{scheme}://{rest.split('?')[0].split('#')[0].rpartition('@')[2]}".rstrip("/")

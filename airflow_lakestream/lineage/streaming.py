@@ -1,0 +1,68 @@
+"""The facts of a stream that a driver lands, from what it has reported of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.routing import is_pattern
+from airflow_lakestream.driver.progress import Progress
+from airflow_lakestream.lineage.facts import Facts
+from airflow_lakestream.lineage.looking import look
+
+
+def add_batches(facts: Facts, progress: Progress, before: Mapping[str, Any], what: Mapping[str, Any]) -> None:
+    """Add what was landed since `before`, sums as `Progress.sums` gives them.
+
+    :param what: of `topic` and `table` those that are known.
+    """
+    since = progress.since(before)
+    ranges: dict[str, list[OffsetRange]] = {}
+    for topic, partition, begin, end in since["landed"]:
+        ranges.setdefault(topic, []).append(OffsetRange(topic, partition, begin, end))
+    if not ranges and what.get("topic") and not is_pattern(str(what["topic"])):
+        facts.topic(str(what["topic"]))
+    for topic, landed in ranges.items():
+        read = facts.topic(topic)
+        read.ranges = RangeSet(landed)
+        read.counts = _counts(since) if len(ranges) == 1 else None
+    for table, rows in _rows(since, what).items():
+        facts.table(table).rows = rows
+    if len(facts.tables) == 1:
+        _add_snapshots(facts, progress, since["batches"])
+
+
+def look_at_tables(facts: Facts, lake: Any) -> None:
+    """Add where the tables lie, and what the snapshots have written; tables that records chose have none here."""
+    for table, written in facts.tables.items():
+        seen = look(lake, table, written.snapshots)
+        if seen is None:
+            continue
+        written.place = seen.place
+        if written.knows_all:
+            written.size, written.files = seen.size, seen.files
+
+
+def _add_snapshots(facts: Facts, progress: Progress, batches: int) -> None:
+    [written] = facts.tables.values()
+    kept = progress.last[-batches:] if batches else ()
+    written.snapshots = list(dict.fromkeys(one for batch in kept if batch.rows_in for one in batch.snapshot_ids))
+    # Of many batches only the last ones are kept.
+    written.knows_all = len(kept) == batches
+
+
+def _counts(since: Mapping[str, Any]) -> Counts:
+    others = {name: since[name] for name in ("rejected", "skipped", "filtered")}
+    # A function may make more rows than records came, or fewer.
+    written = max(0, since["rows_in"] - sum(others.values()))
+    return Counts(read=written + sum(others.values()), written=written, **others)
+
+
+def _rows(since: Mapping[str, Any], what: Mapping[str, Any]) -> Mapping[str, int]:
+    if since["tables"]:
+        return {str(table): int(rows) for table, rows in since["tables"].items()}
+    table = str(what.get("table") or "")
+    # One that records or topics choose is not known before it has rows.
+    return {table: since["rows_out"]} if table and "{" not in table else {}

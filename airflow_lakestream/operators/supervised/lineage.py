@@ -1,0 +1,92 @@
+"""What a task that supervises a driver tells OpenLineage: the landings since the run's earlier tries told theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import TaskDeferred
+
+from airflow_lakestream.core.policies import TableFormat, is_given
+from airflow_lakestream.operators.lineage import is_told
+
+if TYPE_CHECKING:
+    from airflow_lakestream.driver.drives import Drives
+    from airflow_lakestream.lineage.facts import Facts
+    from airflow_lakestream.operators.supervised.operator import SupervisedOperator
+
+log = logging.getLogger(__name__)
+
+
+class _Kept(AbstractContextManager[None]):
+    # No generator: contextlib gives an error that goes on its whole traceback back.
+    def __init__(self, operator: SupervisedOperator, driving: Drives) -> None:
+        self._operator = operator
+        self._driving = driving
+        self._before: Mapping[str, Any] | None = None
+
+    def __enter__(self) -> None:
+        if is_told():
+            try:
+                self._before = self._driving.told()
+            except Exception as e:  # noqa: BLE001  # a stream is not kept from starting by what others want to know
+                log.warning("OpenLineage is not told what this try lands: %s: %s", type(e).__name__, e)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # A task that waits in the triggerer tells when it is resumed.
+        if self._before is not None and not isinstance(error, TaskDeferred):
+            self._operator.keep_facts(facts_of(self._operator, self._driving, self._before, is_over=error is None))
+
+
+def lineage_kept(operator: SupervisedOperator, driving: Drives) -> AbstractContextManager[None]:
+    """Keep what the try has landed when it ends, well or not, where OpenLineage is on."""
+    return _Kept(operator, driving)
+
+
+def facts_of(
+    operator: SupervisedOperator, driving: Drives, before: Mapping[str, Any], *, is_over: bool
+) -> Facts | None:
+    """Return what was landed since `before`; None if that can't be found out, or nobody knows from which cluster.
+
+    :param is_over: the run ends; else its next try goes on, and is not to tell this again.
+    """
+    try:
+        return _facts_of(operator, driving, before, is_over)
+    except Exception as e:  # noqa: BLE001  # the rows are landed; an event less is no reason to fail, or to hide a failure
+        log.warning("OpenLineage is not told what was landed: %s: %s", type(e).__name__, e)
+        return None
+
+
+def _facts_of(operator: SupervisedOperator, driving: Drives, before: Mapping[str, Any], is_over: bool) -> Facts | None:
+    kafka_conn_id = getattr(operator, "kafka_conn_id", None)
+    if not is_given(kafka_conn_id):
+        return None
+    from airflow_lakestream.hooks.kafka import KafkaHook
+    from airflow_lakestream.lineage.facts import Facts
+    from airflow_lakestream.lineage.names import brokers_of
+    from airflow_lakestream.lineage.streaming import add_batches
+
+    what, progress = operator.what(), driving.progress()
+    brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
+    facts = Facts(brokers, str(what.get("consumer_group", "")), statement=operator.told_statement())
+    add_batches(facts, progress, before, what)
+    _look(operator, facts)
+    if not is_over:
+        driving.has_told(progress.sums())
+    return facts
+
+
+def _look(operator: SupervisedOperator, facts: Facts) -> None:
+    from airflow_lakestream.hooks.lake import open_tables
+    from airflow_lakestream.lakes.formats import LAKES
+    from airflow_lakestream.lineage.streaming import look_at_tables
+
+    formats = {TableFormat.of(table) for table in facts.tables}
+    iceberg, storage = (getattr(operator, name, None) for name in ("iceberg_conn_id", "storage_conn_id"))
+    for of_tables in formats:
+        try:
+            look_at_tables(facts, open_tables(LAKES[of_tables], str(iceberg), storage))
+        except Exception as e:  # noqa: BLE001  # what is known without the lake is told
+            log.debug("The lake could not be opened for the lineage: %s", e)

@@ -1,0 +1,94 @@
+"""The pipeline that `lakestream init --yaml` writes: what a DAG file of the same landing would say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from airflow_lakestream.onramp.dag_file import SCHEDULES, DagFile, Engine
+from airflow_lakestream.pipelines.check import check
+from airflow_lakestream.pipelines.compiling import compile_document
+from airflow_lakestream.pipelines.yaml_file import read_document
+
+_HEAD = """\
+# A Kafka topic into a table. `lakestream pipeline validate` checks this file; `plan` says what a run would do.
+"""
+_SECTIONS = {
+    "sinks": "# The first run creates the table if it is missing.",
+    "orchestration": "# Engines take turns: another word here, and that engine goes on where the table's ledger ends.",
+}
+
+
+def pipeline_text(file: DagFile) -> str:
+    """Return the text of the pipeline's file. Raises PipelineError where a pipeline can't say what a DAG file can."""
+    parts = _parts(file)
+    text = _HEAD + "".join(
+        f"{_SECTIONS[name]}\n{dumped({name: part})}" if name in _SECTIONS else dumped({name: part})
+        for name, part in parts.items()
+    )
+    check(compile_document(read_document(f"{file.dag_id}.yaml", text, _no_variable)))
+    return text
+
+
+def _parts(file: DagFile) -> dict[str, Any]:
+    decoding = {name: list(value) if isinstance(value, list) else str(value) for name, value in file.decoding.items()}
+    sql, sql_input = decoding.pop("sql", None), decoding.pop("sql_input", None)
+    name = _name_of(file.topic)
+    source: dict[str, Any] = {"type": "kafka", "topic": file.topic}
+    sink: dict[str, Any] = {"type": "delta" if file.is_delta else "iceberg", "table": file.table}
+    for part, argument in (
+        (source, "kafka_conn_id"),
+        (sink, "storage_conn_id" if file.is_delta else "iceberg_conn_id"),
+    ):
+        if argument in file.connections:
+            part["connection"] = file.connections[argument]
+    if file.group != file.dag_id:
+        source["consumer_group"] = file.group
+    if "unknown_fields" in decoding:
+        sink["unknown_fields"] = decoding.pop("unknown_fields")
+    source |= decoding
+    if file.engine is Engine.MIRROR:
+        sink |= {"mode": "mirror", "key": list(file.key)}
+    if file.columns is not None:
+        (sink if sql is None or sql_input is None else source)["schema"] = file.columns
+    engine = Engine.EXTRACT if file.engine is Engine.MIRROR else file.engine
+    schedule = (file.schedule or SCHEDULES[file.engine]).replace("@continuous", "continuous")
+    rows = [{"name": "rows", "type": "sql_transform", "input": name, "sql": sql}]
+    return {
+        "metadata": {"name": file.dag_id},
+        "sources": {name: source},
+        **({} if sql is None else {"transformations": rows}),
+        "sinks": {"lake": sink},
+        "orchestration": {"engine": str(engine), "schedule": schedule},
+    }
+
+
+def _name_of(topic: str) -> str:
+    """Return the source's name, which transformations refer to."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", topic)[:100]
+    return name if name[0].isalpha() or name[0] == "_" else f"_{name[:99]}"
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
+    """Writes texts of several lines as such, and a dollar sign as the one that is no variable's."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        # PyYAML writes some of what nobody sees, such as U+0085, as it is, and reads it back as something else.
+        is_plain = text.replace("\n", "").isprintable()
+        style = ("|" if "\n" in text else None) if is_plain else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text.replace("$", "$$"), style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def dumped(part: Any) -> str:
+    """Return a part of a file: as YAML that `read_document` reads back as it is."""
+    text: str = yaml.dump(part, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _no_variable(name: str) -> str:
+    raise AssertionError(f"nothing in the file is a variable, and ${{{name}}} is")

@@ -1,0 +1,70 @@
+"""Whether and when a task that failed is tried again, by what its error says. For `retry_policy`, on Airflow 3.3."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
+
+from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, Terminal, Transient
+
+if AIRFLOW_V_3_3_PLUS or TYPE_CHECKING:
+    from airflow.sdk import RetryDecision, RetryPolicy
+else:
+    RetryPolicy = object
+
+# More the column of Airflow's database does not hold.
+_MOST_CHARACTERS = 500
+_LONGEST = 366 * 86_400.0
+# Doubling more often than this is past any bound that makes sense, and soon past what a float holds.
+_MOST_DOUBLINGS = 30
+
+
+class LakestreamRetryPolicy(RetryPolicy):
+    """Try again where it can help: after a transient error of lakestream, and never after a terminal one.
+
+    A terminal error (a bad record, lost offsets, arguments that contradict each other) fails the task at once, whatever
+    `retries` says. A transient one (a broker or a catalog that does not answer, a conflict, a full disk) is tried again
+    after `delay`, twice as long before each further try, up to `max_delay`, as often as `retries` allows. Any other
+    error is Airflow's: `retries` and `retry_delay` of the task. Airflow keeps the reason with the try.
+
+    The operators of lakestream fail without retries on a terminal error by themselves; for tasks of your own that call
+    lakestream, the policy does it.
+
+    :param delay: pause before the first further try, a number of seconds or a text such as `"10s"`
+    :param max_delay: longest pause
+    """
+
+    def __init__(self, *, delay: float | str = "10s", max_delay: float | str = "5m") -> None:
+        if not AIRFLOW_V_3_3_PLUS:
+            raise AirflowTooOld(
+                "LakestreamRetryPolicy needs Airflow 3.3 or newer: before that, a task has no retry_policy. Give it "
+                "`retries` and `retry_delay` instead; a terminal error fails a lakestream operator at once there, too."
+            )
+        self.delay = seconds("delay", delay)
+        self.max_delay = seconds("max_delay", max_delay)
+        if self.max_delay < self.delay:
+            raise InvalidArgument("max_delay", f"{max_delay!r} is shorter than the delay, {delay!r}.")
+        if self.max_delay > _LONGEST:
+            raise InvalidArgument("max_delay", "is longer than a year.")
+
+    def evaluate(self, exception: BaseException, try_number: int, max_tries: int, context: Any = None) -> RetryDecision:
+        """Return what is to be done after a try that failed."""
+        reason = f"{type(exception).__name__}: {exception}"[:_MOST_CHARACTERS]
+        if isinstance(exception, Terminal):
+            return RetryDecision.fail(reason)
+        if isinstance(exception, Transient):
+            doublings = min(max(0, try_number - 1), _MOST_DOUBLINGS)
+            return RetryDecision.retry(timedelta(seconds=min(self.max_delay, self.delay * 2**doublings)), reason)
+        return RetryDecision.default()
+
+    def serialize(self) -> dict[str, Any]:
+        """Return the arguments, JSON-ready."""
+        return {"delay": self.delay, "max_delay": self.max_delay}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> LakestreamRetryPolicy:
+        """Return the policy that `serialize` wrote down."""
+        return cls(**data)

@@ -1,0 +1,52 @@
+"""Without OpenLineage's provider nothing of it is imported, and nothing fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from airflow_lakestream.operators.lineage import is_told
+
+_WITHOUT = """
+import sys
+
+# Airflow itself asks each installed provider what it has.
+import airflow
+for name in [name for name in sys.modules if "openlineage" in name]:
+    del sys.modules[name]
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("openlineage", "airflow.providers.openlineage")):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.lineage import is_told
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+from airflow_lakestream.operators.supervised.lineage import lineage_kept
+
+land = KafkaExtractOperator(task_id="land", topic="t", table="lake.t")
+stream = SparkStreamingSubmitOperator(task_id="stream", application="a.py", checkpoint_location="/c")
+# Who looks after the driver is not even asked.
+with lineage_kept(stream, None):
+    pass
+print(is_told(), [one.get_openlineage_facets_on_complete(None) for one in (land, stream)])
+print([one.get_openlineage_facets_on_failure(None) for one in (land, stream)])
+print([name for name in sys.modules if "openlineage" in name])
+"""
+
+
+def test_without_the_provider_nothing_is_kept_and_nothing_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-3:] == ["False [None, None]", "[None, None]", "[]"]
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_facts_are_kept_only_where_events_go_somewhere(monkeypatch: pytest.MonkeyPatch, is_off: bool) -> None:
+    monkeypatch.setattr("airflow.providers.openlineage.conf.is_disabled", lambda: is_off)
+    assert is_told() is not is_off
