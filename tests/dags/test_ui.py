@@ -34,6 +34,8 @@ print(sorted({"fastapi", "starlette", "pyiceberg", "pyarrow", "confluent_kafka"}
 print(sorted(name for name in sys.modules if name.startswith("airflow_lakestream.ui.")))
 view = plugin.LakestreamPlugin.external_views[0]
 print(view["href"])
+import airflow_lakestream.ui.app
+print(sorted({"pyiceberg", "confluent_kafka"} & (set(sys.modules) - before)))
 """
 
 
@@ -86,9 +88,11 @@ def test_an_installation_without_the_site_says_how_to_build_it(airflow: object, 
 
 
 def test_the_plugin_loads_nothing_heavy(airflow: object) -> None:
-    loaded, heavy, ours, href = python(IMPORT).splitlines()[-4:]
+    loaded, heavy, ours, href, served = python(IMPORT).splitlines()[-5:]
     assert loaded == "['airflow_lakestream']"
     assert heavy == "[]"
     # Nor the page's own modules, which load FastAPI and Airflow's models.
     assert ours == "['airflow_lakestream.ui.plugin']"
     assert href == "/lakestream/docs/index.html"
+    # Nor does the API server ever open a topic or a table.
+    assert served == "[]"

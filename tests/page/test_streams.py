@@ -88,6 +88,10 @@ class Visit:
         expect(self.page.get_by_role("heading", name="Streams", exact=True)).to_be_visible()
         expect(self.page.get_by_role("link", name="orders → lake.lands")).to_be_visible()
 
+    def look(self, name: str) -> None:
+        """Take a picture for people who look at the page; the documentation has none of it."""
+        self.page.screenshot(path=CHECKOUT / ".dev" / "pictures" / f"{name}.png", animations="disabled")
+
     def is_within(self) -> bool:
         """Whether nothing is wider than the window."""
         wide = "() => { const e = document.querySelector('.ls'); return [e.scrollWidth, e.clientWidth, innerWidth]; }"
@@ -160,7 +164,7 @@ def test_a_user_starts_a_run_by_keyboard_alone(visit: Visit) -> None:
     expect(page.get_by_role("status")).to_contain_text("A run of lands is started: manual__")
     colors = "() => { const s = getComputedStyle(document.querySelector('.ls')); return s.color; }"
     dark = page.evaluate(colors)
-    visit.ui.picture("streams-dark")
+    visit.look("streams-dark")
     page.evaluate("() => document.documentElement.classList.replace('dark', 'light')")
     assert page.evaluate(colors) != dark
 
@@ -170,7 +174,7 @@ def test_a_telephone_shows_all_of_it(visit: Visit) -> None:
     visit.page.set_viewport_size({"width": 390, "height": 844})
     expect(visit.page.get_by_role("row").nth(2)).to_be_visible()
     assert visit.is_within()
-    visit.page.screenshot(path=CHECKOUT / ".dev" / "pictures" / "narrow.png")
+    visit.look("streams-narrow")
     visit.page.get_by_role("link", name="orders → lake.lands").click()
     expect(visit.page.get_by_role("heading", name="Landings")).to_be_visible()
     assert visit.is_within()

@@ -16,6 +16,7 @@ from airflow_lakestream.ui.page.supervision import Supervised
 
 _FAILED = ("failed", "upstream_failed", "up_for_retry")
 _RUNNING = ("running", "deferred", "restarting")
+_WAITING = (None, "scheduled", "queued", "up_for_reschedule")
 
 
 class PageState(StrEnum):
@@ -104,6 +105,8 @@ def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
         yield PageState.NEW, Why("There was no run yet.")
     elif newest is not None and newest.state in _RUNNING:
         yield PageState.LANDING, Why("A run is on.")
+    elif newest is not None and newest.state in _WAITING:
+        yield PageState.IDLE, Why("A run waits for its turn.")
     elif landing is not None and (newest is None or landing.run_id == newest.run_id):
         if landing.lag and not seen.lasts:
             yield PageState.BEHIND, Why(f"The newest run left {_count(landing.lag)} for the next one.", "slow consumer")

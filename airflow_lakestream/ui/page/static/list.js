@@ -69,7 +69,7 @@ export const StreamList = ({ dagId, to }) => {
   }, [mine, find, state, engine, sort]);
   const press = (column) => setSort((before) => ({ column, down: before.column === column && !before.down }));
   const engines = [...new Set(mine.map((s) => s.engine))].sort();
-  const seen = mine.map((s) => s.supervised?.at).filter(Boolean).sort().pop();
+  const seen = mine.map((s) => s.supervised).filter(Boolean).sort((a, b) => (a.at < b.at ? -1 : 1)).pop();
   return h("div", { className: "ls" }, h("style", null, css), h("h1", null, "Streams"),
     h("div", { className: "tools", role: "search" },
       h("label", null, "Search", h("input", { type: "search", value: find, onChange: (e) => setFind(e.target.value) })),
@@ -77,8 +77,9 @@ export const StreamList = ({ dagId, to }) => {
       h(Choice, { label: "Engine", all: engines, chosen: engine, choose: setEngine }),
       h("button", { type: "button", onClick: again }, "Look again")),
     wrong ? h("p", { role: "alert", className: "error" }, wrong) : null, said,
-    answer ? h("p", { className: "muted" }, `${figure(shown.length)} of ${figure(mine.length)} streams. `,
-      seen ? h(Fragment, null, "Lag and time left were last looked at by supervise_lakestream ", h(Ago, { at: seen }), ".")
+    answer && mine.length === 0 ? h("p", { className: "muted" }, dagId ? "This DAG has no task that lands a topic."
+      : "There is no DAG that lands a topic, or none that you may read.") : answer ? h("p", { className: "muted" }, `${figure(shown.length)} of ${figure(mine.length)} streams. `,
+      seen ? h(Fragment, null, `Lag and time left were last looked at by ${seen.dag_id} `, h(Ago, seen), ".")
         : "Nobody looks at lag in Kafka: run the DAG supervise_lakestream for it.") : wrong ? null : h("p", null, "Loading ..."),
     shown.length === 0 ? null : h("table", { role: "table" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, COLUMNS.map(([label, , className], n) => h("th", {
