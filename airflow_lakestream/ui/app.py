@@ -5,20 +5,24 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
-from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from airflow_lakestream.ui.page.routes import routes
 
-def make_app() -> Starlette:
-    """Return the application. Its pages are static and have no secrets, so that no login is asked for."""
+
+def make_app() -> FastAPI:
+    """Return the application. Documentation and scripts have no secrets: no login is asked for. All else asks."""
     package = Path(str(files("airflow_lakestream")))
     # A wheel has the site inside; in a checkout `make docs` builds it beside the package.
     built = next((site for site in (package / "site", package.parent / ".site") if site.is_dir()), None)
-    route: BaseRoute = Mount("/docs", StaticFiles(directory=built, html=True) if built else _no_site)
-    return Starlette(routes=[route])
+    app = FastAPI(title="Lakestream", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(routes())
+    app.mount("/static", StaticFiles(directory=package / "ui" / "page" / "static"))
+    app.mount("/docs", StaticFiles(directory=built, html=True) if built else _no_site)
+    return app
 
 
 async def _no_site(scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,6 +9,11 @@ from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 PREFIX = "/lakestream"
+# Airflow may be served below a path of a proxy. Airflow 3.1 imports a script by its address as it stands here, so that
+# it has to be a whole path.
+_WHERE = f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}{PREFIX}"
+_STATIC = f"{_WHERE}/static"
+_ICONS = {"icon": f"{_STATIC}/icon.svg", "icon_dark_mode": f"{_STATIC}/icon-dark.svg"}
 
 
 class LazyApp:
@@ -27,15 +32,33 @@ class LazyApp:
 
 
 class LakestreamPlugin(AirflowPlugin):
-    """The documentation, in the menu "Docs"."""
+    """The page of all streams, that of a DAG's, and the documentation, in the menu "Docs"."""
 
     name = "lakestream"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "Lakestream"}]
+    # Airflow takes from a script the component that has the view's name in `globalThis`.
+    react_apps = [
+        {
+            "name": "Lakestream",
+            "bundle_url": f"{_STATIC}/lakestream.js",
+            "destination": "nav",
+            # Not "lakestream": that is the documentation's, after its name.
+            "url_route": "lakestream-streams",
+            "nav_top_level": True,
+            **_ICONS,
+        },
+        {
+            "name": "Streams",
+            "bundle_url": f"{_STATIC}/dag.js",
+            "destination": "dag",
+            "url_route": "streams",
+            **_ICONS,
+        },
+    ]
     external_views = [
         {
             "name": "Lakestream",
-            # Airflow may be served below a path of a proxy.
-            "href": f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}{PREFIX}/docs/index.html",
+            "href": f"{_WHERE}/docs/index.html",
             "destination": "nav",
             "category": "docs",
         }

@@ -30,8 +30,12 @@ import airflow.configuration, airflow.plugins_manager
 before = set(sys.modules)
 import airflow_lakestream.ui.plugin as plugin
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+print(sorted({"fastapi", "starlette", "pyiceberg", "pyarrow", "confluent_kafka"} & (set(sys.modules) - before)))
+print(sorted(name for name in sys.modules if name.startswith("airflow_lakestream.ui.")))
 view = plugin.LakestreamPlugin.external_views[0]
 print(view["href"])
+import airflow_lakestream.ui.app
+print(sorted({"pyiceberg", "confluent_kafka"} & (set(sys.modules) - before)))
 """
 
 
@@ -84,6 +88,11 @@ def test_an_installation_without_the_site_says_how_to_build_it(airflow: object, 
 
 
 def test_the_plugin_loads_nothing_heavy(airflow: object) -> None:
-    loaded, href = python(IMPORT).splitlines()[-2:]
+    loaded, heavy, ours, href, served = python(IMPORT).splitlines()[-5:]
     assert loaded == "['airflow_lakestream']"
+    assert heavy == "[]"
+    # Nor the page's own modules, which load FastAPI and Airflow's models.
+    assert ours == "['airflow_lakestream.ui.plugin']"
     assert href == "/lakestream/docs/index.html"
+    # Nor does the API server ever open a topic or a table.
+    assert served == "[]"

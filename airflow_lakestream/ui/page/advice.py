@@ -1,0 +1,87 @@
+"""What to do about each cause: the runbook's own words, which a test compares with its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.ui.page.states import Why
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A section of the runbook, and its steps."""
+
+    title: str
+    steps: tuple[str, ...]
+
+    @property
+    def anchor(self) -> str:
+        """Where the section is on its page."""
+        return self.title.lower().replace(",", "").replace(" ", "-")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {"title": self.title, "anchor": self.anchor, "steps": list(self.steps)}
+
+
+NOTHING_LANDS = Advice(
+    "Nothing lands",
+    (
+        "Is the DAG paused? Unpause it.",
+        "Do its runs fail? Read the last line of the task's log: it says what to do.",
+        "Do its runs wait? Look at the pool, max_active_runs, and free worker slots.",
+    ),
+)
+TOO_SLOWLY = Advice(
+    "It lands, but too slowly",
+    (
+        "Does each run end at a limit? max_records leaves the rest for the next run: raise it, or schedule more often.",
+        "Is the worker busy? More processors help, since one process reads for each, up to parallelism.",
+        "Is one run too much for one worker? Share it, or take Spark.",
+    ),
+)
+RECORDS_GONE = Advice(
+    "Records are gone from Kafka",
+    (
+        "Is there a copy: a mirrored cluster, a backup, the producer's database? Land it first, if so.",
+        'To go on without them, run once with on_data_loss="record".',
+        "Then find out why the stream was late.",
+    ),
+)
+THE_QUERY = Advice(
+    "The Spark query",
+    (
+        "failed: the last line says what to do. After the repair clear the task.",
+        "vanished: its machine or container is gone. The next try starts a new one; the ledger keeps each record from "
+        "landing twice.",
+    ),
+)
+
+_OF_CAUSE = {
+    "failed run": NOTHING_LANDS,
+    "stopped consumer": NOTHING_LANDS,
+    "no landing": NOTHING_LANDS,
+    "slow consumer": TOO_SLOWLY,
+    "late partition": TOO_SLOWLY,
+    "expiring records": TOO_SLOWLY,
+    "lost records": RECORDS_GONE,
+    "stopped Spark query": THE_QUERY,
+    "failed Spark query": THE_QUERY,
+    "vanished Spark query": THE_QUERY,
+    "stuck Spark query": THE_QUERY,
+}
+
+
+def with_advice(why: Iterable[Why]) -> list[dict[str, Any]]:
+    """Return reasons as JSON-ready values, each section of the runbook with the first that leads to it."""
+    told: set[str] = set()
+    found = []
+    for one in why:
+        advice = _OF_CAUSE.get(one.cause)
+        new = advice is not None and advice.title not in told
+        if advice is not None:
+            told.add(advice.title)
+        found.append({**one.to_dict(), "advice": advice.to_dict() if advice is not None and new else None})
+    return found

@@ -1,0 +1,40 @@
+"""What the API server answers of streams. Each route asks for a user, and tells of the DAGs that this user may read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import APIRouter, Depends, HTTPException
+
+from airflow_lakestream.ui.page.streams import Streams
+
+
+def readable_dags(user: GetUserDep, session: SessionDep) -> set[str]:
+    """Return the DAGs that the user may read; anonymous requests end here, with 401."""
+    # Airflow's own dependency for it reads the state of the main application, which one that is mounted has not.
+    return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET", session=session))
+
+
+Readable = Annotated[set[str], Depends(readable_dags)]
+
+
+def routes() -> APIRouter:
+    """Return the routes of the page."""
+    router, streams = APIRouter(prefix="/api"), Streams()
+
+    @router.get("/streams")
+    def all_streams(readable: Readable, session: SessionDep) -> dict[str, Any]:
+        return streams.all(session, readable)
+
+    @router.get("/streams/{dag_id}/{task_id}")
+    def one_stream(dag_id: str, task_id: str, readable: Readable, session: SessionDep) -> dict[str, Any]:
+        found = streams.one(session, (dag_id, task_id), readable)
+        if found is None:
+            # The same for one that may not be read: its name is no secret that an answer tells.
+            raise HTTPException(404, f"There is no stream {dag_id}.{task_id}, or you may not read its DAG.")
+        return found
+
+    return router

@@ -1,0 +1,123 @@
+"""What a stream is doing, as far as Airflow's database tells it. Nothing here looks anywhere.
+
+The words are those of `lakestream status`. That command asks Kafka and the tables; here the newest run is asked, the
+newest landing, and what `supervise_lakestream` has last seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from airflow_lakestream.ui.page.landings import Landing
+from airflow_lakestream.ui.page.runs import Try
+from airflow_lakestream.ui.page.supervision import Supervised
+
+_FAILED = ("failed", "upstream_failed", "up_for_retry")
+_RUNNING = ("running", "deferred", "restarting")
+_WAITING = (None, "scheduled", "queued", "up_for_reschedule")
+
+
+class PageState(StrEnum):
+    """What a stream is doing; the worst comes first."""
+
+    FAILING = "failing"
+    STALLED = "stalled"
+    BEHIND = "behind"
+    PAUSED = "paused"
+    NEW = "new"
+    LANDING = "landing"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a stream is in its state. `cause` is a word of the runbook; empty where nothing has to be done."""
+
+    text: str
+    cause: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Return JSON-ready values."""
+        return {"text": self.text, "cause": self.cause}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one stream."""
+
+    paused: bool
+    lasts: bool
+    newest: Try | None
+    landing: Landing | None
+    supervised: Supervised | None
+
+
+def state_of(seen: Seen) -> tuple[PageState, list[Why]]:
+    """Return what a stream is doing, and why, the worst first."""
+    found = [*_of_newest_run(seen), *_of_supervision(seen), *_of_pause(seen), *_of_landing(seen)]
+    order = list(PageState)
+    found.sort(key=lambda one: order.index(one[0]))
+    return found[0][0], [why for _, why in found if why.text]
+
+
+def _of_newest_run(seen: Seen) -> Iterator[tuple[PageState, Why]]:
+    newest = seen.newest
+    if newest is None or newest.state not in _FAILED:
+        return
+    text = {
+        "failed": "The newest run failed. The last line of its log says what to do.",
+        "upstream_failed": "A task before it failed in the newest run.",
+        "up_for_retry": "The newest run failed, and is tried again.",
+    }[newest.state]
+    yield PageState.FAILING, Why(text, "failed run")
+
+
+def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
+    said = seen.supervised
+    if said is None:
+        return
+    if lost := said.value("lag", "lost"):
+        yield PageState.FAILING, Why(f"Kafka no longer has {_count(lost)} that were not landed.", "lost records")
+    if said.is_bad("retention"):
+        left = said.value("retention", "time_left")
+        when = "soon" if left is None else f"in {int(left) // 60} minutes"
+        yield PageState.BEHIND, Why(f"Kafka removes the first record that is not landed {when}.", "expiring records")
+    if said.is_bad("freshness"):
+        reasons = said.value("freshness", "reasons") or [{"cause": "stopped consumer", "text": "nothing was landed"}]
+        for one in reasons:
+            yield PageState.STALLED, Why(f"Not fresh: {one.get('text')}.", str(one.get("cause", "")))
+    if said.is_bad("lag") and not said.value("lag", "lost"):
+        lag = said.value("lag", "lag")
+        text = "Records wait for too long." if lag is None else f"{_count(lag)} wait, and for too long."
+        yield PageState.BEHIND, Why(text, "slow consumer")
+
+
+def _of_pause(seen: Seen) -> Iterator[tuple[PageState, Why]]:
+    if seen.paused and not (seen.newest and seen.newest.state in _RUNNING):
+        yield PageState.PAUSED, Why("The DAG is paused.", "stopped consumer")
+
+
+def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
+    newest, landing = seen.newest, seen.landing
+    if newest is None and landing is None:
+        yield PageState.NEW, Why("There was no run yet.")
+    elif newest is not None and newest.state in _RUNNING:
+        yield PageState.LANDING, Why("A run is on.")
+    elif newest is not None and newest.state in _WAITING:
+        yield PageState.IDLE, Why("A run waits for its turn.")
+    elif landing is not None and (newest is None or landing.run_id == newest.run_id):
+        if landing.lag and not seen.lasts:
+            yield PageState.BEHIND, Why(f"The newest run left {_count(landing.lag)} for the next one.", "slow consumer")
+        yield PageState.LANDING, Why("")
+    else:
+        yield PageState.IDLE, Why("The newest run found nothing to land." if _ended_well(newest) else "")
+
+
+def _ended_well(newest: Try | None) -> bool:
+    return newest is not None and newest.state in ("success", "skipped")
+
+
+def _count(offsets: int) -> str:
+    return f"{int(offsets):,} offset{'' if offsets == 1 else 's'}"

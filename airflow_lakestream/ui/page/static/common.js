@@ -1,0 +1,124 @@
+// What the views share. Written by hand, without a build: React and the router are Airflow's own, and colours are its
+// CSS variables, so that the page follows light and dark.
+export const { createElement: h, Fragment, useCallback, useEffect, useMemo, useRef, useState } = globalThis.React;
+export const { Link, useSearchParams } = globalThis.ReactRouterDOM;
+
+const base = new URL(document.baseURI).pathname;
+const color = (name) => `var(--chakra-colors-${name})`;
+
+export const css = `
+.ls{container-type:inline-size;padding:16px;color:${color("fg")};font-size:14px;line-height:1.5;width:100%;height:100%;overflow-y:auto}
+.ls h1{font-size:20px;font-weight:600}.ls h2{font-size:16px;font-weight:600;margin:20px 0 6px}.ls h3{font-weight:600;margin:8px 0 2px}
+.ls a{color:${color("fg-info")};text-decoration:underline;overflow-wrap:anywhere}
+.ls :focus-visible{outline:2px solid ${color("fg-info")};outline-offset:1px}
+.ls button,.ls input,.ls select{font:inherit;color:inherit;background:${color("bg")};border:1px solid ${color("border-emphasized")};border-radius:4px;padding:2px 8px;max-width:100%}
+.ls button{cursor:pointer;white-space:nowrap;background:${color("bg-muted")}}.ls button:disabled{opacity:.5;cursor:default}
+.ls .tools{display:flex;flex-wrap:wrap;gap:8px;align-items:end;margin:10px 0}.ls .tools label{display:flex;flex-direction:column;font-size:12px;color:${color("fg-muted")}}
+.ls .said{min-height:1.5em}.ls .muted{color:${color("fg-muted")}}.ls .error{color:${color("fg-error")}}
+.ls table{width:100%;border-collapse:collapse}.ls th{text-align:left;font-weight:500;color:${color("fg-muted")};border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:bottom}
+.ls th button{background:none;border:0;padding:0;text-align:left;color:inherit}
+.ls td{border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:top;overflow-wrap:anywhere}
+.ls td.figure{text-align:right;white-space:nowrap}.ls th.figure{text-align:right}
+.ls time{white-space:nowrap}.ls .badge{display:inline-block;border:1px solid currentColor;border-radius:4px;padding:0 6px;font-weight:600;font-size:12px}
+.ls .failing,.ls .stalled{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
+.ls .idle{color:${color("fg-info")}}.ls .paused,.ls .new{color:${color("fg-muted")}}
+.ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
+.ls ol{padding-left:20px;list-style:decimal}.ls ul{padding-left:20px;list-style:disc}
+.ls svg.bar{display:block;width:100%;height:14px;background:${color("bg-muted")}}
+.ls .f-landed{fill:${color("fg-success")}}.ls .f-lost{fill:${color("fg-error")}}.ls .f-hole{fill:${color("fg-warning")}}.ls .f-rows{fill:${color("fg-info")}}
+.ls .key{display:inline-block;width:10px;height:10px;margin:0 4px 0 12px}.ls .key.landed{background:${color("fg-success")}}.ls .key.lost{background:${color("fg-error")}}.ls .key.hole{background:${color("fg-warning")}}
+@container (max-width:60em){
+.ls table,.ls tbody,.ls tr,.ls td{display:block}.ls thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+.ls tr{border-bottom:2px solid ${color("border")};padding:8px 0}.ls td,.ls td.figure{border:0;padding:1px 0;text-align:left;white-space:normal}
+.ls td:empty{display:none}
+.ls td[data-label]:not([data-label=""])::before{content:attr(data-label) ": ";color:${color("fg-muted")}}}
+`;
+
+/** Ask Airflow. Returns [answer, what is wrong]; an error is a sentence for the reader. */
+export const ask = async (path, options = {}) => {
+  let answer;
+  try {
+    answer = await fetch(base + path, { headers: { Accept: "application/json", ...options.headers }, ...options });
+  } catch {
+    return [null, "Airflow does not answer. Is its API server up?", 0];
+  }
+  const body = await answer.json().catch(() => null);
+  if (answer.ok) return [body, "", answer.status];
+  if (answer.status === 401) return [null, "You are not logged in any more: load the page again.", 401];
+  const detail = body && typeof body.detail === "string" ? body.detail : answer.statusText;
+  return [null, `${detail} (${answer.status})`, answer.status];
+};
+
+/** Ask for something now, and again each half minute while somebody looks. */
+export const useAnswer = (path) => {
+  const [state, setState] = useState({ path: "", answer: null, wrong: "" });
+  const [count, setCount] = useState(0);
+  useEffect(() => {
+    let left = false;
+    const look = async () => {
+      const [answer, wrong] = await ask(path);
+      if (!left) setState((before) => ({ path, answer: answer ?? (before.path === path ? before.answer : null), wrong }));
+    };
+    look();
+    const timer = setInterval(() => document.hidden || look(), 30000);
+    return () => { left = true; clearInterval(timer); };
+  }, [path, count]);
+  return [state.path === path ? state : { answer: null, wrong: "" }, useCallback(() => setCount((n) => n + 1), [])];
+};
+
+export const figure = (value) => (value === null || value === undefined ? "" : Number(value).toLocaleString("en-US"));
+
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
+/** Return seconds in words, by their two greatest units. */
+export const span = (seconds) => {
+  if (seconds === null || seconds === undefined) return "";
+  let left = Math.max(0, Math.round(seconds));
+  const parts = [];
+  for (const [unit, size] of UNITS) {
+    if (left >= size) { parts.push(`${Math.floor(left / size)} ${unit}`); left %= size; }
+  }
+  if (parts.length === 0) return `${left} s`;
+  return parts.slice(0, 2).join(" ");
+};
+export const age = (at) => (at ? (Date.now() - Date.parse(at)) / 1000 : null);
+export const when = (at) => (at ? new Date(at).toLocaleString() : "");
+export const Ago = ({ at }) => (at ? h("time", { dateTime: at, title: when(at) }, `${span(age(at))} ago`) : "");
+export const State = ({ state }) => h("span", { className: `badge ${state}` }, state);
+
+export const runPath = ({ dag_id, task_id }, run) => {
+  const mapped = run.map_index >= 0 ? `/mapped/${run.map_index}` : "";
+  const [dag, id, task] = [dag_id, run.run_id, task_id].map(encodeURIComponent);
+  return `/dags/${dag}/runs/${id}/tasks/${task}${mapped}`;
+};
+export const nameOf = (stream) => stream.topic || stream.written.topic || stream.task_id;
+export const tableOf = (stream) => stream.table || stream.written.table || "";
+export const docs = (page) => `${base}lakestream/docs/${page}`;
+
+/** Start a run by Airflow's own API, which asks whether the user may. */
+export const RunNow = ({ stream, say }) => {
+  const [busy, setBusy] = useState(false);
+  const press = async () => {
+    setBusy(true);
+    const [run, wrong, status] = await ask(`api/v2/dags/${encodeURIComponent(stream.dag_id)}/dagRuns`, {
+      method: "POST",
+      headers: { Accept: "application/json", "Content-Type": "application/json" },
+      body: JSON.stringify({ logical_date: null }),
+    });
+    setBusy(false);
+    if (status === 403) say(`You may not start runs of ${stream.dag_id}: your role has no permission for it.`, true);
+    else if (wrong) say(`${stream.dag_id} was not started: ${wrong}`, true);
+    else {
+      const where = `/dags/${encodeURIComponent(stream.dag_id)}/runs/${encodeURIComponent(run.dag_run_id)}`;
+      const waits = stream.paused ? " It waits: the DAG is paused." : "";
+      say(h(Fragment, null, `A run of ${stream.dag_id} is started: `, h(Link, { to: where }, run.dag_run_id), ".", waits));
+    }
+  };
+  return h("button", { type: "button", disabled: busy, onClick: press, "aria-label": `Run ${stream.dag_id} now` }, "Run now");
+};
+
+/** A line that tells what a press has done; screen readers read it out. */
+export const useSaying = () => {
+  const [said, setSaid] = useState({ text: "", bad: false });
+  const line = h("p", { role: "status", className: said.bad ? "said error" : "said" }, said.text);
+  return [line, useCallback((text, bad = false) => setSaid({ text, bad }), [])];
+};

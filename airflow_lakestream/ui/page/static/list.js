@@ -1,0 +1,91 @@
+// All streams in one table, the worst first.
+import { Ago, Fragment, Link, RunNow, State, age, css, figure, h, nameOf, runPath, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
+
+const STATES = ["failing", "stalled", "behind", "paused", "new", "landing", "idle"];
+const value = (stream, what, name) => stream.supervised?.looks[what]?.value?.[name] ?? null;
+// What Kafka says is newer than what the last run has left, where somebody looks.
+export const lagOf = (stream) => {
+  const seen = value(stream, "lag", "lag");
+  const newer = stream.landing && stream.supervised && Date.parse(stream.landing.at) > Date.parse(stream.supervised.at);
+  return seen === null || newer ? stream.landing?.lag ?? seen : seen;
+};
+export const leftOf = (stream) => value(stream, "retention", "time_left");
+
+const COLUMNS = [
+  ["Stream", (s) => `${nameOf(s)} ${tableOf(s)}`],
+  ["State", (s) => STATES.indexOf(s.state)],
+  ["Engine", (s) => s.engine],
+  ["Lag", lagOf, "figure"],
+  ["Last landing", (s) => (s.landing ? -Date.parse(s.landing.at) : null)],
+  ["Rows", (s) => s.landing?.rows ?? null, "figure"],
+  ["Rejected", (s) => s.landing?.rejected ?? null, "figure"],
+  ["Time left in Kafka", leftOf, "figure"],
+  ["Next run", (s) => (s.next_run ? Date.parse(s.next_run) : null)],
+];
+// What is unknown comes last, whichever way.
+const compare = (key, down) => (a, b) => {
+  const [x, y] = [key(a), key(b)];
+  if (x === null || y === null) return (x === null) - (y === null);
+  return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
+};
+
+const Row = ({ stream, to, say }) => {
+  const why = stream.why.find((one) => one.text);
+  const cell = (label, content, className) => h("td", { role: "cell", "data-label": label, className }, content);
+  return h("tr", { role: "row" },
+    cell("", h(Fragment, null, h(Link, { to: to(stream) }, nameOf(stream), " → ", tableOf(stream)),
+      h("div", { className: "muted" }, h(Link, { to: `/dags/${encodeURIComponent(stream.dag_id)}` }, stream.dag_id)))),
+    cell("State", h(Fragment, null, h(State, stream), why ? h("div", { className: "muted" }, why.text) : null)),
+    cell("Engine", stream.engine),
+    cell("Lag", figure(lagOf(stream)), "figure"),
+    cell("Last landing", stream.landing ? h(Link, { to: runPath(stream, stream.landing) }, h(Ago, stream.landing)) : "none"),
+    cell("Rows", figure(stream.landing?.rows), "figure"),
+    cell("Rejected", figure(stream.landing?.rejected), "figure"),
+    cell("Time left in Kafka", span(leftOf(stream)), "figure"),
+    cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : stream.schedule),
+    cell("", h(RunNow, { stream, say })));
+};
+const next = (at) => (age(at) < 0 ? `in ${span(-age(at))}` : "due");
+
+const Choice = ({ label, all, chosen, choose }) => h("label", null, label,
+  h("select", { value: chosen, onChange: (e) => choose(e.target.value) },
+    h("option", { value: "" }, "all"), all.map((one) => h("option", { key: one, value: one }, one))));
+
+export const StreamList = ({ dagId, to }) => {
+  const [{ answer, wrong }, again] = useAnswer("lakestream/api/streams");
+  const [find, setFind] = useState("");
+  const [state, setState] = useState("");
+  const [engine, setEngine] = useState("");
+  const [sort, setSort] = useState({ column: 1, down: false });
+  const [said, say] = useSaying();
+  const mine = useMemo(() => (answer?.streams ?? []).filter((s) => !dagId || s.dag_id === dagId), [answer, dagId]);
+  const shown = useMemo(() => {
+    const words = find.toLowerCase().split(/\s+/).filter(Boolean);
+    const fits = (s) => {
+      const text = [s.dag_id, s.task_id, nameOf(s), tableOf(s), s.consumer_group, s.engine, s.state].join(" ").toLowerCase();
+      return (!state || s.state === state) && (!engine || s.engine === engine) && words.every((word) => text.includes(word));
+    };
+    return mine.filter(fits).sort(compare(COLUMNS[sort.column][1], sort.down));
+  }, [mine, find, state, engine, sort]);
+  const press = (column) => setSort((before) => ({ column, down: before.column === column && !before.down }));
+  const engines = [...new Set(mine.map((s) => s.engine))].sort();
+  const seen = mine.map((s) => s.supervised).filter(Boolean).sort((a, b) => (a.at < b.at ? -1 : 1)).pop();
+  return h("div", { className: "ls" }, h("style", null, css), h("h1", null, "Streams"),
+    h("div", { className: "tools", role: "search" },
+      h("label", null, "Search", h("input", { type: "search", value: find, onChange: (e) => setFind(e.target.value) })),
+      h(Choice, { label: "State", all: STATES, chosen: state, choose: setState }),
+      h(Choice, { label: "Engine", all: engines, chosen: engine, choose: setEngine }),
+      h("button", { type: "button", onClick: again }, "Look again")),
+    wrong ? h("p", { role: "alert", className: "error" }, wrong) : null, said,
+    answer && mine.length === 0 ? h("p", { className: "muted" }, dagId ? "This DAG has no task that lands a topic."
+      : "There is no DAG that lands a topic, or none that you may read.") : answer ? h("p", { className: "muted" }, `${figure(shown.length)} of ${figure(mine.length)} streams. `,
+      seen ? h(Fragment, null, `Lag and time left were last looked at by ${seen.dag_id} `, h(Ago, seen), ".")
+        : "Nobody looks at lag in Kafka: run the DAG supervise_lakestream for it.") : wrong ? null : h("p", null, "Loading ..."),
+    shown.length === 0 ? null : h("table", { role: "table" },
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, COLUMNS.map(([label, , className], n) => h("th", {
+        key: label, role: "columnheader", scope: "col", className,
+        "aria-sort": sort.column === n ? (sort.down ? "descending" : "ascending") : "none",
+      }, h("button", { type: "button", onClick: () => press(n) }, label, sort.column === n ? (sort.down ? " ↓" : " ↑") : ""))),
+      h("th", { role: "columnheader", scope: "col" }, "Act"))),
+      h("tbody", { role: "rowgroup" }, shown.map((stream) => h(Row, { key: `${stream.dag_id}/${stream.task_id}`, stream, to, say })))));
+};

@@ -1,0 +1,94 @@
+"""What the sensors of `supervise_lakestream` have last said of each stream, read from their XComs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from sqlalchemy import func, select
+
+from airflow_lakestream.ui.page.tasks import LookTask
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+# A stream, as the list of streams names it: (table, consumer_group).
+Named = tuple[str, str]
+
+
+@dataclass
+class Supervised:
+    """What was last said of a stream. `looks` has by what was looked at whether it is well, and the sensor's value."""
+
+    dag_id: str
+    run_id: str
+    at: datetime
+    looks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def value(self, what: str, name: str) -> Any:
+        """Return one figure of a look; None where nobody looked."""
+        return (self.looks.get(what, {}).get("value") or {}).get(name)
+
+    def is_bad(self, what: str) -> bool:
+        """Whether the look failed."""
+        return self.looks.get(what, {}).get("well") is False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {"dag_id": self.dag_id, "run_id": self.run_id, "at": self.at.isoformat(), "looks": self.looks}
+
+
+def supervised(session: Session, looks: Mapping[str, Iterable[LookTask]]) -> dict[Named, Supervised]:
+    """Return what was last said of each stream.
+
+    :param looks: by DAG its tasks that look.
+    """
+    found: dict[Named, Supervised] = {}
+    newest = (
+        select(func.max(DagRun.id))
+        .where(DagRun.dag_id.in_(list(looks)), DagRun.state.in_(("success", "failed")))
+        .group_by(DagRun.dag_id)
+    )
+    runs = select(DagRun.id, DagRun.dag_id, DagRun.run_id, DagRun.end_date).where(DagRun.id.in_(newest))
+    for run, dag_id, run_id, at in session.execute(runs):
+        if at is None:
+            continue
+        tasks = {look.task_id: look for look in looks[dag_id]}
+        of_run = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
+            XComModel.dag_run_id == run, XComModel.key == "return_value"
+        )
+        values = {(task_id, index): _read(value) for task_id, index, value in session.execute(of_run)}
+        states = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
+            TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id, TaskInstance.task_id.in_(list(tasks))
+        )
+        for task_id, index, state in session.execute(states):
+            listed = values.get((tasks[task_id].listed_by, -1))
+            if not isinstance(listed, list) or not 0 <= index < len(listed) or state not in ("success", "failed"):
+                continue
+            value = values.get((task_id, index))
+            one = found.setdefault(_name(listed[index]), Supervised(dag_id, run_id, at))
+            one.looks[tasks[task_id].what] = {
+                "well": state == "success",
+                "value": value if isinstance(value, dict) else None,
+            }
+    return found
+
+
+def _name(stream: Any) -> Named:
+    given = stream if isinstance(stream, Mapping) else {}
+    return str(given.get("table")), str(given.get("consumer_group"))
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return None
+    return value

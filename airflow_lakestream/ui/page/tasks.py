@@ -1,0 +1,135 @@
+"""Which tasks of a DAG are streams, read from the JSON that Airflow keeps of it: no DAG is made of it.
+
+Texts are as the DAG file has them. What is a template there is rendered by a run, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_OURS = "airflow_lakestream."
+_MAINTENANCE = "maintain_iceberg"
+# By operator: the engine that lands.
+ENGINES = {
+    "KafkaExtractOperator": "extract",
+    "CommitPiecesOperator": "group",
+    "KafkaMirrorOperator": "mirror",
+    "SparkStreamingSubmitOperator": "spark",
+    "FlinkSqlOperator": "flink",
+    "KafkaConnectOperator": "connect",
+}
+# A run of theirs goes on and on, and tells how far it is by the XCom `progress`.
+LASTING = ("spark", "flink", "connect")
+# By sensor: what it looks at, as `Supervision` calls it.
+LOOKS = {
+    "IcebergSnapshotFreshnessSensor": "freshness",
+    "CheckpointLagSensor": "lag",
+    "RetentionRiskSensor": "retention",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTask:
+    """A task that lands. A name that only a run knows is None; `written` is then what the DAG file says."""
+
+    task_id: str
+    operator: str
+    engine: str
+    topic: str | None
+    table: str | None
+    consumer_group: str | None
+    written: Mapping[str, str]
+    has_outlets: bool
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a run goes on and on."""
+        return self.engine in LASTING
+
+
+@dataclass(frozen=True, slots=True)
+class LookTask:
+    """A mapped task that looks at each stream of the list which the task `listed_by` returns."""
+
+    task_id: str
+    what: str
+    listed_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a DAG has of ours."""
+
+    streams: tuple[StreamTask, ...] = ()
+    looks: tuple[LookTask, ...] = ()
+
+
+def find(data: Mapping[str, Any]) -> Found:
+    """Return what the JSON of a serialized DAG has of ours."""
+    tasks = [_plain(task) for task in data.get("dag", {}).get("tasks", [])]
+    ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
+    return Found(tuple(_streams(ours)), tuple(_looks(ours)))
+
+
+def _streams(tasks: list[dict[str, Any]]) -> Iterator[StreamTask]:
+    for task in tasks:
+        operator = str(task.get("task_type") or task.get("_task_type") or "")
+        if operator not in ENGINES:
+            continue
+        given = {**_map(task.get("partial_kwargs")), **task}
+        if given.get("app") == _MAINTENANCE or (operator == "SparkStreamingSubmitOperator" and not given.get("app")):
+            continue
+        names = _names(given)
+        yield StreamTask(
+            task_id=str(task["task_id"]),
+            operator=operator,
+            engine=ENGINES[operator],
+            **{name: text if text and "{{" not in text else None for name, text in names.items()},
+            written={name: text for name, text in names.items() if text},
+            has_outlets=bool(given.get("outlets")),
+        )
+
+
+def _names(given: Mapping[str, Any]) -> dict[str, str | None]:
+    app, connector = _map(given.get("app_config")), _map(given.get("config"))
+    return {
+        "topic": _text(given.get("topic") or app.get("topic") or connector.get("topics")),
+        "table": _text(given.get("table") or app.get("table") or connector.get("iceberg.tables")),
+        "consumer_group": _text(given.get("consumer_group") or app.get("consumer_group")),
+    }
+
+
+def _looks(tasks: list[dict[str, Any]]) -> Iterator[LookTask]:
+    for task in tasks:
+        what = LOOKS.get(str(task.get("task_type") or task.get("_task_type") or ""))
+        if what is None or not task.get("_is_mapped"):
+            continue
+        if listed_by := _xcom_of(task.get("expand_input")):
+            yield LookTask(str(task["task_id"]), what, listed_by)
+
+
+def _xcom_of(value: Any) -> str | None:
+    """Return the first task whose XCom an expansion takes, whatever is made of it on the way."""
+    if isinstance(value, Mapping):
+        if "task_id" in value and "key" in value:
+            return _text(value["task_id"])
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((found for one in value if (found := _xcom_of(one))), None)
+    return None
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return dict(_map(value))
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    # Airflow wraps some values, with their type beside them.
+    inner = value.get("__var", value) if isinstance(value, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,151 @@
+"""The page of streams, as Airflow's API server answers: who sees what, and what is said of each stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.services.airflow import database_settings
+from dev.stack import Stack
+from tests.support.airflow_home import CHECKOUT, settings
+from tests.support.page_answers import ONE, USERS
+
+ALL = "/lakestream/api/streams"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory, stack: Stack) -> dict[str, Any]:
+    """Give the answers of an API server, in an Airflow of its own, on PostgreSQL."""
+    home = tmp_path_factory.mktemp("page")
+    (home / "written").mkdir()
+    users = ",".join(f"{name}:{role}" for name, role in USERS.items() if role)
+    environment = {
+        **os.environ,
+        **settings(home),
+        **database_settings(stack.up_postgres().new_database("page")),
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.support.picky_auth.PickyAuthManager",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": users,
+        "AIRFLOW__API__BASE_URL": "http://localhost:8080/behind/a/path",
+    }
+
+    def python(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    python("-m", "airflow", "db", "migrate")
+    return dict(json.loads(python("-m", "tests.support.page_answers").splitlines()[-1]))
+
+
+def streams(said: dict[str, Any], user: str) -> dict[str, Any]:
+    status, answer = said[f"{user} GET {ALL}"]
+    assert status == 200
+    return {one["dag_id"]: one for one in answer["streams"]}
+
+
+def test_every_route_refuses_who_is_not_logged_in(said: dict[str, Any]) -> None:
+    assert ["GET", ALL] in said["routes"]
+    assert {method for method, _ in said["routes"]} == {"GET"}
+    for method, path in said["routes"]:
+        assert said[f"anonymous {method} {path}"][0] == 401, path
+        assert said[f"ada {method} {path}"][0] == 200, path
+    # Files without secrets.
+    assert said["mounts"] == ["/static", "/docs"]
+
+
+def test_a_dag_that_may_not_be_read_never_shows(said: dict[str, Any]) -> None:
+    assert "secret" in streams(said, "ada")
+    assert "secret" not in streams(said, "vera")
+    assert said[f"ada GET {ONE.format('secret')}"][0] == 200
+    hidden, nowhere = (said[f"vera GET {ONE.format(name)}"] for name in ("secret", "nowhere"))
+    assert (hidden[0], nowhere[0]) == (404, 404)
+    assert hidden[1]["detail"] == nowhere[1]["detail"].replace("nowhere", "secret")
+    everything = json.dumps([answer for name, answer in said.items() if name.startswith("vera")])
+    assert "hidden_group" not in everything
+    assert "lake.secret" not in everything
+
+
+def test_the_states_are_those_of_the_newest_runs_and_of_the_supervision(said: dict[str, Any]) -> None:
+    found = streams(said, "vera")
+    assert {name: one["state"] for name, one in found.items()} == {
+        "lands": "idle",
+        "fails": "failing",
+        "behind": "stalled",
+        "waits": "paused",
+        "no_outlet": "idle",
+        "on_spark": "landing",
+    }
+    assert found["fails"]["why"][0]["cause"] == "failed run"
+    why = found["behind"]["why"]
+    assert [one["cause"] for one in why] == ["stopped consumer", "slow consumer"]
+    assert "1,234 offsets wait" in why[1]["text"]
+    assert found["behind"]["supervised"]["looks"]["lag"]["value"]["seconds"] == 7200
+
+
+def test_names_are_those_of_the_newest_run_and_not_the_template(said: dict[str, Any]) -> None:
+    found = streams(said, "vera")
+    assert (found["lands"]["topic"], found["lands"]["consumer_group"]) == ("orders", "orders_group")
+    # No run has rendered it yet.
+    assert (found["waits"]["topic"], found["waits"]["written"]["topic"]) == (None, "{{ params.topic }}")
+
+
+def test_a_landing_is_known_by_its_asset_by_its_report_or_by_its_progress(said: dict[str, Any]) -> None:
+    found = streams(said, "vera")
+    assert (found["lands"]["landing"]["rows"], found["lands"]["landing"]["snapshot_id"]) == (30, str(10**18 + 150))
+    # Without an outlet; a later run that landed nothing hides it not.
+    assert (found["no_outlet"]["landing"]["rows"], found["no_outlet"]["landing"]["rejected"]) == (1, 2)
+    assert found["no_outlet"]["landing"]["at"].startswith("2026-11-01T12:00")
+    # A run that goes on.
+    assert (found["on_spark"]["landing"]["rows"], found["on_spark"]["landing"]["lag"]) == (39, 5)
+    assert found["fails"]["landing"] is None
+
+
+def test_a_stream_has_its_history_with_holes_and_losses(said: dict[str, Any]) -> None:
+    status, one = said[f"vera GET {ONE.format('lands')}"]
+    assert status == 200
+    assert [landing["rows"] for landing in one["landings"]] == [30, 100]
+    assert one["landings"][0]["schema_changes"] == ["column added: city string"]
+    assert one["offsets"] == [
+        {
+            "topic": "orders",
+            "partition": 0,
+            "landed": [[0, 100], [120, 150]],
+            "lost": [[150, 160]],
+            "holes": [[100, 120]],
+        }
+    ]
+    assert said[f"vera GET {ONE.format('no_stream')}"][0] == 404
+
+
+def test_what_comes_next_is_seen(said: dict[str, Any]) -> None:
+    status, one = said["later"]
+    assert (status, one["state"], one["landing"]["rows"], len(one["landings"])) == (200, "landing", 40, 3)
+
+
+def test_scripts_are_read_by_everybody(said: dict[str, Any]) -> None:
+    assert said["script"][0] == 200
+    assert "javascript" in said["script"][1]
+
+
+def test_airflow_knows_the_page_below_the_path_of_its_proxy(said: dict[str, Any]) -> None:
+    [plugin] = [one for one in said["ada GET /api/v2/plugins"][1]["plugins"] if one["name"] == "lakestream"]
+    assert {one["destination"]: one["bundle_url"] for one in plugin["react_apps"]} == {
+        "nav": "/behind/a/path/lakestream/static/lakestream.js",
+        "dag": "/behind/a/path/lakestream/static/dag.js",
+    }
+    # Of two views with one route Airflow shows one, and a view without a route has its name for it.
+    routes = [one.get("url_route") or one["name"].lower() for one in plugin["react_apps"] + plugin["external_views"]]
+    assert sorted(routes) == ["lakestream", "lakestream-streams", "streams"]
+
+
+def test_the_files_of_the_page_are_in_the_package() -> None:
+    static = Path(CHECKOUT, "airflow_lakestream", "ui", "page", "static")
+    assert {file.name for file in static.iterdir()} >= {"lakestream.js", "dag.js"}

@@ -1,0 +1,188 @@
+"""The page of streams in a real Chromium, against an API server with made streams, below the path of a proxy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from playwright.sync_api import Browser, BrowserContext, Route, expect
+
+from dev.ports import LOOPBACK, free_ports
+from tests.page.conftest import Ui, log_in
+from tests.support.airflow_home import CHECKOUT, settings
+from tests.support.broker import poll_until
+
+USERS = {"vera": "viewer", "uma": "user", "ada": "admin"}
+# The page itself is what is tried; a script of anybody else's, or one in the page, would not run.
+POLICY = "script-src 'self'"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give the address of an API server, whose Airflow has nothing else."""
+    home, [port] = tmp_path_factory.mktemp("streams"), free_ports(1)
+    (home / "written").mkdir()
+    passwords = home / "passwords.json"
+    passwords.write_text(json.dumps({name: name for name in USERS}))
+    url = f"http://{LOOPBACK}:{port}/behind/a/path"
+    environment = {
+        **os.environ,
+        **settings(home),
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.support.picky_auth.PickyAuthManager",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+        "AIRFLOW__API__BASE_URL": url,
+        "PYTHONPATH": str(CHECKOUT),
+    }
+    make = "from tests.support.page_answers import make; make()"
+    for command in (["-m", "airflow", "db", "migrate"], ["-c", make]):
+        subprocess.run([sys.executable, *command], env=environment, cwd=CHECKOUT, check=True, capture_output=True)
+    command = [sys.executable, "-m", "airflow", "api-server", "--host", LOOPBACK, "--port", str(port), "--apps", "core"]
+    with (home / "server.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--workers", "1"], env=environment, cwd=CHECKOUT, stdout=log, stderr=log)
+        try:
+            poll_until(lambda: _answers(process, url, home / "server.log"), "the API server to answer", 180, every=1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _answers(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
+    assert process.poll() is None, log.read_text()[-3000:]
+    try:
+        return requests.get(f"{url}/api/v2/version", timeout=5).ok
+    except requests.RequestException:
+        return False
+
+
+class Visit:
+    """A person who is logged in, and the addresses that the browser has asked."""
+
+    def __init__(self, context: BrowserContext, url: str, user: str) -> None:
+        self.ui = Ui(context.new_page(), url)
+        self.asked: list[str] = []
+        self.wrong: list[str] = []
+        self.page = self.ui.page
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        log_in(self.ui, user, user)
+        expect(self.page.get_by_role("link", name="Lakestream").first).to_be_visible()
+        self.page.route("**/*", self._with_policy)
+
+    def _with_policy(self, route: Route) -> None:
+        if route.request.resource_type != "document":
+            return route.continue_()
+        answer = route.fetch()
+        return route.fulfill(response=answer, headers={**answer.headers, "content-security-policy": POLICY})
+
+    def list(self) -> None:
+        """Open the list by its address."""
+        self.ui.open("/plugin/lakestream-streams")
+        expect(self.page.get_by_role("heading", name="Streams", exact=True)).to_be_visible()
+        expect(self.page.get_by_role("link", name="orders → lake.lands")).to_be_visible()
+
+    def look(self, name: str) -> None:
+        """Take a picture for people who look at the page; the documentation has none of it."""
+        self.page.screenshot(path=CHECKOUT / ".dev" / "pictures" / f"{name}.png", animations="disabled")
+
+    def is_within(self) -> bool:
+        """Whether nothing is wider than the window."""
+        wide = "() => { const e = document.querySelector('.ls'); return [e.scrollWidth, e.clientWidth, innerWidth]; }"
+        inner, outer, window = self.page.evaluate(wide)
+        return bool(inner <= outer and outer <= window)
+
+
+@pytest.fixture
+def visit(server: str, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """Give a visit of the user that the test names, or an admin's."""
+    user, scheme = getattr(request, "param", ("ada", "light"))
+    with browser.new_context(
+        viewport={"width": 1280, "height": 800}, locale="en-US", timezone_id="UTC", color_scheme=scheme
+    ) as context:
+        context.set_default_timeout(60_000)
+        visit = Visit(context, server, user)
+        yield visit
+        assert visit.wrong == []
+        assert [url for url in visit.asked if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:"))] == []
+
+
+def test_the_worst_comes_first_and_links_stay_in_airflow(visit: Visit) -> None:
+    page = visit.page
+    page.get_by_role("link", name="Lakestream").first.click()
+    rows = page.get_by_role("table").get_by_role("row")
+    expect(rows).to_have_count(8)
+    expect(rows.nth(1)).to_contain_text("fails")
+    expect(rows.nth(2)).to_contain_text("1,234")
+    visit.ui.picture("streams", height=720)
+    page.get_by_role("searchbox").fill("orders lands")
+    expect(rows).to_have_count(2)
+    page.get_by_role("link", name="orders → lake.lands").click()
+    expect(page.get_by_text("orders[0] 0 to 160. Hole: 100 to 120. Lost: 150 to 160.")).to_be_visible()
+    expect(page.get_by_text("column added: city string")).to_be_visible()
+    visit.ui.picture("one-stream", height=900)
+    page.get_by_role("link", name="manual__2026-11-01T12:05:00+00:00").click()
+    page.wait_for_url("**/dags/lands/runs/manual__2026-11-01T12*/tasks/land")
+
+
+def test_what_to_do_stands_beside_the_cause(visit: Visit) -> None:
+    visit.list()
+    visit.page.get_by_role("link", name="slow → lake.behind").click()
+    expect(visit.page.get_by_text("Not fresh: nothing was landed for 2 h.")).to_be_visible()
+    expect(visit.page.get_by_text("Is the DAG paused? Unpause it.")).to_be_visible()
+    link = visit.page.get_by_role("link", name="More in the runbook").first
+    assert link.get_attribute("href") == "/behind/a/path/lakestream/docs/runbook.html#nothing-lands"
+
+
+@pytest.mark.parametrize("visit", [("vera", "light")], indirect=True, ids=["viewer"])
+def test_a_viewer_sees_no_secret_dag_and_is_told_what_is_not_allowed(visit: Visit) -> None:
+    visit.list()
+    expect(visit.page.get_by_role("link", name="secret")).to_have_count(0)
+    visit.page.get_by_role("button", name="Run lands now").click()
+    expect(visit.page.get_by_role("status")).to_contain_text("You may not start runs of lands")
+
+
+@pytest.mark.parametrize("visit", [("uma", "dark")], indirect=True, ids=["user"])
+def test_a_user_starts_a_run_by_keyboard_alone(visit: Visit) -> None:
+    visit.list()
+    page = visit.page
+    page.get_by_role("searchbox").focus()
+    page.keyboard.type("lake.lands")
+    expect(page.get_by_role("table").get_by_role("row")).to_have_count(2)
+    button = page.get_by_role("button", name="Run lands now")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if button.evaluate("(one) => one === document.activeElement"):
+            break
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("A run of lands is started: manual__")
+    colors = "() => { const s = getComputedStyle(document.querySelector('.ls')); return s.color; }"
+    dark = page.evaluate(colors)
+    visit.look("streams-dark")
+    page.evaluate("() => document.documentElement.classList.replace('dark', 'light')")
+    assert page.evaluate(colors) != dark
+
+
+def test_a_telephone_shows_all_of_it(visit: Visit) -> None:
+    visit.list()
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    expect(visit.page.get_by_role("row").nth(2)).to_be_visible()
+    assert visit.is_within()
+    visit.look("streams-narrow")
+    visit.page.get_by_role("link", name="orders → lake.lands").click()
+    expect(visit.page.get_by_role("heading", name="Landings")).to_be_visible()
+    assert visit.is_within()
+
+
+def test_a_dag_has_the_streams_of_its_own_in_a_tab(visit: Visit) -> None:
+    visit.ui.open("/dags/lands/plugin/streams")
+    expect(visit.page.get_by_role("link", name="orders → lake.lands")).to_be_visible()
+    expect(visit.page.get_by_role("table").get_by_role("row")).to_have_count(2)
+    visit.page.get_by_role("link", name="orders → lake.lands").click()
+    expect(visit.page.get_by_role("heading", name="Landings")).to_be_visible()

@@ -1,0 +1,156 @@
+"""What an API server with the page answers: it makes streams, asks for them, and prints the answers as JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.support.page_streams import know, land, report, run
+
+NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+USERS = {"anonymous": None, "vera": "viewer", "ada": "admin"}
+ONE = "/lakestream/api/streams/{}/land"
+
+
+def make() -> None:
+    """Make one stream of each kind."""
+    from airflow.providers.standard.operators.empty import EmptyOperator
+    from airflow.sdk import DAG, Asset
+    from airflow.utils.session import create_session
+
+    from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+    from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+    from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
+    from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
+
+    def extract(name: str, outlets: bool = True) -> DAG:
+        with DAG(name, schedule=None) as dag:
+            KafkaExtractOperator(
+                task_id="land",
+                topic="{{ params.topic }}",
+                table=f"lake.{name}",
+                outlets=[Asset(name)] if outlets else [],
+            )
+        return dag
+
+    with DAG("on_spark", schedule=None) as on_spark:
+        SparkStreamingSubmitOperator(
+            task_id="land", app="kafka_to_iceberg", app_config={"topic": "clicks", "table": "lake.clicks"}
+        )
+    with DAG("no_stream", schedule=None) as no_stream:
+        EmptyOperator(task_id="land")
+    with DAG("supervises", schedule=None) as supervises:
+        listed = EmptyOperator(task_id="streams").output
+        CheckpointLagSensor.partial(task_id="keeps_up", fail_when_behind=True).expand_kwargs(listed)
+        IcebergSnapshotFreshnessSensor.partial(task_id="is_fresh", fail_when_stale=True).expand_kwargs(listed)
+
+    def at(minutes: int) -> datetime:
+        return NOW + timedelta(minutes=minutes)
+
+    with create_session() as session:
+        dags = [extract(name) for name in ("lands", "fails", "secret", "behind")]
+        for dag in (*dags, extract("no_outlet", outlets=False), on_spark, no_stream, supervises):
+            know(session, dag)
+        know(session, extract("waits"), paused=True)
+
+        # Two landings with a hole between them; the newest run found nothing.
+        for start, until, minutes in ((0, 100, 0), (120, 150, 5)):
+            changed = ["column added: city string"] if start else []
+            told = report(
+                "orders", "lake.lands", start, until, schema_changes=changed, lost=[[0, 150, 160]] * bool(start)
+            )
+            run_id = run(session, "lands", {"land": "success"}, at(minutes), [("land", -1, "return_value", told)])
+            land(session, "lands", "lands", run_id, at(minutes), told)
+        empty = report("orders", "lake.lands", 150, 150, snapshot_ids=[])
+        run(session, "lands", {"land": "success"}, at(10), [("land", -1, "return_value", empty)])
+
+        run(session, "fails", {"land": "failed"}, at(0))
+        told = report("hidden", "lake.secret", 0, 7)
+        land(session, "secret", "secret", run(session, "secret", {"land": "success"}, at(0)), at(0), told)
+        told = report("slow", "lake.behind", 0, 10)
+        land(session, "behind", "behind", run(session, "behind", {"land": "success"}, at(0)), at(0), told)
+
+        told = report("plain", "lake.no_outlet", 0, 3, rejected=2, rows=1, tables={"lake.no_outlet": 1})
+        run(session, "no_outlet", {"land": "success"}, at(0), [("land", -1, "return_value", told)])
+        empty = report("plain", "lake.no_outlet", 3, 3)
+        run(session, "no_outlet", {"land": "success"}, at(5), [("land", -1, "return_value", empty)])
+
+        progress = {"batches": 4, "rows_in": 40, "rows_out": 39, "rejected": 1, "lag": 5, "snapshot_ids": ["9"]}
+        run(session, "on_spark", {"land": "running"}, at(0), [("land", -1, "progress", progress)])
+
+        listed_streams = [
+            {"table": "lake.behind", "consumer_group": "slow_group"},
+            {"table": "lake.secret", "consumer_group": "hidden_group"},
+        ]
+        stale = {"fresh": False, "reasons": [{"cause": "stopped consumer", "text": "nothing was landed for 2 h"}]}
+        run(
+            session,
+            "supervises",
+            {"streams": "success"},
+            at(15),
+            [
+                ("streams", -1, "return_value", listed_streams),
+                ("keeps_up", 0, "return_value", {"lag": 1234, "lost": 0, "seconds": 7200}),
+                ("keeps_up", 1, "return_value", {"lag": 0, "lost": 0}),
+                ("is_fresh", 0, "return_value", stale),
+            ],
+            mapped={"keeps_up": ["failed", "success"], "is_fresh": ["failed", "success"]},
+        )
+
+
+def _content(answer: Any) -> Any:
+    is_json = answer.headers.get("content-type", "").startswith("application/json")
+    return answer.json() if is_json else answer.text
+
+
+def ask() -> dict[str, Any]:
+    """Return what each user is answered, by address."""
+    from airflow.api_fastapi.app import create_app, get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from starlette.routing import Mount
+    from starlette.testclient import TestClient
+
+    from airflow_lakestream.ui.app import make_app
+
+    app = create_app(apps="core")
+    manager = get_auth_manager()
+    given = {
+        name: manager.generate_jwt(SimpleAuthManagerUser(username=name, role=role)) if role else None
+        for name, role in USERS.items()
+    }
+    routes = [
+        (method, route.path)
+        for route in make_app().routes
+        if not isinstance(route, Mount)
+        for method in sorted(route.methods)  # type: ignore[attr-defined]  # each that is no mount has them
+    ]
+    mounts = [route.path for route in make_app().routes if isinstance(route, Mount)]
+    addresses = [(method, "/lakestream" + path.format(dag_id="lands", task_id="land")) for method, path in routes]
+    asked = [ONE.format(name) for name in ("lands", "secret", "no_outlet", "nowhere", "no_stream")]
+    asked += ["/api/v2/plugins"]
+    # Airflow is behind a proxy that keeps its path.
+    client = TestClient(app, base_url="http://localhost:8080/behind/a/path", raise_server_exceptions=True)
+    said: dict[str, Any] = {"routes": addresses, "mounts": mounts}
+    for user, token in given.items():
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        for method, address in [*addresses, *(("GET", one) for one in asked)]:
+            answer = client.request(method, address, headers=headers)
+            said[f"{user} {method} {address}"] = [answer.status_code, _content(answer)]
+    script = client.get("/lakestream/static/lakestream.js")
+    said["script"] = [script.status_code, script.headers.get("content-type")]
+    # The rows that come next are seen: nothing that changes is kept.
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        told = report("orders", "lake.lands", 160, 200)
+        run_id = run(session, "lands", {"land": "success"}, NOW + timedelta(minutes=20))
+        land(session, "lands", "lands", run_id, NOW + timedelta(minutes=20), told)
+    later = client.get(ONE.format("lands"), headers={"Authorization": f"Bearer {given['vera']}"})
+    said["later"] = [later.status_code, _content(later)]
+    return said
+
+
+if __name__ == "__main__":
+    make()
+    print(json.dumps(ask()))

@@ -1,0 +1,45 @@
+"""The page advises in the runbook's own words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from airflow_lakestream.ui.page import advice
+from airflow_lakestream.ui.page.states import Why
+from airflow_lakestream.watching.causes import Cause
+from tests.support.airflow_home import CHECKOUT
+
+ALL = [one for one in vars(advice).values() if isinstance(one, advice.Advice)]
+
+
+def plain(text: str) -> str:
+    """Return a page's text without its marks."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return " ".join(re.sub(r"[`*]", "", text).split())
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.title)
+def test_each_step_stands_in_the_runbook(one: advice.Advice) -> None:
+    page = Path(CHECKOUT, "docs", "runbook.md").read_text()
+    section = page.partition(f"\n## {one.title}\n")[2].partition("\n## ")[0]
+    for step in one.steps:
+        assert plain(step).rstrip(".") in plain(section), step
+    # As other pages of the documentation link to it.
+    assert f"(#{one.anchor})" in page
+
+
+def test_a_section_is_told_once() -> None:
+    told = advice.with_advice([Why("a", "slow consumer"), Why("b", "late partition"), Why("c", "failed run"), Why("d")])
+    assert [one["advice"] and one["advice"]["title"] for one in told] == [
+        "It lands, but too slowly",
+        None,
+        "Nothing lands",
+        None,
+    ]
+
+
+def test_causes_are_those_of_the_sensors() -> None:
+    assert set(advice._OF_CAUSE) - {"failed run"} <= {cause.value for cause in Cause}

@@ -1,0 +1,61 @@
+"""What the page calls a stream, by its newest run, its newest landing, and what the sensors saw."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.ui.page.landings import Landing
+from airflow_lakestream.ui.page.runs import Try
+from airflow_lakestream.ui.page.states import Seen, state_of
+from airflow_lakestream.ui.page.supervision import Supervised
+
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def ended(state: str | None, run_id: str = "new") -> Try:
+    return Try(run_id, state, AT)
+
+
+def landed(run_id: str = "new", lag: int = 0) -> Landing:
+    return Landing(AT, run_id, -1, {"read": 3, "rows": 3, "remaining_lag": lag})
+
+
+def looked(**looks: tuple[bool, dict[str, Any]]) -> Supervised:
+    return Supervised("s", "r", AT, {what: {"well": well, "value": value} for what, (well, value) in looks.items()})
+
+
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [
+        ("new", Seen(False, False, None, None, None)),
+        ("paused", Seen(True, False, ended("success"), landed(), None)),
+        ("landing", Seen(False, False, ended("success"), landed(), None)),
+        ("landing", Seen(True, True, ended("deferred"), None, None)),
+        ("landing", Seen(False, True, ended("running"), landed(lag=7), None)),
+        ("behind", Seen(False, False, ended("success"), landed(lag=7), None)),
+        ("idle", Seen(False, False, ended("success"), landed("old"), None)),
+        ("idle", Seen(False, False, ended("queued"), landed("old", lag=7), None)),
+        ("failing", Seen(True, False, ended("failed"), landed("old"), None)),
+        ("failing", Seen(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 4})))),
+        ("stalled", Seen(False, False, ended("success"), landed("old"), looked(freshness=(False, {})))),
+        ("behind", Seen(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 0})))),
+        ("behind", Seen(False, False, ended("success"), landed(), looked(retention=(False, {"time_left": 60})))),
+        ("landing", Seen(False, False, ended("success"), landed(), looked(lag=(True, {"lag": 9})))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_state(state: str, seen: Seen) -> None:
+    assert state_of(seen)[0] == state
+
+
+def test_the_worst_reason_comes_first() -> None:
+    seen = Seen(True, False, ended("failed"), None, looked(freshness=(False, {}), lag=(False, {"lag": 1})))
+    assert [one.cause for one in state_of(seen)[1]] == [
+        "failed run",
+        "stopped consumer",
+        "slow consumer",
+        "stopped consumer",
+    ]

@@ -1,0 +1,94 @@
+"""Which tasks of a serialized DAG are streams, what a report says of a landing, and its offsets by partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.ui.page.landings import Landing, landing_of
+from airflow_lakestream.ui.page.offsets import offsets_of
+from airflow_lakestream.ui.page.tasks import find
+from tests.unit.page.test_states import AT
+
+OURS = {"_task_module": "airflow_lakestream.operators.x"}
+
+
+def dag(*tasks: dict[str, Any]) -> dict[str, Any]:
+    return {"dag": {"tasks": [{"__type": "operator", "__var": {**OURS, **task}} for task in tasks]}}
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        (
+            {"task_type": "KafkaExtractOperator", "topic": "orders", "table": "lake.orders", "consumer_group": "g"},
+            ("extract", "orders", "lake.orders", "g"),
+        ),
+        (
+            {"task_type": "KafkaMirrorOperator", "topic": "{{ params.topic }}", "table": "lake.orders"},
+            ("mirror", None, "lake.orders", None),
+        ),
+        (
+            {
+                "task_type": "SparkStreamingSubmitOperator",
+                "app": "kafka_to_iceberg",
+                "app_config": {"__type": "dict", "__var": {"topic": "t", "table": "lake.t"}},
+            },
+            ("spark", "t", "lake.t", None),
+        ),
+        (
+            {"task_type": "KafkaConnectOperator", "config": {"topics": "t", "iceberg.tables": "lake.t"}},
+            ("connect", "t", "lake.t", None),
+        ),
+        (
+            {
+                "task_type": "KafkaExtractOperator",
+                "_is_mapped": True,
+                "partial_kwargs": {"__type": "dict", "__var": {"table": "lake.all"}},
+            },
+            ("extract", None, "lake.all", None),
+        ),
+    ],
+    ids=["extract", "template", "spark", "connect", "mapped"],
+)
+def test_a_stream_is_found_with_the_names_that_are_written_out(task: dict[str, Any], named: tuple[Any, ...]) -> None:
+    [one] = find(dag({"task_id": "land", **task})).streams
+    assert (one.engine, one.topic, one.table, one.consumer_group) == named
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"task_type": "SparkStreamingSubmitOperator", "app": "maintain_iceberg", "app_config": {"tables": ["lake.t"]}},
+        {"task_type": "SparkStreamingSubmitOperator", "application": "own.py"},
+        {"task_type": "ReadShareOperator", "topic": "t", "table": "lake.t"},
+        {"task_type": "KafkaExtractOperator", "topic": "t", "table": "lake.t", "_task_module": "of.others"},
+    ],
+    ids=["maintenance", "own program", "a share", "another's"],
+)
+def test_what_is_no_stream(task: dict[str, Any]) -> None:
+    assert find(dag({"task_id": "t", **task})).streams == ()
+
+
+def test_what_is_no_landing() -> None:
+    for report in (None, "text", 3, [], {"read": 0}, {"rows": 5}):
+        assert landing_of(AT, "r", -1, report) is None
+    # As `XCom.set` writes it.
+    told = landing_of(AT, "r", None, '{"read": 2, "rows": 2}')
+    assert told is not None
+    assert (told.rows, told.map_index) == (2, -1)
+
+
+def test_offsets_of_several_topics_with_holes_and_losses() -> None:
+    reports = [
+        {"topic": "a", "ranges": [[0, 0, 10], [1, 5, 7]], "lost": []},
+        {"topic": "a", "ranges": [[0, 10, 12], [0, 15, 20]], "lost": [[0, 12, 14]]},
+        {"topics": {"b": {"ranges": [[0, 1, 2]]}}},
+    ]
+    bars = offsets_of(Landing(AT, "r", -1, report) for report in reports)
+    assert [(one["topic"], one["partition"], one["landed"], one["lost"], one["holes"]) for one in bars] == [
+        ("a", 0, [[0, 12], [15, 20]], [[12, 14]], [[14, 15]]),
+        ("a", 1, [[5, 7]], [], []),
+        ("b", 0, [[1, 2]], [], []),
+    ]
