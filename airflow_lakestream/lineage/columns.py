@@ -24,7 +24,8 @@ def columns_of(sql: Sql | None) -> dict[str, tuple[str, ...]]:
         parsed = parse(database, with_input(sql.text))
     # The run has checked the statement: there is one, without an error.
     node: Node = parsed["statements"][0]["node"]
-    if any(ctes(node)) or str(node["from_table"].get("table_name", "")).lower() != INPUT:
+    is_select = node["type"] == "SELECT_NODE" and not any(ctes(node))
+    if not is_select or str(node["from_table"].get("table_name", "")).lower() != INPUT:
         return {}
     return _certain(node["select_list"], {one.name.lower(): one.name for one in sql.given.fields})
 
