@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class LandingOperator(TellsLineage, BaseOperator):
+class LandingOperator(BaseOperator, TellsLineage):
     """Land what a table lacks of a topic; an operator of this kind says by `configured` what it lands."""
 
     operator_extra_links = links_until_run(TopicLink(), TableLink())

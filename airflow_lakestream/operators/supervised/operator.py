@@ -63,7 +63,7 @@ class _Signalled(Exception):
     """SIGTERM came."""
 
 
-class SupervisedOperator(TellsLineage, BaseOperator):
+class SupervisedOperator(BaseOperator, TellsLineage):
     """See to it that a stream has one driver, that it moves, and that it ends well.
 
     An engine's operator names its `engine`, and gives `driving`, `what`, `new_trigger` and, where it has such,
