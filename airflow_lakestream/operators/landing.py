@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# The mixin last: Airflow gives a class whose first base is another one a constructor of its own.
 class LandingOperator(BaseOperator, TellsLineage):
     """Land what a table lacks of a topic; an operator of this kind says by `configured` what it lands."""
 

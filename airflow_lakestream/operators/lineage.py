@@ -21,7 +21,11 @@ def is_told() -> bool:
 
 
 class TellsLineage:
-    """An operator that keeps the facts of what its try has landed; OpenLineage's listener asks for them at the end."""
+    """An operator that keeps the facts of what its try has landed; OpenLineage's listener asks for them at the end.
+
+    Mixin, right of BaseOperator: left of it a class without an `__init__` of its own would have the signature's
+    defaults for mapped tasks, which are none (`inlets` is None).
+    """
 
     _facts: Facts | None = None
 

@@ -76,3 +76,11 @@ def test_a_sensor_that_should_begin_in_the_triggerer_begins_in_a_worker() -> Non
     with pytest.warns(UserWarning, match="start_from_trigger needs Airflow 3.3"):
         sensor = IcebergSnapshotFreshnessSensor(task_id="s", table="lake.t", max_age="1h", start_from_trigger=True)
     assert (sensor.start_from_trigger, sensor.deferrable) == (False, True)
+
+
+def test_a_retry_policy_is_refused_with_the_reason() -> None:
+    from airflow_lakestream.exceptions import AirflowTooOld
+    from airflow_lakestream.retries import LakestreamRetryPolicy
+
+    with pytest.raises(AirflowTooOld, match=r"needs Airflow 3\.3"):
+        LakestreamRetryPolicy()

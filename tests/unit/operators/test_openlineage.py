@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from airflow.sdk import DAG
 
+from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.lineage import is_told
 
 _WITHOUT = """
@@ -50,3 +52,10 @@ def test_without_the_provider_nothing_is_kept_and_nothing_imported() -> None:
 def test_facts_are_kept_only_where_events_go_somewhere(monkeypatch: pytest.MonkeyPatch, is_off: bool) -> None:
     monkeypatch.setattr("airflow.providers.openlineage.conf.is_disabled", lambda: is_off)
     assert is_told() is not is_off
+
+
+def test_a_mapped_task_has_the_defaults_of_every_operator() -> None:
+    with DAG("group") as dag:
+        kafka_extract_group("group", topic="t", table="lake.t")
+    read = dag.get_task("group.read")
+    assert (read.inlets, read.outlets) == ([], [])
