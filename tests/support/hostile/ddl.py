@@ -145,7 +145,7 @@ def change_identity(sql: Sql, table: HostileTable) -> bool:
     """Let the database send old rows as a whole, or their key only."""
     if not table.has_primary_key or table.is_deferrable:
         return False
-    table.is_full = not table.is_full
+    table.is_full, table.is_by_index = not table.is_full, False
     word = "full" if table.is_full else "default"
     for name in [table.name, *(f"{table.name}_p{n}" for n in range(table.partitions))]:
         run(sql, table, f"alter table {quoted(table.schema)}.{quoted(name)} replica identity {word}")
@@ -195,6 +195,7 @@ def identify_by_index(sql: Sql, table: HostileTable) -> bool:
     table.own_values.add(column.name)
     run(sql, table, f"create unique index {quoted(f'{table.name}_i{table.named}')} on {table.sql} ({column.sql})")
     run(sql, table, f"alter table {table.sql} alter column {column.sql} set not null")
+    table.is_by_index = True
     index = quoted(f"{table.name}_i{table.named}")
     _alter(sql, table, f"replica identity using index {index}")
     _set_all(sql, table, column)

@@ -108,6 +108,8 @@ class HostileTable:
     # The key is checked when a transaction ends.
     is_deferrable: bool = False
     is_full: bool = False
+    # What the database sends of old rows is in another index than the key's.
+    is_by_index: bool = False
     partitions: int = 0
     # Whether some values are beyond what a column of the lake can hold, and what becomes of those.
     is_beyond: bool = False
