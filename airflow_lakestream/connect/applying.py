@@ -74,6 +74,8 @@ class Applying:
             log.info("The connector %s differs in %s.", self._spec.name, ", ".join(changed))
         state = self.status().state
         if state is State.STOPPED and self._spec.sink is not None:
+            # Somebody may have resumed it a moment ago, which its state does not show yet.
+            self._client.stop(self._spec.name)
             if changed:
                 self._client.configure(self._spec.name, self._spec.config)
             return self._start(self._spec.sink)

@@ -144,6 +144,7 @@ def test_offsets_that_were_set_back_are_refused_and_main_stays(
     # By hand: at the REST interface, behind the operator's back.
     sinks.client.set_offsets(sinks.name, topic, {0: 50, 1: 5})
     sinks.client.resume(sinks.name)
+    sinks.await_running()
     produce(topic, 0, events(0, 105, 1))
     driving = sinks.driving(topic)
     driving.begin()
