@@ -21,7 +21,7 @@ def exit_code_of(work: Callable[[], None], what: str) -> int:
         log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
         return 1
     except Exception as e:
-        # The trace first: people look at the last line, and supervisors read it.
+        # Whatever ends a program, its last line says so: people look there, and supervisors read it. The trace first.
         log.exception("%s failed.", what)
         log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
         return 1

@@ -47,7 +47,7 @@ def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> Seen | None:
             return _look_at_delta(lake, table, snapshots)
         return _look_at_iceberg(lake, table, snapshots)
     except Exception as e:  # noqa: BLE001  # the commit is done; a fact less is no reason to fail its run
-        log.debug("%s could not be looked at for its lineage: %s", table, e)
+        log.warning("%s could not be looked at for its lineage: %s", table, e)
         return None
 
 

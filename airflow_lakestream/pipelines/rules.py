@@ -8,6 +8,7 @@ from datetime import date
 from pydantic import BaseModel
 
 from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.pipelines.compiled import SCHEDULES
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.model import Pipeline, Sink, Source
 from airflow_lakestream.pipelines.statement import check_chain
@@ -20,8 +21,6 @@ _ANY = frozenset(
     | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "alerts", "spark", "flink", "connect"}
 )
 ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
-# Engines whose continuous run goes on until a person ends it.
-STREAMS = ("spark", *ON_BRANCHES)
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
 _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
@@ -57,12 +56,16 @@ def contradictions(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
 
 def _of_schedule(document: Document, pipeline: Pipeline, sink: Sink) -> Iterator[Problem]:
     told = pipeline.orchestration
-    if sink.mode == "replace" and (told.schedule or "continuous") in ("continuous", "never"):
+    said = (told.schedule or "continuous").removeprefix("@")
+    if sink.mode == "replace" and said in ("continuous", "never"):
         problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
         yield document.problem(("orchestration", "schedule"), problem)
-    if told.alerts.deadline is not None and told.engine in STREAMS and (told.schedule or "continuous") == "continuous":
+    alerts: Path = ("orchestration", "alerts")
+    if told.alerts.deadline is None and "on_deadline" in told.alerts.model_fields_set:
+        yield document.problem((*alerts, "on_deadline"), "on_deadline goes with deadline. Say how long a run may take.")
+    if told.alerts.deadline is not None and SCHEDULES[told.engine] == "@continuous" and said == "continuous":
         problem = f"a continuous run of {told.engine} never ends. Leave deadline out, or give a cron schedule."
-        yield document.problem(("orchestration", "alerts", "deadline"), problem)
+        yield document.problem((*alerts, "deadline"), problem)
     try:
         date.fromisoformat(told.start_date)
     except ValueError:

@@ -119,7 +119,7 @@ class Connect:
                 # Its members agree on who works on what; until then a new connector has no status.
                 is_early = (e.code == 409 and "rebalanc" in said) or (e.code == 404 and "No status found" in said)
                 if is_early and time.monotonic() < until:
-                    time.sleep(0.2)
+                    time.sleep(0.2)  # Nothing tells when they have agreed.
                     continue
                 problem = f"refused {path} ({said[:300]})"
                 raise ServiceFailed("connect", problem, Path(self.folder) / "service.log") from e

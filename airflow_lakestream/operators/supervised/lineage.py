@@ -89,4 +89,4 @@ def _look(operator: SupervisedOperator, facts: Facts) -> None:
         try:
             look_at_tables(facts, open_tables(LAKES[of_tables], str(iceberg), storage))
         except Exception as e:  # noqa: BLE001  # what is known without the lake is told
-            log.debug("The lake could not be opened for the lineage: %s", e)
+            log.warning("The lake could not be opened for the lineage: %s", e)

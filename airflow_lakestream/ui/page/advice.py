@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.ui.page.states import Why
+from airflow_lakestream.ui.page.states import FAILED_RUN, Why
+from airflow_lakestream.watching.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +60,18 @@ THE_QUERY = Advice(
     ),
 )
 
-_OF_CAUSE = {
-    "failed run": NOTHING_LANDS,
-    "stopped consumer": NOTHING_LANDS,
-    "no landing": NOTHING_LANDS,
-    "slow consumer": TOO_SLOWLY,
-    "late partition": TOO_SLOWLY,
-    "expiring records": TOO_SLOWLY,
-    "lost records": RECORDS_GONE,
-    "stopped Spark query": THE_QUERY,
-    "failed Spark query": THE_QUERY,
-    "vanished Spark query": THE_QUERY,
-    "stuck Spark query": THE_QUERY,
+_OF_CAUSE: dict[str, Advice] = {
+    FAILED_RUN: NOTHING_LANDS,
+    Cause.STOPPED_CONSUMER: NOTHING_LANDS,
+    Cause.NO_LANDING: NOTHING_LANDS,
+    Cause.SLOW_CONSUMER: TOO_SLOWLY,
+    Cause.LATE_PARTITION: TOO_SLOWLY,
+    Cause.EXPIRING_RECORDS: TOO_SLOWLY,
+    Cause.LOST_RECORDS: RECORDS_GONE,
+    Cause.STOPPED_QUERY: THE_QUERY,
+    Cause.FAILED_QUERY: THE_QUERY,
+    Cause.VANISHED_QUERY: THE_QUERY,
+    Cause.STUCK_QUERY: THE_QUERY,
 }
 
 

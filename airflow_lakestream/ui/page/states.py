@@ -13,7 +13,10 @@ from enum import StrEnum
 from airflow_lakestream.ui.page.landings import Landing
 from airflow_lakestream.ui.page.runs import Try
 from airflow_lakestream.ui.page.supervision import Supervised
+from airflow_lakestream.watching.causes import Cause
 
+# What only Airflow knows of; the other causes are those of sensors and `lakestream status`.
+FAILED_RUN = "failed run"
 _FAILED = ("failed", "upstream_failed", "up_for_retry")
 _RUNNING = ("running", "deferred", "restarting")
 _WAITING = (None, "scheduled", "queued", "up_for_reschedule")
@@ -33,7 +36,7 @@ class PageState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a stream is in its state. `cause` is a word of the runbook; empty where nothing has to be done."""
+    """Why a stream is in its state. `cause` is a `Cause` or FAILED_RUN; empty where nothing has to be done."""
 
     text: str
     cause: str = ""
@@ -71,7 +74,7 @@ def _of_newest_run(seen: Seen) -> Iterator[tuple[PageState, Why]]:
         "upstream_failed": "A task before it failed in the newest run.",
         "up_for_retry": "The newest run failed, and is tried again.",
     }[newest.state]
-    yield PageState.FAILING, Why(text, "failed run")
+    yield PageState.FAILING, Why(text, FAILED_RUN)
 
 
 def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
@@ -79,24 +82,29 @@ def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     if said is None:
         return
     if lost := said.value("lag", "lost"):
-        yield PageState.FAILING, Why(f"Kafka no longer has {_count(lost)} that were not landed.", "lost records")
+        yield PageState.FAILING, Why(f"Kafka no longer has {_count(lost)} that were not landed.", Cause.LOST_RECORDS)
     if said.is_bad("retention"):
         left = said.value("retention", "time_left")
         when = "soon" if left is None else f"in {int(left) // 60} minutes"
-        yield PageState.BEHIND, Why(f"Kafka removes the first record that is not landed {when}.", "expiring records")
+        yield (
+            PageState.BEHIND,
+            Why(f"Kafka removes the first record that is not landed {when}.", Cause.EXPIRING_RECORDS),
+        )
     if said.is_bad("freshness"):
-        reasons = said.value("freshness", "reasons") or [{"cause": "stopped consumer", "text": "nothing was landed"}]
+        reasons = said.value("freshness", "reasons") or [
+            {"cause": Cause.STOPPED_CONSUMER, "text": "nothing was landed"}
+        ]
         for one in reasons:
             yield PageState.STALLED, Why(f"Not fresh: {one.get('text')}.", str(one.get("cause", "")))
     if said.is_bad("lag") and not said.value("lag", "lost"):
         lag = said.value("lag", "lag")
         text = "Records wait for too long." if lag is None else f"{_count(lag)} wait, and for too long."
-        yield PageState.BEHIND, Why(text, "slow consumer")
+        yield PageState.BEHIND, Why(text, Cause.SLOW_CONSUMER)
 
 
 def _of_pause(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     if seen.paused and not (seen.newest and seen.newest.state in _RUNNING):
-        yield PageState.PAUSED, Why("The DAG is paused.", "stopped consumer")
+        yield PageState.PAUSED, Why("The DAG is paused.", Cause.STOPPED_CONSUMER)
 
 
 def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
@@ -109,7 +117,10 @@ def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
         yield PageState.IDLE, Why("A run waits for its turn.")
     elif landing is not None and (newest is None or landing.run_id == newest.run_id):
         if landing.lag and not seen.lasts:
-            yield PageState.BEHIND, Why(f"The newest run left {_count(landing.lag)} for the next one.", "slow consumer")
+            yield (
+                PageState.BEHIND,
+                Why(f"The newest run left {_count(landing.lag)} for the next one.", Cause.SLOW_CONSUMER),
+            )
         yield PageState.LANDING, Why("")
     else:
         yield PageState.IDLE, Why("The newest run found nothing to land." if _ended_well(newest) else "")

@@ -117,6 +117,10 @@ def test_alerts_are_functions_and_a_deadline(tmp_path: Path) -> None:
     said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark") + ALERTS)
     assert said == ["35:5 a continuous run of spark never ends. Leave deadline out, or give a cron schedule."]
     check(compiled(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark\n  schedule: '@hourly'") + ALERTS))
+    said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: spark\n  schedule: '@continuous'") + ALERTS)
+    assert said == ["36:5 a continuous run of spark never ends. Leave deadline out, or give a cron schedule."]
+    said = problems(tmp_path, EXAMPLE + ALERTS.replace("    deadline: 2h\n", ""))
+    assert said == ["35:5 on_deadline goes with deadline. Say how long a run may take."]
     said = problems(tmp_path, EXAMPLE + ALERTS.replace("team.chat:tell", "import os").replace("2h", "soon"))
     assert [one.split(" ", 2)[:2] for one in said] == [["34:23", "orchestration.alerts.on_failure.1:"]]
 
