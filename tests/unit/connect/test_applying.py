@@ -194,7 +194,7 @@ def test_a_stopped_sink_is_published_first_and_starts_where_the_ledger_ends() ->
     model = Model(dict(spec().config), State.STOPPED)
     seen: list[list[str]] = []
     applying(model, publish=lambda: seen.append(list(model.calls))).apply()
-    assert seen == [["topic"]]
+    assert seen == [["stop", "topic"]]
     assert model.began_at == [STARTED]
 
 
