@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import audit, commands, commits, mirror, pipelines, reads, scale
+from dev.bench import audit, commands, commits, mirror, page, pipelines, reads, scale
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -35,8 +35,8 @@ RUNS = 3
 BUDGET = 30
 # As a shell reports a program that Ctrl-C ended.
 INTERRUPTED = 130
-# What the ledger costs over the years, a mirror, and the commands: figures of their own, not rows of the table.
-LEDGER = ("commits", "audit", "cdc", "commands", "pipelines")
+# What the ledger costs over the years, a mirror, the commands, the page: figures of their own, no rows of the table.
+LEDGER = ("commits", "audit", "cdc", "commands", "pipelines", "page")
 # They take long by themselves, so they are measured only where ONLY names them.
 ALONE = ("reads", "scale")
 
@@ -108,6 +108,8 @@ def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[F
         return commands.measure(lab)
     if name == "pipelines":
         return pipelines.measure(lab.folder / "pipelines")
+    if name == "page":
+        return page.measure(lab)
     if name == "cdc":
         return mirror.measure(lab.folder / "mirror", lab.say, lab.scale)
     if name == "reads":

@@ -17,8 +17,11 @@ from dev.services.kafka import Kafka
 DAGS = CHECKOUT / "dev" / "bench" / "dags"
 
 
-def airflow_env(folder: Path) -> Mapping[str, str]:
-    """Make an Airflow home with its database; return the environment of processes that use it."""
+def airflow_env(folder: Path, settings: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Make an Airflow home with its database; return the environment of processes that use it.
+
+    :param settings: variables of the environment that it has besides, such as those that lead to another database.
+    """
     folder.mkdir(parents=True)
     env = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
     env |= {
@@ -28,6 +31,7 @@ def airflow_env(folder: Path) -> Mapping[str, str]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        **(settings or {}),
     }
     command = [sys.executable, "-m", "airflow", "db", "migrate"]
     subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

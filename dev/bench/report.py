@@ -83,7 +83,7 @@ above.
 {left_out}"""
 
 _LEDGER = """
-## What the ledger, the audit and the commands cost
+## What the ledger, the audit, the commands and the page cost
 
 {figures}
 """

@@ -12,6 +12,7 @@ from tests.dags.test_page import (
     test_scripts_are_read_by_everybody,
     test_the_states_are_those_of_the_newest_runs_and_of_the_supervision,
     test_what_comes_next_is_seen,
+    test_what_is_older_than_the_newest_landings_of_all_is_found_too,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "test_scripts_are_read_by_everybody",
     "test_the_states_are_those_of_the_newest_runs_and_of_the_supervision",
     "test_what_comes_next_is_seen",
+    "test_what_is_older_than_the_newest_landings_of_all_is_found_too",
 ]

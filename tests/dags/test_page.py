@@ -130,6 +130,11 @@ def test_what_comes_next_is_seen(said: dict[str, Any]) -> None:
     assert (status, one["state"], one["landing"]["rows"], len(one["landings"])) == (200, "landing", 40, 3)
 
 
+def test_what_is_older_than_the_newest_landings_of_all_is_found_too(said: dict[str, Any]) -> None:
+    assert said["all by search"] == said["all later"]
+    assert len(said["all later"]) == 6
+
+
 def test_scripts_are_read_by_everybody(said: dict[str, Any]) -> None:
     assert said["script"][0] == 200
     assert "javascript" in said["script"][1]

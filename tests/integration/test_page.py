@@ -18,10 +18,12 @@ def shown(dag_id: str = DAG) -> dict[str, Any]:
 
     from airflow_lakestream.ui.page.streams import Streams
 
+    readable = {dag_id, "supervise_lakestream"}
     with create_session() as session:
-        found = Streams().one(session, (dag_id, "land"), {dag_id, "supervise_lakestream"})
+        [hours] = [one for one in Streams().hours(session, readable)["streams"] if one["dag_id"] == dag_id]
+        found = Streams().one(session, (dag_id, "land"), readable)
     assert found is not None
-    return found
+    return {**found, "hours": hours["rows"]}
 
 
 def unpause(dag_id: str = DAG) -> None:
@@ -59,6 +61,7 @@ def test_the_page_has_the_numbers_of_the_ledger_and_of_the_sensors(
     assert (one["state"], one["landing"]["lag"]) == ("landing", 0)
     ledger = read_ledger(connections.catalog.load_table(table), DAG)
     assert sum(landing["rows"] for landing in one["landings"]) == 300
+    assert sum(one["hours"]) == 300
     landed = {(bar["partition"], *span) for bar in one["offsets"] for span in bar["landed"]}
     [entry] = [entry for identity, entry in ledger.topics.items() if identity.topic == name]
     assert landed == {(r.partition, r.from_offset, r.until_offset) for r in entry.landed}

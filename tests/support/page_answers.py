@@ -115,10 +115,8 @@ def ask() -> dict[str, Any]:
 
     app = create_app(apps="core")
     manager = get_auth_manager()
-    given = {
-        name: manager.generate_jwt(SimpleAuthManagerUser(username=name, role=role)) if role else None
-        for name, role in USERS.items()
-    }
+    users = {name: SimpleAuthManagerUser(username=name, role=role) for name, role in USERS.items() if role}
+    given = {name: manager.generate_jwt(users[name]) if role else None for name, role in USERS.items()}
     routes = [
         (method, route.path)
         for route in make_app().routes
@@ -146,8 +144,18 @@ def ask() -> dict[str, Any]:
         told = report("orders", "lake.lands", 160, 200)
         run_id = run(session, "lands", {"land": "success"}, NOW + timedelta(minutes=20))
         land(session, "lands", "lands", run_id, NOW + timedelta(minutes=20), told)
-    later = client.get(ONE.format("lands"), headers={"Authorization": f"Bearer {given['vera']}"})
+    headers = {"Authorization": f"Bearer {given['vera']}"}
+    later = client.get(ONE.format("lands"), headers=headers)
     said["later"] = [later.status_code, _content(later)]
+    said["all later"] = client.get("/lakestream/api/streams", headers=headers).json()["streams"]
+    # Another server, which finds nothing among the newest events and runs.
+    from airflow_lakestream.ui.page import newest, runs
+    from airflow_lakestream.ui.page.streams import Streams
+
+    newest.WINDOW = runs.WINDOW = 0
+    with create_session() as session:
+        readable = manager.get_authorized_dag_ids(user=users["vera"], session=session)
+        said["all by search"] = json.loads(Streams().all(session, readable))["streams"]
     return said
 
 

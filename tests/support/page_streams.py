@@ -1,10 +1,9 @@
-"""Streams in the database as runs leave them there, made without a run: `python -m tests.support.page_streams N M`."""
+"""Streams in the database as runs leave them there, made without a run."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def report(topic: str, table: str, start: int, until: int, **more: Any) -> dict[
 
 def know(session: Session, dag: DAG, *, paused: bool = False) -> None:
     """Write a DAG down as the DAG processor does, with its outlets."""
-    from airflow.models.asset import AssetModel
+    from airflow.models.asset import AssetModel, TaskOutletAssetReference
     from airflow.models.dag import DagModel
     from airflow.models.dagbundle import DagBundleModel
     from airflow.models.serialized_dag import SerializedDagModel
@@ -60,8 +59,12 @@ def know(session: Session, dag: DAG, *, paused: bool = False) -> None:
     SerializedDagModel.write_dag(LazyDeserializedDAG.from_dag(dag), bundle_name=BUNDLE, session=session)
     for task in dag.tasks:
         for outlet in task.outlets:
-            if session.scalar(select(AssetModel.id).where(AssetModel.name == outlet.name)) is None:
-                session.add(AssetModel(name=outlet.name, uri=outlet.uri, group="asset"))
+            asset = session.scalar(select(AssetModel).where(AssetModel.name == outlet.name))
+            if asset is None:
+                asset = AssetModel(name=outlet.name, uri=outlet.uri, group="asset")
+                session.add(asset)
+                session.flush()
+            session.merge(TaskOutletAssetReference(asset_id=asset.id, dag_id=dag.dag_id, task_id=task.task_id))
     session.flush()
 
 
@@ -74,7 +77,7 @@ def run(
     *,
     mapped: Mapping[str, Iterable[str]] | None = None,
 ) -> str:
-    """Make a run that has ended, and return its id.
+    """Make a run, which has ended unless one of its tasks runs, and return its id.
 
     :param states: by task how it ended.
     :param xcoms: (task, map index, key, value) each.
@@ -88,7 +91,8 @@ def run(
     from sqlalchemy import insert
 
     run_id, version = f"manual__{at.isoformat()}", DagVersion.get_latest_version(dag_id, session=session)
-    bad = "failed" in [*states.values(), *(one for many in (mapped or {}).values() for one in many)]
+    all_states = [*states.values(), *(one for many in (mapped or {}).values() for one in many)]
+    ended = DagRunState.FAILED if "failed" in all_states else DagRunState.SUCCESS
     made = DagRun(
         dag_id=dag_id,
         run_id=run_id,
@@ -96,9 +100,10 @@ def run(
         run_after=at,
         run_type=DagRunType.MANUAL,
         triggered_by=DagRunTriggeredByType.TEST,
-        state=DagRunState.FAILED if bad else DagRunState.SUCCESS,
+        state=DagRunState.RUNNING if "running" in all_states else ended,
     )
-    made.start_date = made.end_date = at
+    made.start_date = at
+    made.end_date = None if "running" in all_states else at
     session.add(made)
     session.flush()
     tries = [(task_id, -1, state) for task_id, state in states.items()]
@@ -137,47 +142,3 @@ def land(session: Session, dag_id: str, outlet: str, run_id: str, at: datetime, 
     asset = session.scalar(select(AssetModel.id).where(AssetModel.name == outlet))
     source = {"source_dag_id": dag_id, "source_task_id": "land", "source_run_id": run_id, "source_map_index": -1}
     session.execute(insert(AssetEvent), [{"asset_id": asset, "timestamp": at, "extra": dict(extra), **source}])
-
-
-def make_many(count: int, events: int) -> None:
-    """Make so many streams with so many landings each: what lists are measured with."""
-    from airflow.models.asset import AssetEvent, AssetModel
-    from airflow.sdk import DAG, Asset
-    from airflow.utils.session import create_session
-    from sqlalchemy import insert, select
-
-    from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
-
-    now = datetime.now(UTC)
-    with create_session() as session:
-        for n in range(count):
-            topic, table = f"topic_{n}", f"lake.t{n}"
-            with DAG(f"stream_{n:05}", schedule=None) as dag:
-                KafkaExtractOperator(
-                    task_id="land", topic=topic, table=table, outlets=[Asset(table, uri=f"iceberg://lake/t{n}")]
-                )
-            know(session, dag)
-            asset = session.scalar(select(AssetModel.id).where(AssetModel.name == table))
-            first = now - timedelta(minutes=5 * events)
-            for k in range(3):
-                run(session, dag.dag_id, {"land": "success"}, now - timedelta(minutes=3 - k))
-            rows = [
-                {
-                    "asset_id": asset,
-                    "timestamp": first + timedelta(minutes=5 * k),
-                    "source_dag_id": dag.dag_id,
-                    "source_task_id": "land",
-                    "source_run_id": f"run_{k}",
-                    "source_map_index": -1,
-                    "extra": report(topic, table, 100 * k, 100 * (k + 1)),
-                }
-                for k in range(events)
-            ]
-            session.execute(insert(AssetEvent), rows)
-            if n % 100 == 99:
-                session.commit()
-                print(n + 1, flush=True)
-
-
-if __name__ == "__main__":
-    make_many(int(sys.argv[1]), int(sys.argv[2]))

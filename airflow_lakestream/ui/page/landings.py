@@ -1,17 +1,16 @@
-"""The newest landing of each task, from the asset events that tell of it; and all landings of one task."""
+"""What a report in Airflow's database tells of a landing; and all landings of one task."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.models.asset import AssetEvent
+from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, String, cast, func, or_, select
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -23,8 +22,6 @@ Key = tuple[str, str]
 TOLD = ("return_value", "progress")
 # SQLite takes no more than 32,766 values in a statement.
 _CHUNK = 500
-# A later event may be committed first: so many ids are looked at again.
-_AGAIN = 1000
 
 
 _Item = TypeVar("_Item")
@@ -89,79 +86,10 @@ def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: 
     return Landing(at, str(run_id or ""), -1 if map_index is None else int(map_index), report)
 
 
-class Newest:
-    """The newest asset event of each task.
-
-    All events are read once. After that only those are that came since: a page that many people have open costs the
-    database next to nothing.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen = 0
-        self._ids: dict[Key, int] = {}
-        self._landings: dict[int, Landing | None] = {}
-
-    def of(self, session: Session, keys: Iterable[Key]) -> dict[Key, Landing]:
-        """Return the newest landing of each of the tasks that has one."""
-        with self._lock:
-            self._look(session)
-            ids = {key: self._ids[key] for key in keys if key in self._ids}
-            self._read(session, [one for one in ids.values() if one not in self._landings])
-            return {key: landing for key, one in ids.items() if (landing := self._landings[one]) is not None}
-
-    def event_of(self, key: Key) -> int | None:
-        """Return the id of a task's newest event."""
-        return self._ids.get(key)
-
-    def _look(self, session: Session) -> None:
-        newest = (
-            select(AssetEvent.source_dag_id, AssetEvent.source_task_id, func.max(AssetEvent.id))
-            .where(AssetEvent.id > self._seen - _AGAIN, AssetEvent.source_task_id.is_not(None))
-            .group_by(AssetEvent.source_dag_id, AssetEvent.source_task_id)
-        )
-        for dag_id, task_id, event_id in session.execute(newest):
-            key = (str(dag_id), str(task_id))
-            before = self._ids.get(key)
-            if before is None or event_id > before:
-                self._ids[key] = event_id
-                self._landings.pop(before or 0, None)
-                self._seen = max(self._seen, event_id)
-
-    def _read(self, session: Session, ids: Sequence[int]) -> None:
-        columns = (
-            AssetEvent.id,
-            AssetEvent.timestamp,
-            AssetEvent.source_run_id,
-            AssetEvent.source_map_index,
-            AssetEvent.extra,
-        )
-        for chunk in chunks(ids):
-            self._landings.update(dict.fromkeys(chunk))
-            for event_id, *told in session.execute(select(*columns).where(AssetEvent.id.in_(chunk))):
-                self._landings[event_id] = landing_of(*told)
-
-
-def from_xcoms(session: Session, keys: Sequence[Key]) -> dict[Key, Landing]:
-    """Return the newest landing of each of the tasks by its XCom: for tasks without outlets."""
-    found: dict[Key, Landing] = {}
-    for chunk in chunks(sorted(keys)):
-        dags, tasks = zip(*chunk, strict=True)
-        newest = (
-            select(func.max(XComModel.dag_run_id).label("run"), XComModel.task_id.label("task"))
-            .where(XComModel.dag_id.in_(set(dags)), XComModel.task_id.in_(set(tasks)), XComModel.key == "return_value")
-            .where(XComModel.value["read"].as_integer() > 0)
-            .group_by(XComModel.dag_id, XComModel.task_id)
-            .subquery()
-        )
-        columns = (XComModel.dag_id, XComModel.task_id, XComModel.timestamp, XComModel.run_id, XComModel.map_index)
-        wanted = select(*columns, XComModel.value).join(
-            newest, (newest.c.run == XComModel.dag_run_id) & (newest.c.task == XComModel.task_id)
-        )
-        for dag_id, task_id, *told in session.execute(wanted.where(XComModel.key == "return_value")):
-            if (dag_id, task_id) in chunk and (landing := landing_of(*told)) is not None:
-                found[dag_id, task_id] = landing
-    return found
+def tells(column: Any) -> ColumnElement[bool]:
+    """Whether a JSON column has what `landing_of` makes a landing of: by text, since it may hold anybody's values."""
+    nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
+    return or_(*(cast(column[name].as_string(), String(64)) != empty for name, empty in nothing))
 
 
 def history(session: Session, key: Key, newest: int | None, most: int) -> list[Landing]:
@@ -169,7 +97,7 @@ def history(session: Session, key: Key, newest: int | None, most: int) -> list[L
 
     Its XComs tell of them; the events of its asset also of runs that are deleted.
 
-    :param newest: the id of its newest event.
+    :param newest: the id of its newest event; where it is not known, its DAG says which asset it is.
     """
     xcoms = (
         select(XComModel.timestamp, XComModel.run_id, XComModel.map_index, XComModel.value)
@@ -177,15 +105,21 @@ def history(session: Session, key: Key, newest: int | None, most: int) -> list[L
         .order_by(XComModel.timestamp.desc())
         .limit(most * 2)
     )
+    outlet = TaskOutletAssetReference
+    asset = (
+        select(func.min(outlet.asset_id)).where(outlet.dag_id == key[0], outlet.task_id == key[1])
+        if newest is None
+        else select(AssetEvent.asset_id).where(AssetEvent.id == newest)
+    )
     events = (
         select(AssetEvent.timestamp, AssetEvent.source_run_id, AssetEvent.source_map_index, AssetEvent.extra)
-        .where(AssetEvent.asset_id == select(AssetEvent.asset_id).where(AssetEvent.id == newest).scalar_subquery())
+        .where(AssetEvent.asset_id == asset.scalar_subquery())
         .where(AssetEvent.source_dag_id == key[0], AssetEvent.source_task_id == key[1])
         .order_by(AssetEvent.timestamp.desc())
         .limit(most)
     )
     by_run: dict[tuple[str, int], Landing] = {}
-    for wanted in (xcoms, events) if newest is not None else (xcoms,):
+    for wanted in (xcoms, events):
         for told in session.execute(wanted):
             if (landing := landing_of(*told)) is not None:
                 by_run.setdefault((landing.run_id, landing.map_index), landing)

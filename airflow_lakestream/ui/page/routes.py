@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, Depends, HTTPException, Response
+from fastapi.responses import JSONResponse
 
 from airflow_lakestream.ui.page.streams import Streams
 
@@ -26,8 +27,13 @@ def routes() -> APIRouter:
     router, streams = APIRouter(prefix="/api"), Streams()
 
     @router.get("/streams")
-    def all_streams(readable: Readable, session: SessionDep) -> dict[str, Any]:
-        return streams.all(session, readable)
+    def all_streams(readable: Readable, session: SessionDep) -> Response:
+        return Response(streams.all(session, readable), media_type="application/json")
+
+    @router.get("/hours")
+    def rows_by_hour(readable: Readable, session: SessionDep) -> Response:
+        # Of values that are JSON's own already: FastAPI would look at each of them again.
+        return JSONResponse(streams.hours(session, readable))
 
     @router.get("/streams/{dag_id}/{task_id}")
     def one_stream(dag_id: str, task_id: str, readable: Readable, session: SessionDep) -> dict[str, Any]:

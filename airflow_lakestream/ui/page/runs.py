@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
 from airflow_lakestream.ui.page.landings import TOLD, Key, Landing, chunks, landing_of
+from airflow_lakestream.ui.page.newest import WINDOW
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -46,12 +46,12 @@ class Runs:
 
 
 class NewestRuns:
-    """The newest run of each DAG. All runs are read once, and after that only those that came since."""
+    """The newest run of each DAG: among the newest runs of all, or, looked for once, among its own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen = 0
+        self._seen: int | None = None
         self._ids: dict[str, int] = {}
+        self._searched: set[str] = set()
 
     def of(self, session: Session, keys: Iterable[Key], telling: Iterable[Key]) -> Runs:
         """Return how tasks are in their DAGs' newest runs.
@@ -59,21 +59,27 @@ class NewestRuns:
         :param telling: of these tasks also what they have told by XCom.
         """
         wanted, told = set(keys), set(telling)
-        with self._lock:
-            self._look(session)
-            ids = dict(self._ids)
+        self._look(session, {dag_id for dag_id, _ in wanted})
         runs = Runs()
-        for chunk in chunks(_runs_of(wanted, ids)):
+        for chunk in chunks(_runs_of(wanted, self._ids)):
             self._tries(session, chunk, wanted, runs)
-        for chunk in chunks(_runs_of(told, ids)):
+        for chunk in chunks(_runs_of(told, self._ids)):
             self._told(session, chunk, told, runs)
         return runs
 
-    def _look(self, session: Session) -> None:
-        newest = select(DagRun.dag_id, func.max(DagRun.id)).where(DagRun.id > self._seen - _AGAIN)
-        for dag_id, run in session.execute(newest.group_by(DagRun.dag_id)):
+    def _look(self, session: Session, dags: set[str]) -> None:
+        top = session.scalar(select(func.max(DagRun.id))) or 0
+        self._take(session, DagRun.id > (top - WINDOW if self._seen is None else self._seen - _AGAIN))
+        self._seen = max(top, self._seen or 0)
+        # What did not run lately has few runs.
+        for chunk in chunks(sorted(dags - self._ids.keys() - self._searched)):
+            self._take(session, DagRun.dag_id.in_(chunk))
+            self._searched.update(chunk)
+
+    def _take(self, session: Session, where: ColumnElement[bool]) -> None:
+        newest = select(DagRun.dag_id, func.max(DagRun.id)).where(where).group_by(DagRun.dag_id)
+        for dag_id, run in session.execute(newest):
             self._ids[dag_id] = max(run, self._ids.get(dag_id, 0))
-            self._seen = max(self._seen, run)
 
     def _tries(self, session: Session, ids: Sequence[int], wanted: set[Key], runs: Runs) -> None:
         ti = TaskInstance

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,13 @@ from airflow.models.serialized_dag import SerializedDagModel
 from sqlalchemy import func, select
 
 from airflow_lakestream.ui.page.advice import with_advice
-from airflow_lakestream.ui.page.landings import Key, Landing, Newest, chunks, from_xcoms, history
+from airflow_lakestream.ui.page.hours import Hours
+from airflow_lakestream.ui.page.landings import Key, Landing, chunks, history
+from airflow_lakestream.ui.page.newest import Newest
 from airflow_lakestream.ui.page.offsets import offsets_of
 from airflow_lakestream.ui.page.runs import NewestRuns, Try
 from airflow_lakestream.ui.page.states import Seen, state_of
-from airflow_lakestream.ui.page.supervision import Supervised, supervised
+from airflow_lakestream.ui.page.supervision import Supervised, Supervision
 from airflow_lakestream.ui.page.tasks import Found, StreamTask, find
 
 if TYPE_CHECKING:
@@ -39,45 +42,86 @@ class KnownDag:
     found: Found
 
 
+@dataclass(frozen=True, slots=True)
+class SeenStream:
+    """All that a stream's row is made of."""
+
+    dag: KnownDag
+    task: StreamTask
+    names: Mapping[str, str | None]
+    newest: Try | None
+    landing: Landing | None
+    look: Supervised | None
+
+    @property
+    def key(self) -> Key:
+        """Its task."""
+        return self.dag.dag_id, self.task.task_id
+
+
 class Streams:
     """Reads Airflow's database, and keeps what can't change: what a serialized DAG of a given hash has of ours."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, Found] = {}
+        self._texts: dict[Key, tuple[SeenStream, str]] = {}
         self._landings = Newest()
         self._runs = NewestRuns()
+        self._supervision = Supervision()
+        self._hours = Hours()
 
-    def all(self, session: Session, readable: Collection[str]) -> dict[str, Any]:
-        """Return all streams of the DAGs that may be read."""
-        return {"streams": self._rows(session, readable), "at": datetime.now(UTC).isoformat()}
+    def all(self, session: Session, readable: Collection[str]) -> str:
+        """Return all streams of the DAGs that may be read, as JSON."""
+        with self._lock:
+            rows = ",".join([self._text(seen) for seen in self._seen(session, readable)])
+        return f'{{"streams":[{rows}],"at":{json.dumps(datetime.now(UTC).isoformat())}}}'
+
+    def hours(self, session: Session, readable: Collection[str]) -> dict[str, Any]:
+        """Return the rows that each stream landed in each hour of the last day."""
+        with self._lock:
+            dags = self._dags(session, readable)
+        tasks = {(dag.dag_id, task.task_id): task.lasts for dag in dags for task in dag.found.streams}
+        first, found = self._hours.of(session, tasks)
+        rows = [{"dag_id": key[0], "task_id": key[1], "rows": rows} for key, rows in sorted(found.items())]
+        return {"first": first.isoformat(), "streams": rows}
 
     def one(self, session: Session, key: Key, readable: Collection[str]) -> dict[str, Any] | None:
         """Return one stream with its history; None where there is none that may be read."""
-        row = next((row for row in self._rows(session, readable, key[0]) if row["task_id"] == key[1]), None)
+        with self._lock:
+            row = next((_row(seen) for seen in self._seen(session, readable, key[0]) if seen.key == key), None)
+            newest = self._landings.event_of(key)
         if row is None:
             return None
-        landings = history(session, key, self._landings.event_of(key), _MOST)
+        landings = history(session, key, newest, _MOST)
         return {**row, "landings": [one.to_dict() for one in landings], "offsets": offsets_of(landings)}
 
-    def _rows(self, session: Session, readable: Collection[str], dag_id: str | None = None) -> list[dict[str, Any]]:
+    def _text(self, seen: SeenStream) -> str:
+        """Return a row as JSON. Most are as they were when somebody last looked."""
+        before = self._texts.get(seen.key)
+        if before is None or before[0] != seen:
+            before = self._texts[seen.key] = (seen, json.dumps(_row(seen), separators=(",", ":")))
+        return before[1]
+
+    def _seen(self, session: Session, readable: Collection[str], dag_id: str | None = None) -> Iterator[SeenStream]:
         dags = self._dags(session, readable)
-        said = supervised(session, {dag.dag_id: dag.found.looks for dag in dags if dag.found.looks})
+        said = self._supervision.of(session, {dag.dag_id: dag.found.looks for dag in dags if dag.found.looks})
         tasks = {
             (dag.dag_id, task.task_id): (dag, task)
             for dag in dags
             if dag_id in (None, dag.dag_id)
             for task in dag.found.streams
         }
-        landings = self._landings.of(session, tasks)
+        landings = self._landings.of(session, {key: task.has_outlets for key, (_, task) in tasks.items()})
         runs = self._runs.of(
             session, tasks, [key for key, (_, task) in tasks.items() if task.lasts or key not in landings]
         )
         landings |= _newer(runs.told, landings)
-        landings |= from_xcoms(session, [key for key in tasks if key not in landings and key in runs.tries])
-        return [
-            _row(dag, task, runs.tries.get(key), landings.get(key), said) for key, (dag, task) in sorted(tasks.items())
-        ]
+        for key, (dag, task) in sorted(tasks.items()):
+            landing = landings.get(key)
+            names = _names(dag, task, landing)
+            look = said.get((names["table"] or "", names["consumer_group"] or ""))
+            yield SeenStream(dag, task, names, runs.tries.get(key), landing, look)
 
     def _dags(self, session: Session, readable: Collection[str]) -> list[KnownDag]:
         newest = (
@@ -100,9 +144,8 @@ class Streams:
             .where(~DagModel.is_stale)
         ).all()
         rows = [row for row in rows if row.dag_id in readable]
-        with self._lock:
-            self._read(session, {row.dag_hash: row.id for row in rows if row.dag_hash not in self._found})
-            found = [self._found.get(row.dag_hash, Found()) for row in rows]
+        self._read(session, {row.dag_hash: row.id for row in rows if row.dag_hash not in self._found})
+        found = [self._found.get(row.dag_hash, Found()) for row in rows]
         return [
             KnownDag(row.dag_id, row.is_paused, row.timetable_summary, row.next_dagrun_create_after, one)
             for row, one in zip(rows, found, strict=True)
@@ -120,28 +163,19 @@ def _newer(told: dict[Key, Landing], landings: dict[Key, Landing]) -> dict[Key, 
     return {key: one for key, one in told.items() if key not in landings or one.at > landings[key].at}
 
 
-def _row(
-    dag: KnownDag,
-    task: StreamTask,
-    newest: Try | None,
-    landing: Landing | None,
-    said: dict[tuple[str, str], Supervised],
-) -> dict[str, Any]:
-    names = {name: _name(task, landing, name) for name in ("topic", "table", "consumer_group")}
-    group = names["consumer_group"] or dag.dag_id
-    look = said.get((names["table"] or "", group))
-    state, why = state_of(Seen(dag.paused, task.lasts, newest, landing, look))
+def _row(seen: SeenStream) -> dict[str, Any]:
+    dag, task, landing, look = seen.dag, seen.task, seen.landing, seen.look
+    state, why = state_of(Seen(dag.paused, task.lasts, seen.newest, landing, look))
     return {
         "dag_id": dag.dag_id,
         "task_id": task.task_id,
         "engine": task.engine,
-        **names,
-        "consumer_group": group,
+        **seen.names,
         "written": dict(task.written),
         "paused": dag.paused,
         "schedule": dag.schedule,
         "next_run": None if dag.paused or dag.next_run is None else dag.next_run.isoformat(),
-        "newest_run": newest and newest.to_dict(),
+        "newest_run": seen.newest and seen.newest.to_dict(),
         "landing": landing and landing.to_dict(),
         "supervised": look and look.to_dict(),
         "state": state.value,
@@ -149,7 +183,11 @@ def _row(
     }
 
 
-def _name(task: StreamTask, landing: Landing | None, name: str) -> str | None:
-    """Return a name: as the newest run had it, or as the DAG file has it, unless it is a template there."""
-    rendered = landing.report.get(name) if landing is not None else None
-    return str(rendered) if rendered else getattr(task, name)
+def _names(dag: KnownDag, task: StreamTask, landing: Landing | None) -> dict[str, str | None]:
+    """Return names as the newest run had them, or as the DAG file has them, unless they are templates there."""
+    report: Mapping[str, Any] = landing.report if landing is not None else {}
+    return {
+        "topic": str(report.get("topic") or "") or task.topic,
+        "table": str(report.get("table") or "") or task.table,
+        "consumer_group": str(report.get("consumer_group") or "") or task.consumer_group or dag.dag_id,
+    }

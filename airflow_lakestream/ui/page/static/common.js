@@ -14,6 +14,7 @@ export const css = `
 .ls button,.ls input,.ls select{font:inherit;color:inherit;background:${color("bg")};border:1px solid ${color("border-emphasized")};border-radius:4px;padding:2px 8px;max-width:100%}
 .ls button{cursor:pointer;white-space:nowrap;background:${color("bg-muted")}}.ls button:disabled{opacity:.5;cursor:default}
 .ls .tools{display:flex;flex-wrap:wrap;gap:8px;align-items:end;margin:10px 0}.ls .tools label{display:flex;flex-direction:column;font-size:12px;color:${color("fg-muted")}}
+.ls fieldset{border:1px solid ${color("border")};border-radius:4px;padding:4px 12px 8px;min-width:0}
 .ls .said{min-height:1.5em}.ls .muted{color:${color("fg-muted")}}.ls .error{color:${color("fg-error")}}
 .ls table{width:100%;border-collapse:collapse}.ls th{text-align:left;font-weight:500;color:${color("fg-muted")};border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:bottom}
 .ls th button{background:none;border:0;padding:0;text-align:left;color:inherit}
@@ -25,7 +26,8 @@ export const css = `
 .ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
 .ls ol{padding-left:20px;list-style:decimal}.ls ul{padding-left:20px;list-style:disc}
 .ls svg.bar{display:block;width:100%;height:14px;background:${color("bg-muted")}}
-.ls .f-landed{fill:${color("fg-success")}}.ls .f-lost{fill:${color("fg-error")}}.ls .f-hole{fill:${color("fg-warning")}}.ls .f-rows{fill:${color("fg-info")}}
+.ls svg.spark{display:inline-block;width:96px;height:20px;vertical-align:middle}
+.ls .f-line{fill:${color("border-emphasized")}}.ls .f-landed{fill:${color("fg-success")}}.ls .f-lost{fill:${color("fg-error")}}.ls .f-hole{fill:${color("fg-warning")}}.ls .f-rows{fill:${color("fg-info")}}
 .ls .key{display:inline-block;width:10px;height:10px;margin:0 4px 0 12px}.ls .key.landed{background:${color("fg-success")}}.ls .key.lost{background:${color("fg-error")}}.ls .key.hole{background:${color("fg-warning")}}
 @container (max-width:60em){
 .ls table,.ls tbody,.ls tr,.ls td{display:block}.ls thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
@@ -49,20 +51,21 @@ export const ask = async (path, options = {}) => {
   return [null, `${detail} (${answer.status})`, answer.status];
 };
 
-/** Ask for something now, and again each half minute while somebody looks. */
-export const useAnswer = (path) => {
+/** Ask for something now, and again each half minute while somebody looks. Without a path nothing is asked yet. */
+export const useAnswer = (path, seconds = 30) => {
   const [state, setState] = useState({ path: "", answer: null, wrong: "" });
   const [count, setCount] = useState(0);
   useEffect(() => {
     let left = false;
+    if (!path) return undefined;
     const look = async () => {
       const [answer, wrong] = await ask(path);
       if (!left) setState((before) => ({ path, answer: answer ?? (before.path === path ? before.answer : null), wrong }));
     };
     look();
-    const timer = setInterval(() => document.hidden || look(), 30000);
+    const timer = setInterval(() => document.hidden || look(), seconds * 1000);
     return () => { left = true; clearInterval(timer); };
-  }, [path, count]);
+  }, [path, seconds, count]);
   return [state.path === path ? state : { answer: null, wrong: "" }, useCallback(() => setCount((n) => n + 1), [])];
 };
 
@@ -94,16 +97,19 @@ export const nameOf = (stream) => stream.topic || stream.written.topic || stream
 export const tableOf = (stream) => stream.table || stream.written.table || "";
 export const docs = (page) => `${base}lakestream/docs/${page}`;
 
-/** Start a run by Airflow's own API, which asks whether the user may. */
+/** Send something to Airflow's own API, which asks whether the user may. */
+export const send = (path, body) => ask(`api/v2/${path}`, {
+  method: "POST",
+  headers: { Accept: "application/json", "Content-Type": "application/json" },
+  body: JSON.stringify(body),
+});
+
+/** Start a run. */
 export const RunNow = ({ stream, say }) => {
   const [busy, setBusy] = useState(false);
   const press = async () => {
     setBusy(true);
-    const [run, wrong, status] = await ask(`api/v2/dags/${encodeURIComponent(stream.dag_id)}/dagRuns`, {
-      method: "POST",
-      headers: { Accept: "application/json", "Content-Type": "application/json" },
-      body: JSON.stringify({ logical_date: null }),
-    });
+    const [run, wrong, status] = await send(`dags/${encodeURIComponent(stream.dag_id)}/dagRuns`, { logical_date: null });
     setBusy(false);
     if (status === 403) say(`You may not start runs of ${stream.dag_id}: your role has no permission for it.`, true);
     else if (wrong) say(`${stream.dag_id} was not started: ${wrong}`, true);

@@ -11,6 +11,8 @@ export const lagOf = (stream) => {
 };
 export const leftOf = (stream) => value(stream, "retention", "time_left");
 
+const sum = (rows) => rows.reduce((all, one) => all + one, 0);
+
 const COLUMNS = [
   ["Stream", (s) => `${nameOf(s)} ${tableOf(s)}`],
   ["State", (s) => STATES.indexOf(s.state)],
@@ -18,6 +20,7 @@ const COLUMNS = [
   ["Lag", lagOf, "figure"],
   ["Last landing", (s) => (s.landing ? -Date.parse(s.landing.at) : null)],
   ["Rows", (s) => s.landing?.rows ?? null, "figure"],
+  ["Rows an hour", (s) => (s.hours ? sum(s.hours) : null), "figure"],
   ["Rejected", (s) => s.landing?.rejected ?? null, "figure"],
   ["Time left in Kafka", leftOf, "figure"],
   ["Next run", (s) => (s.next_run ? Date.parse(s.next_run) : null)],
@@ -27,6 +30,18 @@ const compare = (key, down) => (a, b) => {
   const [x, y] = [key(a), key(b)];
   if (x === null || y === null) return (x === null) - (y === null);
   return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
+};
+
+/** The rows of the last day by the hour; the last bar is the hour that is on. */
+const ByHour = ({ hours }) => {
+  if (hours === undefined) return "";
+  if (hours === null) return h("span", { className: "muted", title: "A run that goes on tells only of its sum." }, "goes on");
+  const most = Math.max(...hours);
+  const text = most === 0 ? "No rows in the last day" : `${figure(sum(hours))} rows in the last day, at most ${figure(most)} in an hour`;
+  const tall = (rows) => (rows === 0 ? 0 : Math.max(2, (20 * rows) / most));
+  return h("svg", { className: "spark", viewBox: "0 0 96 20", preserveAspectRatio: "none", role: "img", "aria-label": text },
+    h("title", null, text), h("rect", { className: "f-line", x: 0, y: 19, width: 96, height: 1 }),
+    hours.map((rows, n) => h("rect", { key: n, className: "f-rows", x: n * 4, width: 3, y: 20 - tall(rows), height: tall(rows) })));
 };
 
 const Row = ({ stream, to, say }) => {
@@ -40,6 +55,7 @@ const Row = ({ stream, to, say }) => {
     cell("Lag", figure(lagOf(stream)), "figure"),
     cell("Last landing", stream.landing ? h(Link, { to: runPath(stream, stream.landing) }, h(Ago, stream.landing)) : "none"),
     cell("Rows", figure(stream.landing?.rows), "figure"),
+    cell("Rows an hour", h(ByHour, stream), "figure"),
     cell("Rejected", figure(stream.landing?.rejected), "figure"),
     cell("Time left in Kafka", span(leftOf(stream)), "figure"),
     cell("Next run", stream.next_run ? h("span", { title: when(stream.next_run) }, next(stream.next_run)) : stream.schedule),
@@ -53,12 +69,18 @@ const Choice = ({ label, all, chosen, choose }) => h("label", null, label,
 
 export const StreamList = ({ dagId, to }) => {
   const [{ answer, wrong }, again] = useAnswer("lakestream/api/streams");
+  // After the list, which does not wait for it; it is the same for a minute.
+  const [{ answer: byHour }] = useAnswer(answer ? "lakestream/api/hours" : "", 300);
   const [find, setFind] = useState("");
   const [state, setState] = useState("");
   const [engine, setEngine] = useState("");
   const [sort, setSort] = useState({ column: 1, down: false });
   const [said, say] = useSaying();
-  const mine = useMemo(() => (answer?.streams ?? []).filter((s) => !dagId || s.dag_id === dagId), [answer, dagId]);
+  const mine = useMemo(() => {
+    const hours = Object.fromEntries((byHour?.streams ?? []).map((one) => [`${one.dag_id}/${one.task_id}`, one.rows]));
+    return (answer?.streams ?? []).filter((s) => !dagId || s.dag_id === dagId)
+      .map((s) => ({ ...s, hours: hours[`${s.dag_id}/${s.task_id}`] }));
+  }, [answer, byHour, dagId]);
   const shown = useMemo(() => {
     const words = find.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (s) => {

@@ -1,0 +1,117 @@
+"""The rows that each task landed, hour by hour over the last day, from the reports of its runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.models.dagrun import DagRun
+from airflow.models.xcom import XComModel
+from sqlalchemy import ColumnElement, Float, case, cast, func, or_, select
+
+from airflow_lakestream.ui.page.landings import Key, chunks
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+HOURS = 24
+_HOUR = timedelta(hours=1)
+# To read a day of 1,000 streams takes half a second of the database: once for all who look within so many seconds.
+_FRESH_S = 60
+# Of the first run of the day so exactly is looked for: as many more are read.
+_RUNS = 1000
+_RETURNED = XComModel.key == "return_value"
+
+
+class Hours:
+    """Rows by task and hour. A run's rows are those of the hour in which it told of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read_at: float | None = None
+        self._floor = 0
+        self._first = datetime.now(UTC)
+        self._rows: dict[Key, list[int]] = {}
+        self._goes_on: dict[str, bool] = {}
+
+    def of(self, session: Session, tasks: Mapping[Key, bool]) -> tuple[datetime, dict[Key, list[int] | None]]:
+        """Return the first hour, and the rows by hour of each of the tasks; None where its runs tell only of sums.
+
+        :param tasks: by task whether its runs may go on and on.
+        """
+        with self._lock:
+            if self._read_at is None or time.monotonic() - self._read_at > _FRESH_S:
+                self._read(session)
+            lasting = {key[0] for key, lasts in tasks.items() if lasts} - self._goes_on.keys()
+            going_on = _going_on(session, lasting, self._floor)
+            self._goes_on |= {dag_id: dag_id in going_on for dag_id in lasting}
+            none = [0] * HOURS
+            rows = {
+                key: None if lasts and self._goes_on[key[0]] else self._rows.get(key, none)
+                for key, lasts in tasks.items()
+            }
+            return self._first, rows
+
+    def _read(self, session: Session) -> None:
+        self._first = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - (HOURS - 1) * _HOUR
+        self._floor = _first_run(session, self._first - _HOUR)
+        hours = [(XComModel.timestamp >= self._first + n * _HOUR, n) for n in reversed(range(HOURS))]
+        landed = (
+            select(
+                XComModel.dag_id,
+                XComModel.task_id,
+                case(*hours).label("hour"),
+                _number(session, XComModel.value["rows"]).label("rows"),
+            )
+            .where(XComModel.dag_run_id >= self._floor, _RETURNED, XComModel.timestamp >= self._first)
+            # Else PostgreSQL carries the whole reports through a sort, on disk.
+            .offset(0)
+            .subquery()
+        )
+        by_hour = (
+            select(landed.c.dag_id, landed.c.task_id, landed.c.hour, func.sum(landed.c.rows))
+            .where(landed.c.rows.is_not(None))
+            .group_by(landed.c.dag_id, landed.c.task_id, landed.c.hour)
+        )
+        self._rows = {}
+        for dag_id, task_id, hour, rows in session.execute(by_hour):
+            self._rows.setdefault((dag_id, task_id), [0] * HOURS)[hour] = int(rows)
+        self._goes_on = {}
+        self._read_at = time.monotonic()
+
+
+def _number(session: Session, value: Any) -> ColumnElement[Any]:
+    """Return what is a number in JSON as one. Anybody's XComs are among these: a text may stand there, too."""
+    number = cast(value.as_string(), Float(53))
+    if session.get_bind().dialect.name != "postgresql":
+        return number
+    # It alone refuses to cast a text.
+    return case((func.jsonb_typeof(value) == "number", number), else_=None)
+
+
+def _first_run(session: Session, since: datetime) -> int:
+    """Return the id of a run before which none told of anything after `since`; ids are in the order of time."""
+    low, high = 0, session.scalar(select(func.max(DagRun.id))) or 0
+    while high - low > _RUNS:
+        middle = (low + high) // 2
+        some = select(XComModel.timestamp).where(XComModel.dag_run_id >= middle).order_by(XComModel.dag_run_id)
+        # The oldest of some: one of them may be of a task that was cleared, and told again.
+        oldest = session.scalar(select(func.min(some.limit(20).subquery().c.timestamp)))
+        low, high = (middle, high) if oldest is not None and oldest < since else (low, middle)
+    return low
+
+
+def _going_on(session: Session, dags: Iterable[str], floor: int) -> set[str]:
+    """Return the DAGs of which some run took, or takes, more than an hour."""
+    found: set[str] = set()
+    now = datetime.now(UTC)
+    for chunk in chunks(sorted(dags)):
+        runs = select(DagRun.dag_id, DagRun.start_date, DagRun.end_date).where(DagRun.dag_id.in_(chunk))
+        lately = or_(DagRun.id >= floor, DagRun.state == "running")
+        for dag_id, started, ended in session.execute(runs.where(lately)):
+            if started is not None and (ended or now) - started > _HOUR:
+                found.add(dag_id)
+    return found
