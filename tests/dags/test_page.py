@@ -17,6 +17,7 @@ from tests.support.airflow_home import CHECKOUT, settings
 from tests.support.page_answers import ONE, USERS
 
 ALL = "/lakestream/api/streams"
+HOURS = "/lakestream/api/hours"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def streams(said: dict[str, Any], user: str) -> dict[str, Any]:
 
 
 def test_every_route_refuses_who_is_not_logged_in(said: dict[str, Any]) -> None:
-    assert ["GET", ALL] in said["routes"]
+    assert {ALL, HOURS} <= {path for _, path in said["routes"]}
     assert {method for method, _ in said["routes"]} == {"GET"}
     for method, path in said["routes"]:
         assert said[f"anonymous {method} {path}"][0] == 401, path
@@ -123,6 +124,30 @@ def test_a_stream_has_its_history_with_holes_and_losses(said: dict[str, Any]) ->
         }
     ]
     assert said[f"vera GET {ONE.format('no_stream')}"][0] == 404
+
+
+def test_a_backfill_is_offered_where_it_lands_intervals(said: dict[str, Any]) -> None:
+    why = {
+        name: said[f"ada GET {ONE.format(name)}"][1]["no_backfill"] for name in ("lands", "fails", "behind", "secret")
+    }
+    assert why["lands"] is None
+    assert why["secret"].startswith("The DAG has no schedule")
+    assert "points in time, not for intervals" in why["fails"]
+    assert 'mode="interval"' in why["behind"]
+
+
+def test_rows_by_the_hour_are_those_of_the_last_day(said: dict[str, Any]) -> None:
+    def hours(user: str) -> dict[str, Any]:
+        status, answer = said[f"{user} GET {HOURS}"]
+        assert status == 200
+        return {one["dag_id"]: one["rows"] for one in answer["streams"]}
+
+    found = hours("ada")
+    assert [rows for rows in found["secret"] if rows] == [7] * 5
+    assert found["lands"] == [0] * 24
+    # A run that goes on tells only of its sum.
+    assert found["on_spark"] is None
+    assert hours("vera") == {name: rows for name, rows in found.items() if name != "secret"}
 
 
 def test_what_comes_next_is_seen(said: dict[str, Any]) -> None:

@@ -120,6 +120,7 @@ def test_the_worst_comes_first_and_links_stay_in_airflow(visit: Visit) -> None:
     expect(rows).to_have_count(8)
     expect(rows.nth(1)).to_contain_text("fails")
     expect(rows.nth(2)).to_contain_text("1,234")
+    expect(page.get_by_role("img", name="35 rows in the last day, at most 7 in an hour")).to_be_visible()
     visit.ui.picture("streams", height=720)
     page.get_by_role("searchbox").fill("orders lands")
     expect(rows).to_have_count(2)
@@ -146,6 +147,9 @@ def test_a_viewer_sees_no_secret_dag_and_is_told_what_is_not_allowed(visit: Visi
     expect(visit.page.get_by_role("link", name="secret")).to_have_count(0)
     visit.page.get_by_role("button", name="Run lands now").click()
     expect(visit.page.get_by_role("status")).to_contain_text("You may not start runs of lands")
+    visit.page.get_by_role("link", name="orders → lake.lands").click()
+    visit.page.get_by_role("button", name="Which runs?").click()
+    expect(visit.page.get_by_text("You may not backfill lands: your role has no permission")).to_be_visible()
 
 
 @pytest.mark.parametrize("visit", [("uma", "dark")], indirect=True, ids=["user"])
@@ -186,3 +190,24 @@ def test_a_dag_has_the_streams_of_its_own_in_a_tab(visit: Visit) -> None:
     expect(visit.page.get_by_role("table").get_by_role("row")).to_have_count(2)
     visit.page.get_by_role("link", name="orders → lake.lands").click()
     expect(visit.page.get_by_role("heading", name="Landings")).to_be_visible()
+
+
+@pytest.mark.parametrize("visit", [("uma", "light")], indirect=True, ids=["user"])
+def test_a_backfill_says_first_which_runs_it_starts(visit: Visit) -> None:
+    visit.list()
+    page = visit.page
+    page.get_by_role("link", name="slow → lake.behind").click()
+    expect(page.get_by_text("No backfill: Each run lands what is not landed yet")).to_be_visible()
+    page.get_by_role("link", name="All streams").click()
+    page.get_by_role("link", name="orders → lake.lands").click()
+    page.get_by_label("From (UTC)").fill("2026-10-31T01:00")
+    page.get_by_label("Until (UTC)").fill("2026-10-31T03:00")
+    page.get_by_role("button", name="Which runs?").click()
+    expect(page.get_by_text("3 runs would be started, with these logical dates:")).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="2026-10-31T02:00Z")).to_be_visible()
+    visit.look("backfill")
+    page.get_by_role("button", name="Start 3 runs").click()
+    expect(page.get_by_text("A backfill of lands is started: 3 runs.")).to_be_visible()
+    # They are there now, and it is on.
+    page.get_by_role("button", name="Which runs?").click()
+    expect(page.get_by_text("No run would be started")).to_be_visible()

@@ -17,6 +17,7 @@ def make() -> None:
     """Make one stream of each kind."""
     from airflow.providers.standard.operators.empty import EmptyOperator
     from airflow.sdk import DAG, Asset
+    from airflow.timetables.interval import CronDataIntervalTimetable
     from airflow.utils.session import create_session
 
     from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
@@ -24,12 +25,15 @@ def make() -> None:
     from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
     from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 
-    def extract(name: str, outlets: bool = True) -> DAG:
-        with DAG(name, schedule=None) as dag:
+    hourly = CronDataIntervalTimetable("0 * * * *", timezone="UTC")
+
+    def extract(name: str, outlets: bool = True, schedule: Any = None, mode: str = "interval") -> DAG:
+        with DAG(name, schedule=schedule, start_date=NOW - timedelta(days=2), catchup=False) as dag:
             KafkaExtractOperator(
                 task_id="land",
                 topic="{{ params.topic }}",
                 table=f"lake.{name}",
+                mode=mode,
                 outlets=[Asset(name)] if outlets else [],
             )
         return dag
@@ -49,7 +53,8 @@ def make() -> None:
         return NOW + timedelta(minutes=minutes)
 
     with create_session() as session:
-        dags = [extract(name) for name in ("lands", "fails", "secret", "behind")]
+        dags = [extract("lands", schedule=hourly), extract("fails", schedule="0 * * * *"), extract("secret")]
+        dags += [extract("behind", schedule=hourly, mode="resume")]
         for dag in (*dags, extract("no_outlet", outlets=False), on_spark, no_stream, supervises):
             know(session, dag)
         know(session, extract("waits"), paused=True)
@@ -66,8 +71,14 @@ def make() -> None:
         run(session, "lands", {"land": "success"}, at(10), [("land", -1, "return_value", empty)])
 
         run(session, "fails", {"land": "failed"}, at(0))
-        told = report("hidden", "lake.secret", 0, 7)
-        land(session, "secret", "secret", run(session, "secret", {"land": "success"}, at(0)), at(0), told)
+        # In the last day; the others have landed before it.
+        for n in range(5):
+            told, landed = (
+                report("hidden", "lake.secret", 7 * n, 7 * n + 7),
+                datetime.now(UTC) - timedelta(hours=20 - 4 * n),
+            )
+            run_id = run(session, "secret", {"land": "success"}, landed, [("land", -1, "return_value", told)])
+            land(session, "secret", "secret", run_id, landed, told)
         told = report("slow", "lake.behind", 0, 10)
         land(session, "behind", "behind", run(session, "behind", {"land": "success"}, at(0)), at(0), told)
 
@@ -125,7 +136,7 @@ def ask() -> dict[str, Any]:
     ]
     mounts = [route.path for route in make_app().routes if isinstance(route, Mount)]
     addresses = [(method, "/lakestream" + path.format(dag_id="lands", task_id="land")) for method, path in routes]
-    asked = [ONE.format(name) for name in ("lands", "secret", "no_outlet", "nowhere", "no_stream")]
+    asked = [ONE.format(name) for name in ("lands", "secret", "fails", "behind", "no_outlet", "nowhere", "no_stream")]
     asked += ["/api/v2/plugins"]
     # Airflow is behind a proxy that keeps its path.
     client = TestClient(app, base_url="http://localhost:8080/behind/a/path", raise_server_exceptions=True)

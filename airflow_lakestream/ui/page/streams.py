@@ -89,12 +89,17 @@ class Streams:
     def one(self, session: Session, key: Key, readable: Collection[str]) -> dict[str, Any] | None:
         """Return one stream with its history; None where there is none that may be read."""
         with self._lock:
-            row = next((_row(seen) for seen in self._seen(session, readable, key[0]) if seen.key == key), None)
+            found = next((seen for seen in self._seen(session, readable, key[0]) if seen.key == key), None)
             newest = self._landings.event_of(key)
-        if row is None:
+        if found is None:
             return None
         landings = history(session, key, newest, _MOST)
-        return {**row, "landings": [one.to_dict() for one in landings], "offsets": offsets_of(landings)}
+        return {
+            **_row(found),
+            "no_backfill": found.task.no_backfill,
+            "landings": [one.to_dict() for one in landings],
+            "offsets": offsets_of(landings),
+        }
 
     def _text(self, seen: SeenStream) -> str:
         """Return a row as JSON. Most are as they were when somebody last looked."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_lakestream.ui.page.backfills import of_mode, of_schedule
+
 _OURS = "airflow_lakestream."
 _MAINTENANCE = "maintain_iceberg"
 # By operator: the engine that lands.
@@ -32,7 +34,10 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A task that lands. A name that only a run knows is None; `written` is then what the DAG file says."""
+    """A task that lands. A name that only a run knows is None; `written` is then what the DAG file says.
+
+    `no_backfill` says why a backfill of its DAG would land no interval.
+    """
 
     task_id: str
     operator: str
@@ -42,6 +47,7 @@ class StreamTask:
     consumer_group: str | None
     written: Mapping[str, str]
     has_outlets: bool
+    no_backfill: str | None
 
     @property
     def lasts(self) -> bool:
@@ -68,12 +74,13 @@ class Found:
 
 def find(data: Mapping[str, Any]) -> Found:
     """Return what the JSON of a serialized DAG has of ours."""
-    tasks = [_plain(task) for task in data.get("dag", {}).get("tasks", [])]
+    dag = _map(data.get("dag"))
+    tasks = [_plain(task) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
-    return Found(tuple(_streams(ours)), tuple(_looks(ours)))
+    return Found(tuple(_streams(ours, of_schedule(dag))), tuple(_looks(ours)))
 
 
-def _streams(tasks: list[dict[str, Any]]) -> Iterator[StreamTask]:
+def _streams(tasks: list[dict[str, Any]], no_intervals: str | None) -> Iterator[StreamTask]:
     for task in tasks:
         operator = str(task.get("task_type") or task.get("_task_type") or "")
         if operator not in ENGINES:
@@ -89,6 +96,7 @@ def _streams(tasks: list[dict[str, Any]]) -> Iterator[StreamTask]:
             **{name: text if text and "{{" not in text else None for name, text in names.items()},
             written={name: text for name, text in names.items() if text},
             has_outlets=bool(given.get("outlets")),
+            no_backfill=no_intervals or of_mode(ENGINES[operator], given, _map(given.get("app_config"))),
         )
 
 

@@ -1,5 +1,6 @@
 // One stream: what it is doing and what to do, its offsets by partition, its landings and changes of its schema.
 import { Ago, Fragment, Link, RunNow, State, css, docs, figure, h, nameOf, runPath, span, tableOf, useAnswer, useSaying, when } from "./common.js";
+import { Backfill } from "./backfill.js";
 import { lagOf, leftOf } from "./list.js";
 
 // Of a bar: its length in the drawing's own units, and the least length that is still seen.
@@ -68,7 +69,7 @@ export const OneStream = ({ dagId, taskId, back }) => {
     !answer ? (wrong ? null : h("p", null, "Loading ...")) : h(Fragment, null,
       h("h1", null, nameOf(answer), " → ", tableOf(answer)),
       h("div", { className: "tools" }, h(State, answer), h(RunNow, { stream: answer, say }), h("button", { type: "button", onClick: again }, "Look again")),
-      said, h(Why, { stream: answer }), h(Facts, { stream: answer }),
+      said, h(Why, { stream: answer }), h(Facts, { stream: answer }), h(Backfill, { stream: answer }),
       h("h2", null, "Offsets"),
       answer.offsets.length === 0 ? h("p", { className: "muted" }, "No landing is known yet.") : h(Fragment, null,
         h("p", { className: "muted" }, `Of the last ${figure(answer.landings.length)} landings.`, h("span", { className: "key landed" }), "landed",
