@@ -158,6 +158,7 @@ def test_what_comes_next_is_seen(said: dict[str, Any]) -> None:
 def test_what_is_older_than_the_newest_landings_of_all_is_found_too(said: dict[str, Any]) -> None:
     assert said["all by search"] == said["all later"]
     assert len(said["all later"]) == 6
+    assert [rows for rows in said["hours by search"][0]["rows"] if rows] == [7] * 5
 
 
 def test_scripts_are_read_by_everybody(said: dict[str, Any]) -> None:

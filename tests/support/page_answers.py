@@ -71,14 +71,6 @@ def make() -> None:
         run(session, "lands", {"land": "success"}, at(10), [("land", -1, "return_value", empty)])
 
         run(session, "fails", {"land": "failed"}, at(0))
-        # In the last day; the others have landed before it.
-        for n in range(5):
-            told, landed = (
-                report("hidden", "lake.secret", 7 * n, 7 * n + 7),
-                datetime.now(UTC) - timedelta(hours=20 - 4 * n),
-            )
-            run_id = run(session, "secret", {"land": "success"}, landed, [("land", -1, "return_value", told)])
-            land(session, "secret", "secret", run_id, landed, told)
         told = report("slow", "lake.behind", 0, 10)
         land(session, "behind", "behind", run(session, "behind", {"land": "success"}, at(0)), at(0), told)
 
@@ -108,6 +100,13 @@ def make() -> None:
             ],
             mapped={"keeps_up": ["failed", "success"], "is_fresh": ["failed", "success"]},
         )
+
+        # In the last day; the others have landed before it.
+        for n in range(5):
+            told = report("hidden", "lake.secret", 7 * n, 7 * n + 7)
+            landed = datetime.now(UTC) - timedelta(hours=20 - 4 * n)
+            run_id = run(session, "secret", {"land": "success"}, landed, [("land", -1, "return_value", told)])
+            land(session, "secret", "secret", run_id, landed, told)
 
 
 def _content(answer: Any) -> Any:
@@ -160,13 +159,14 @@ def ask() -> dict[str, Any]:
     said["later"] = [later.status_code, _content(later)]
     said["all later"] = client.get("/lakestream/api/streams", headers=headers).json()["streams"]
     # Another server, which finds nothing among the newest events and runs.
-    from airflow_lakestream.ui.page import newest, runs
+    from airflow_lakestream.ui.page import hours, newest, runs
     from airflow_lakestream.ui.page.streams import Streams
 
-    newest.WINDOW = runs.WINDOW = 0
+    newest.WINDOW = runs.WINDOW = hours.RUNS = 0
     with create_session() as session:
         readable = manager.get_authorized_dag_ids(user=users["vera"], session=session)
         said["all by search"] = json.loads(Streams().all(session, readable))["streams"]
+        said["hours by search"] = Streams().hours(session, {"secret"})["streams"]
     return said
 
 

@@ -22,7 +22,7 @@ _HOUR = timedelta(hours=1)
 # To read a day of 1,000 streams takes half a second of the database: once for all who look within so many seconds.
 _FRESH_S = 60
 # Of the first run of the day so exactly is looked for: as many more are read.
-_RUNS = 1000
+RUNS = 1000
 _RETURNED = XComModel.key == "return_value"
 
 
@@ -95,7 +95,7 @@ def _number(session: Session, value: Any) -> ColumnElement[Any]:
 def _first_run(session: Session, since: datetime) -> int:
     """Return the id of a run before which none told of anything after `since`; ids are in the order of time."""
     low, high = 0, session.scalar(select(func.max(DagRun.id))) or 0
-    while high - low > _RUNS:
+    while high - low > RUNS + 1:
         middle = (low + high) // 2
         some = select(XComModel.timestamp).where(XComModel.dag_run_id >= middle).order_by(XComModel.dag_run_id)
         # The oldest of some: one of them may be of a task that was cleared, and told again.
