@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
-from sqlalchemy import ColumnElement, String, cast, func, or_, select
+from sqlalchemy import JSON, ColumnElement, String, cast, func, or_, select, type_coerce
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -89,7 +89,9 @@ def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: 
 def tells(column: Any) -> ColumnElement[bool]:
     """Whether a JSON column has what `landing_of` makes a landing of: by text, since it may hold anybody's values."""
     nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
-    return or_(*(cast(column[name].as_string(), String(64)) != empty for name, empty in nothing))
+    # In Airflow 3.1 the column of events is JSON that SQLAlchemy does not know as such.
+    known = type_coerce(column, JSON)
+    return or_(*(cast(known[name].as_string(), String(64)) != empty for name, empty in nothing))
 
 
 def history(session: Session, key: Key, newest: int | None, most: int) -> list[Landing]:
