@@ -90,7 +90,11 @@ def api_server(env: Mapping[str, str], log: Path, name: str, database: int) -> I
             visitor.close()
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
