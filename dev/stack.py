@@ -32,10 +32,13 @@ from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import connect as connect_service
 from dev.services import flink as flink_service
+from dev.services import glue as glue_service
 from dev.services import kafka as kafka_service
+from dev.services import mariadb as mariadb_service
 from dev.services import metastore as metastore_service
 from dev.services import postgres as postgres_service
 from dev.services import registry as registry_service
+from dev.services import rest_catalog as rest_catalog_service
 from dev.services import s3 as s3_service
 from dev.services import spark as spark_service
 from dev.services import yarn as yarn_service
@@ -43,10 +46,13 @@ from dev.services.airflow import Airflow
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
 from dev.services.flink import Flink, FlinkDaemon
+from dev.services.glue import Glue
 from dev.services.kafka import Kafka
+from dev.services.mariadb import MariaDb
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
 from dev.services.registry import Registry
+from dev.services.rest_catalog import RestCatalog
 from dev.services.s3 import S3
 from dev.services.spark import SparkDaemon
 from dev.services.yarn import YarnDaemon
@@ -168,6 +174,30 @@ class Stack:
 
         name = "metastore" if version == metastore_service.CURRENT else "old-metastore"
         return self._up(name, start, lambda metastore: metastore.uri)
+
+    def up_rest_catalog(self) -> RestCatalog:
+        """Have a healthy REST catalog: the running one, or a new one."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> RestCatalog:
+            return rest_catalog_service.start(folder, self._fetch(jars.REST_CATALOG, jdk), jdk, self._owner)
+
+        return self._up("rest-catalog", start, lambda catalog: catalog.url)
+
+    def up_mariadb(self) -> MariaDb:
+        """Have a healthy MariaDB: the running one, or a new one."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> MariaDb:
+            return mariadb_service.start(folder, self._fetch(jars.MARIADB, jdk), self._owner)
+
+        return self._up("mariadb", start, lambda server: f"port {server.port}")
+
+    def up_glue(self, *, careless: bool = False) -> Glue:
+        """Have a healthy model of AWS Glue: the running one, or a new one; see `glue_server` for `careless`."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Glue:
+            return glue_service.start(folder, self._owner, careless=careless)
+
+        return self._up("careless-glue" if careless else "glue", start, lambda glue: glue.url)
 
     def up_connect(self) -> Connect:
         """Have a healthy worker of Kafka Connect with Debezium and Iceberg's sink, and this stack's broker with it."""

@@ -7,10 +7,13 @@ from typing import Protocol
 from dev.services.airflow import Airflow
 from dev.services.connect import Connect
 from dev.services.flink import FlinkDaemon
+from dev.services.glue import Glue
 from dev.services.kafka import Kafka
+from dev.services.mariadb import MariaDb
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
 from dev.services.registry import Registry
+from dev.services.rest_catalog import RestCatalog
 from dev.services.s3 import S3
 from dev.services.spark import SparkDaemon
 from dev.services.yarn import YarnDaemon
@@ -35,6 +38,10 @@ HANDLES: dict[str, type[Service]] = {
     "postgres": Postgres,
     "metastore": Metastore,
     "old-metastore": Metastore,
+    "mariadb": MariaDb,
+    "rest-catalog": RestCatalog,
+    "glue": Glue,
+    "careless-glue": Glue,
     "connect": Connect,
     "spark-master": SparkDaemon,
     "spark-worker": SparkDaemon,

@@ -6,12 +6,8 @@ It refuses to run as root: there it runs as `nobody`, in a folder that belongs t
 from __future__ import annotations
 
 import lzma
-import os
 import platform
-import pwd
 import secrets
-import shutil
-import stat
 import subprocess
 import tarfile
 import zipfile
@@ -95,7 +91,7 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> Postgres:
     data.mkdir(mode=0o700)
     (folder.path / "password").touch(mode=0o600)
     (folder.path / "password").write_text(password)
-    lower = _as_nobody(folder, [data, folder.path / "password"])
+    lower = folder.as_nobody([data, folder.path / "password"])
     account = ["-U", USERNAME, f"--pwfile={folder.path / 'password'}", "--auth=scram-sha-256"]
     _run(folder, [*lower, f"{programs}/initdb", "-D", str(data), "-E", "UTF8", "--locale=C", "-N", *account])
     settings = {
@@ -131,26 +127,6 @@ def _unpack(jars: Path, target: Path) -> str:
         with outer.open(name) as packed, lzma.open(packed) as plain, tarfile.open(fileobj=plain) as inner:
             inner.extractall(target, filter="data")
     return str(target / "bin")
-
-
-def _as_nobody(folder: ServiceFolder, own: list[Path]) -> list[str]:
-    """Return what to put before a command so that it does not run as root, and hand it what it is to own."""
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        problem = "does not run as root, and there is no setpriv (Debian: util-linux) to run it as nobody"
-        raise ServiceFailed(folder.name, problem, folder.log)
-    nobody = pwd.getpwnam("nobody")
-    for path in own:
-        os.chown(path, nobody.pw_uid, nobody.pw_gid)
-    account = [f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
-    reachable = all(above.stat().st_mode & stat.S_IXOTH for above in (folder.path, *folder.path.parents))
-    # Below a folder that is root's alone, as a checkout may be, `nobody` needs this one right of root's to get there;
-    # without the first of these, access(2) would not regard it.
-    rights = ["--securebits=+no_setuid_fixup", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
-    rights = [] if reachable else rights
-    return [setpriv, *account, *rights, "--"]
 
 
 def _run(folder: ServiceFolder, command: list[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.faults import FAILED, TIMEOUT, applied, twice, unapplied
 from tests.support.replacing import ranges
-from tests.support.table_formats import FORMATS, VARIANTS, FormatTable
+from tests.support.table_formats import FORMATS, VARIANTS, FormatTable, Place
 
 # What becomes of a commit, and what its sink is told.
 FAULTS = {
@@ -23,10 +23,16 @@ FAULTS = {
 WITH_AND_WITHOUT_RETRIES = pytest.mark.parametrize("empty", VARIANTS, indirect=True)
 
 
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Give where the tables are: a folder of the test's own. The matrix has the same in other catalogs."""
+    return Place(tmp_path)
+
+
 @pytest.fixture(params=FORMATS)
-def empty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FormatTable:
+def empty(request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.MonkeyPatch) -> FormatTable:
     """Give a table of each format that is not there yet."""
-    return VARIANTS[request.param](tmp_path, monkeypatch)
+    return VARIANTS[request.param](place.folder, monkeypatch, **place.options)
 
 
 @pytest.fixture

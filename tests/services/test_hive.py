@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +24,12 @@ from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
-from tests.support.broker import Producing, TopicOf, Topics
-from tests.support.hive_lake import SPAWN, HiveLake, land_each, land_paused, wait_until_stopped
+from tests.support.broker import Producing, TopicOf
+from tests.support.catalogs import SPAWN
+from tests.support.hive_lake import HiveLake, land_paused, wait_until_stopped
 from tests.support.lake import GROUP, TABLE, assert_files_are_whole, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
-
-LANDINGS, EACH = 8, 5
 
 
 def test_a_writer_paused_until_its_lock_has_expired_takes_out_nothing(hive_lake: HiveLake, topic_of: TopicOf) -> None:
@@ -50,28 +49,6 @@ def test_a_writer_paused_until_its_lock_has_expired_takes_out_nothing(hive_lake:
     paused.join()
 
     assert_landed_once(hive_lake, name, {0: 30})
-    assert_files_are_whole(hive_lake.table())
-
-
-@pytest.mark.parametrize("same", [False, True], ids=["other ranges", "the same ranges"])
-def test_two_processes_that_land_at_once_each_keep_what_they_land(
-    hive_lake: HiveLake, topic: Topics, produce: Producing, same: bool
-) -> None:
-    name, count = topic(1), (LANDINGS if same else 2 * LANDINGS) * EACH
-    produce(name, 0, events(0, 0, count))
-    pieces = [(first, first + EACH) for first in range(0, count, EACH)]
-    answers, start = SPAWN.Queue(), SPAWN.Barrier(2)
-    shares: Sequence[Sequence[tuple[int, int]]] = [pieces, pieces] if same else [pieces[::2], pieces[1::2]]
-    # The first landing of either creates the table and its namespace, if the other's has not.
-    processes = [SPAWN.Process(target=land_each, args=(hive_lake, name, share, start, answers)) for share in shares]
-    for process in processes:
-        process.start()
-    said = [answers.get(timeout=240) for share in shares for _ in share]
-    for process in processes:
-        process.join()
-
-    assert said == ["landed"] * len(said)
-    assert_landed_once(hive_lake, name, {0: count})
     assert_files_are_whole(hive_lake.table())
 
 

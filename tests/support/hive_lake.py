@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,11 +17,8 @@ from dev.services.kafka import Kafka
 from dev.services.metastore import OLD, Metastore
 from dev.stack import Stack
 from tests.support.broker import poll_until
+from tests.support.catalogs import LOCK, empty_catalog
 from tests.support.lake import Lake
-
-SPAWN = multiprocessing.get_context("spawn")
-# Long enough for the lock of a writer that is paused to expire, and as quick as can be before.
-LOCK = {"lock-check-min-wait-time": "0.1", "lock-check-max-wait-time": "1", "lock-check-retries": "60"}
 
 
 class HiveLake(Lake):
@@ -62,14 +57,7 @@ class HiveLake(Lake):
 
     def empty(self) -> None:
         """Remove all tables and their files."""
-        catalog = self.catalog()
-        for [namespace] in catalog.list_namespaces():
-            for table in catalog.list_tables(namespace):
-                catalog.drop_table(table)
-            if namespace != "default":
-                catalog.drop_namespace(namespace)
-        for folder in Path(self.metastore.warehouse.removeprefix("file://")).iterdir():
-            shutil.rmtree(folder)
+        empty_catalog(self.catalog(), Path(self.metastore.warehouse.removeprefix("file://")))
 
 
 @pytest.fixture(scope="session")
@@ -90,18 +78,6 @@ def hive_lake(tmp_path: Path, kafka: Kafka, metastore: Metastore) -> Iterator[Hi
     lake = HiveLake(tmp_path, kafka.client_config(), metastore)
     yield lake
     lake.empty()
-
-
-def land_each(lake: HiveLake, topic: str, ranges: Sequence[tuple[int, int]], start: Any, answers: Any) -> None:
-    """Land ranges of partition 0, one after the other; answer what became of each."""
-    if start is not None:
-        start.wait(60)
-    for first, until in ranges:
-        try:
-            lake.land(topic, mode="ranges", ranges=[[0, first, until]])
-            answers.put("landed")
-        except Exception as e:  # noqa: BLE001  # whatever it is, the test is told
-            answers.put(repr(e))
 
 
 def land_paused(lake: HiveLake, topic: str, ranges: Sequence[Sequence[int]], answers: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.types import StringType
@@ -39,6 +40,19 @@ from tests.support.evolving import EvolvingRun
 from tests.support.faults import Fault, FaultyCatalog
 from tests.support.lake import QUICK_RETRIES, TABLE, assert_files_are_whole, compact
 from tests.support.replacing import COORDINATES, GROUP, PAYLOAD, Row, Run
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table of a test is: its folder, and what else its format has to be told."""
+
+    folder: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sqlite_catalog(folder: Path) -> dict[str, str]:
+    """Return the properties of a catalog in a folder, as is its warehouse."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
 
 
 class FormatTable(ABC):
@@ -181,16 +195,19 @@ class IcebergTable(FormatTable):
     widens = True
     partitions = ("truncate(8, _kafka_offset)",)
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **design: Any) -> None:
+    def __init__(
+        self, folder: Path, patch: pytest.MonkeyPatch, catalog: Mapping[str, str] | None = None, **design: Any
+    ) -> None:
+        """`catalog` has the properties of one whose warehouse is in the folder; by default it is there itself."""
         super().__init__(folder, patch, **design)
         patch.setattr(iceberg_commits, "RETRY_PAUSE", 0.0)
+        self.properties = catalog or sqlite_catalog(folder)
         self._next: Any = None
-        self._reading: SqlCatalog | None = None
+        self._reading: Catalog | None = None
 
-    def catalog(self) -> SqlCatalog:
+    def catalog(self) -> Catalog:
         """Return a catalog client of its own, such as another process would have."""
-        uri = f"sqlite:///{self.folder}/catalog.db"
-        return SqlCatalog("iceberg_default", uri=uri, warehouse=f"file://{self.folder}/warehouse")
+        return load_catalog("iceberg_default", **self.properties)
 
     def table(self, behind: str = "") -> Table:
         self._reading = self._reading or self.catalog()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.table import CreateTableTransaction, Table
 
+from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit import hive, retention
@@ -40,7 +41,10 @@ class NewTable:
 
     @classmethod
     def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
-        """Stage a table of the design. Raises InvalidArgument before anything is made."""
+        """Stage a table of the design.
+
+        Raises InvalidArgument before anything is made, and StaleFiles where the catalog sees by now that it is there.
+        """
         fitness.check_properties(design.properties)
         spec = layout.partition_spec(schema, design.partition_by)
         order = layout.sort_order(schema, design.sort_order)
@@ -53,6 +57,9 @@ class NewTable:
                 sort_order=order,
                 properties={**DEFAULT_PROPERTIES, **design.properties},
             )
+        except TableAlreadyExistsError as e:
+            # Others look only when it is committed.
+            raise StaleFiles(name, "another run created the table") from e
         except BaseException as e:
             if made:
                 _drop_namespace(catalog, name)

