@@ -110,13 +110,13 @@ class _Look:
     def _looks(self, checks: Checks, statements: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Iterator[Finding]]]:
         for name in checks.not_null:
             label = f"not_null: {name}"
-            yield label, self._of_rows(label, f"{_quoted(name)} IS NULL", "have NULL", [name])
+            yield label, self._of_rows(label, f"{_quoted(name)} IS NULL", "NULL", [name])
         if checks.unique:
             keys = ", ".join(map(_quoted, checks.unique))
             known = " AND ".join(f"{_quoted(name)} IS NOT NULL" for name in checks.unique)
             twice = f"SELECT {keys} FROM {RELATION} WHERE {known} GROUP BY ALL HAVING count(*) > 1"
             label = f"unique: {', '.join(checks.unique)}"
-            yield label, self._of_rows(label, f"({keys}) IN ({twice})", "share their values", checks.unique)
+            yield label, self._of_rows(label, f"({keys}) IN ({twice})", "equal values", checks.unique)
         if checks.freshness is not None:
             yield "freshness", self._of_age(checks.freshness)
         for text, statement in statements:
@@ -128,7 +128,7 @@ class _Look:
             shown = list(dict.fromkeys((*self._place, *names)))
             order = ", ".join(map(_quoted, dict.fromkeys((*names, *self._place))))
             query = f"SELECT {', '.join(map(_quoted, shown))} FROM {RELATION} WHERE {condition} ORDER BY {order}"
-            yield Finding(label, f"{count} of the rows {what}", self._told(query, shown))
+            yield Finding(label, f"{what} in {count} of the rows", self._told(query, shown))
 
     def _of_age(self, most: float) -> Iterator[Finding]:
         ((newest,),) = self._rows(f"SELECT epoch_ms(max({TIMESTAMP})) FROM {RELATION}")

@@ -48,14 +48,21 @@ class PublishGuard(CommitGuard):
         if not self._branch.is_in(current.metadata):
             raise Refused(BranchDropped(ledger_store.name_of(current), self._branch.name))
 
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Commit as every landing does; then what described the branch is deleted."""
+        response = super().commit_table(table, requirements, updates)
+        # Not before: what expires with the landing is told by the snapshots that there were.
+        if response.metadata.snapshot_by_id(self._branch.snapshot.snapshot_id) is None:
+            delete_files(table.io, self._described)
+        return response
+
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         removal = self._branch.removal(table.metadata)
-        response = super()._commit(table, (*requirements, self._branch.requirement()), (*updates, *removal))
-        if self._branch.is_removed_by(removal):
-            delete_files(table.io, self._described)
-        return response
+        return super()._commit(table, (*requirements, self._branch.requirement()), (*updates, *removal))
 
 
 class CheckedSink(IcebergSink):
