@@ -45,9 +45,9 @@ class Audit:
 
     def check_columns(self, columns: pa.Schema) -> None:
         """Raise InvalidArgument where the checks don't fit the columns."""
-        known = {name.lower() for name in columns.names}
-        if len(known) < len(columns.names):
-            raise InvalidArgument("checks", "columns differ only in upper and lower case, which SQL can't tell apart.")
+        if len({name.lower() for name in columns.names}) < len(columns.names):
+            problem = "columns of the table differ in upper and lower case only, which SQL does not tell apart."
+            raise InvalidArgument("checks", problem, "Leave checks out, or rename columns.")
         named = {"not_null": self.checks.not_null, "unique": self.checks.unique}
         if self.checks.freshness is not None:
             named["freshness"] = (TIMESTAMP,)

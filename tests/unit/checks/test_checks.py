@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table import Table
 
+from airflow_lakestream.checks.audit import Audit
 from airflow_lakestream.config.checks import parse_checks
-from airflow_lakestream.core.checks import ChecksFailed, RowCount
+from airflow_lakestream.core.checks import Checks, ChecksFailed, RowCount
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import Plan
@@ -249,6 +251,27 @@ def test_new_columns_come_with_the_commit_that_passes(lake: GivenLake) -> None:
     assert "colour" not in lake.iceberg().schema().column_names
     lake.land(more, checks={"not_null": ["colour"]}, **told)
     assert [row["colour"] for row in lake.rows()] == [None, "red"]
+
+
+def test_a_statement_reads_each_type_as_the_table_has_it(lake: GivenLake) -> None:
+    value = b"""{"u": "123e4567-e89b-12d3-a456-426614174000", "d": "1.25", "t": "12:00:01", "b": "AAEC", "l": ["a"],
+        "ts": "2026-01-01T00:00:00Z", "m": {"k": 1}, "s": {"x": 1, "y y": "z"}, "odd-name": "q"}"""
+    schema = """u uuid, d decimal(12,4), t time, b binary, l array<string>, ts timestamp, m map<string,bigint>,
+        s struct<x: bigint, `y y`: string>, `odd-name` string"""
+    statement = """SELECT * FROM landing WHERE u = '123e4567-e89b-12d3-a456-426614174000'::UUID AND d = 1.25
+        AND t = TIME '12:00:01' AND b = '\\x00\\x01\\x02'::BLOB AND l[1] = 'a' AND m['k'] = 1 AND s."y y" = 'z'
+        AND ts = TIMESTAMPTZ '2026-01-01 00:00:00Z' AND "odd-name" = 'q'"""
+    with pytest.raises(ChecksFailed) as caught:
+        lake.land([value], schema=schema, on_error="fail", checks={"sql": statement, "unique": ["u", "l", "m", "s"]})
+    (finding,) = caught.value.findings
+    assert finding.problem == "it returned rows"
+    assert "offset 0: u=123e4567-e89b-12d3-a456-426614174000, d=1.2500, t=12:00:01" in str(finding)
+
+
+def test_columns_that_differ_in_case_only_are_refused() -> None:
+    columns = pa.schema([("id", pa.int64()), ("ID", pa.int64())])
+    with pytest.raises(InvalidArgument, match="upper and lower case"):
+        Audit(Checks(not_null=("ID",))).check_columns(columns)
 
 
 def test_rows_of_partitions_and_several_files(lake: GivenLake) -> None:
