@@ -134,7 +134,7 @@ def _rows(
 
 def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) -> Iterator[pa.Table]:
     """Yield the rejected records that count for any of the groups."""
-    settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main))
+    settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main, storage.store(main.table)))
     store = storage.store(rejects.table)
     for add in _files(rejects):
         rows = read_file(store, add, rejects.schema)

@@ -144,11 +144,12 @@ class TopicEntry:
         """All offsets that no longer need landing."""
         return self.landed | self.lost
 
-    def with_removed(self, rows: int, before: TopicEntry) -> TopicEntry:
+    def with_removed(self, rows: int, before: TopicEntry, rejects_gone: int = 0) -> TopicEntry:
         """Return a replace's change with the counts of what it took out.
 
         :param rows: how many rows it took out.
         :param before: the topic's books in the ledger before it.
+        :param rejects_gone: see `Landing`.
         """
         removed = self.removed + Counts(read=rows, written=rows)
         # The ledger has no offsets for skipped and filtered records, only their number.
@@ -157,8 +158,11 @@ class TopicEntry:
         filtered = min(others - skipped, before.counts.filtered)
         # The remaining records had a row that is gone; the counts already leave out rows deleted on purpose.
         forgotten = (self.replaced & before.forgotten).width
-        gone = min(max(0, others - skipped - filtered - forgotten), max(0, before.counts.written - rows))
-        counts = Counts(skipped + filtered + gone, written=gone, skipped=skipped, filtered=filtered)
+        unexplained = max(0, others - skipped - filtered - forgotten)
+        rejected = min(unexplained, rejects_gone)
+        gone = min(unexplained - rejected, max(0, before.counts.written - rows))
+        read = skipped + filtered + rejected + gone
+        counts = Counts(read, written=gone, skipped=skipped, filtered=filtered, rejected=rejected)
         return replace(self, removed=removed + counts)
 
     def __add__(self, later: TopicEntry) -> TopicEntry:
@@ -253,6 +257,9 @@ class Landing:
     made: Made | None = field(default=None, compare=False)
     # Only the snapshot's summary has it.
     adopted: str | None = field(default=None, compare=False)
+    # For a replace: how many records of its topic the ledger counts as rejected of which the reject table has no row. A
+    # replace that was rolled back has removed them.
+    rejects_gone: int = field(default=0, compare=False)
     # Asked before each try of the commit, after the look at the table; raises `core.ports.Conflict`.
     precondition: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 

@@ -118,6 +118,26 @@ def check_not_taken_away(head: Head, consumer_group: str, store: Any) -> None:
     raise LedgerTakenAway(head.table, consumer_group, "its property is gone, and its log does not go back to why")
 
 
+def taken_back(head: Head, store: Any) -> list[str]:
+    """Return the ids of the landings that a RESTORE took back, of groups that have not landed since.
+
+    The number of a group's landing is above that of the property then, which came back with the files.
+    """
+    held = {app_id(group): _generation(head, group) for group in groups(head)}
+    lagging = {app: number for app, number in held.items() if (head.txn(app) or 0) > number}
+    found: list[str] = []
+    for version in range(head.version, max(-1, head.version - MOST_COMMITS_LOOKED_AT), -1):
+        actions = read_commit(store, version) if lagging else None
+        if actions is None:
+            break
+        for app, number in [(one["txn"]["appId"], one["txn"]["version"]) for one in actions if "txn" in one]:
+            if number <= lagging.get(app, number):
+                lagging.pop(app, None)
+            elif landing_id := info_of(actions).get(codec.SUMMARY_LANDING_ID):
+                found.append(landing_id)
+    return found
+
+
 def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, int | None] | None:
     """Return the group's landing that a version committed, and the version of the one before it; None if none."""
     actions = read_commit(store, version)

@@ -29,15 +29,11 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 
 class DeltaBooks:
-    """`tables.rejects.settlement.MainBooks` of a Delta table.
+    """`tables.rejects.settlement.MainBooks` of a Delta table; `store` has its files."""
 
-    What RESTORE took back has no names here: its offsets are in no ledger then, and are landed again.
-    """
-
-    rolled_back: Sequence[str] = ()
-
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, store: Any) -> None:
         self._head = head
+        self.rolled_back: Sequence[str] = ledger_store.taken_back(head, store)
         self.properties: Mapping[str, str] = head.properties
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
@@ -124,7 +120,7 @@ class RejectingSink(sink.SharedRejectingSink):
     def _settlement(self) -> Settlement:
         # Without a reject table there is nothing that could be anybody's.
         head = self._tables.open(self._name) if self._rejects.exists else None
-        return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head))
+        return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head, self._files))
 
     def _new_path(self) -> str:
         name = f"{uuid.uuid4().hex}-rejected.arrows"

@@ -87,7 +87,7 @@ def rows_landed(ledgers: Iterable[Ledger]) -> int:
 def completed(landing: Landing, rows: int, ledger: Ledger) -> Landing:
     """Return a landing that replaces with the counts of what it takes out: so many rows, and what else it replaces."""
     identity, _ = what_it_replaces(landing)
-    entry = landing.topics[identity].with_removed(rows, ledger.entry(identity))
+    entry = landing.topics[identity].with_removed(rows, ledger.entry(identity), landing.rejects_gone)
     return replace(landing, topics={**landing.topics, identity: entry})
 
 

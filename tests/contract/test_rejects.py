@@ -159,6 +159,29 @@ def test_what_was_rolled_back_and_lands_anew_has_its_rejected_records_anew(made:
     assert made.ledger().entry(ORDERS).counts == Counts(35, 35)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_replaced_and_rolled_back_a_replace_makes_the_books_right(made: FormatTable, seed: int) -> None:
+    """A replace removes the rejected records before it for good; after its rollback the ledger counts them still."""
+    rng = random.Random(seed)
+    made.run(rejects=True).land(
+        ranges((0, 30, 36)), bad=[(0, offset) for offset in range(30, 36) if rng.random() < 0.5]
+    )
+    for _ in range(rng.randint(1, 3)):
+        before = made.commits()[-1]
+        first, end = sorted(rng.sample(range(28, 37), 2))
+        bad = [(0, offset) for offset in range(first, end) if rng.random() < 0.5]
+        made.run(rejects=True).replace(ranges((0, first, end)), "back", bad=bad)
+        made.run(rejects=True)
+        if rng.random() < 0.8:
+            made.roll_back(before)
+    bad = [(0, offset) for offset in range(28, 36) if rng.random() < 0.3]
+    made.run(rejects=True).replace(ranges((0, 28, 36)), bad=bad)
+    made.run(rejects=True)
+    counted = [row for row in made.rejected() if row[2] == "new"]
+    assert [row[:2] for row in counted] == bad
+    assert made.ledger().entry(ORDERS).counts == Counts(36, len(made.rows()), rejected=len(bad))
+
+
 def test_another_group_keeps_its_own_rejected_records(made: FormatTable) -> None:
     for group in ("one", "two"):
         made.run(group, overlap=True, rejects=True).land(ranges((1, 0, 5)), group, bad=[(1, 3)])

@@ -49,12 +49,21 @@ class RejectBook(ABC):
         before the landing that asks is there, and nothing would tell its rows from those that count.
         """
         there = counting = 0
-        for rows in self._rows_at(ranges) if self.exists else ():
+        for rows in self._rows_at(ranges, PLACE) if self.exists else ():
             own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
             there += len(own)
             not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
             counting += len(own.filter(pc.invert(not_counting)))
         return there, counting
+
+    def gone(self, identity: TopicIdentity, settlement: Settlement) -> int:
+        """Return how many records of a topic the main table's ledger counts as rejected that have no row here."""
+        if settlement.books is None:
+            return 0
+        entry = settlement.books.ledger(self._group).entry(identity)
+        if not entry.counts.rejected:
+            return 0
+        return max(0, entry.counts.rejected - self.count(identity, entry.landed, settlement)[1])
 
     def write_down(
         self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement

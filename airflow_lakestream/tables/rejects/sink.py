@@ -77,11 +77,13 @@ class RejectingSink(WrappedSink, ABC):
         settlement = self._settlement()
         topics = dict(landing.topics)
         pending: list[Pending] = []
+        gone = 0
         for identity, entry in landing.topics.items():
             ranges = entry.landed | entry.replaced
             there, counting = self._rejects.count(identity, ranges, settlement)
             if entry.replaced and entry.removed == Counts():
                 topics[identity] = replace(entry, removed=Counts(read=counting, rejected=counting))
+                gone += self._rejects.gone(identity, settlement)
             if there or any(len(of_topic(part, identity.topic)) for part in held):
                 pending.append(
                     Pending(
@@ -97,10 +99,11 @@ class RejectingSink(WrappedSink, ABC):
                 )
         if pending:
             self._rejects.write_down(held, pending, self._run_id, settlement)
+        landing = replace(landing, topics=topics, rejects_gone=gone)
         if not pending:
-            return replace(landing, topics=topics)
+            return landing
         keys = {one.key for one in pending}
-        return replace(landing, topics=topics, noted=True, precondition=lambda: self._check_noted(landing, keys))
+        return replace(landing, noted=True, precondition=lambda: self._check_noted(landing, keys))
 
     def _check_noted(self, landing: Landing, keys: set[str]) -> None:
         """Raise RejectsCondemned where a landing's notes don't stand any more."""
