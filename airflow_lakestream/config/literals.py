@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import partial
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.checks import parse_checks, refuse_beside_checks
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
 from airflow_lakestream.core.landing.modes import parse_ranges
 from airflow_lakestream.core.names import (
@@ -59,6 +60,8 @@ def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | No
     for name, check in {**_CHECKS, **(checks or {})}.items():
         if name in literal:
             check(name, literal[name])
+    if "checks" in literal:
+        refuse_beside_checks(literal)
     if "table" in literal and ("table_format" in literal or not is_given(given.get("table_format"))):
         _check_table(str(literal["table"]), literal.get("table_format"))
 
@@ -141,6 +144,7 @@ _CHECKS: Mapping[str, Check] = {
     "max_rejected": arguments.reject_limit,
     "parallelism": lambda argument, value: arguments.count(argument, value, "processes"),
     "poll_timeout": arguments.positive_seconds,
+    "checks": parse_checks,
     "csv_delimiter": lambda _, value: check_delimiter(str(value)),
     "metadata_columns": _metadata,
     "table_properties": lambda _, value: arguments.properties(value),

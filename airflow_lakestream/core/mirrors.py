@@ -23,6 +23,7 @@ FIXED = {
     "home_table": "each topic has one mirror",
     "new_tables": "each topic has one mirror",
     "max_tables": "each topic has one mirror",
+    "checks": "its rows are merged into those that are there",
 }
 
 

@@ -118,13 +118,15 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     :param tombstones: for a record without a value: `"keep"` makes it a row of nulls, `"skip"` counts it, `"reject"`
         takes it for a bad one (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
+    :param checks: what has to hold of the rows of each commit before they show, such as `{"not_null": ["id"]}`; see
+        docs/checks.md (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
     :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
     :param table_url: where the link Table goes, with `{table}` in it (templated)
     :param allow_group_overlap: land records that another group's ledger on this table holds already
     """
 
-    template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
+    template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json", "checks": "json"}
     ui_color = "#d5eef2"
 
     def __init__(
@@ -172,6 +174,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         max_rejected: int | float | str | None = None,
         tombstones: str = Tombstones.KEEP.value,
         on_data_loss: str = OnDataLoss.FAIL.value,
+        checks: Mapping[str, Any] | None = None,
         on_empty: str = OnEmpty.SUCCESS.value,
         topic_url: str | None = None,
         table_url: str | None = None,
@@ -227,6 +230,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.max_rejected = max_rejected
         self.tombstones = tombstones
         self.on_data_loss = on_data_loss
+        self.checks = checks
         self.on_empty = on_empty
         self.topic_url = topic_url
         self.table_url = table_url

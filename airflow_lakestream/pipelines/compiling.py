@@ -59,6 +59,8 @@ def compile_document(document: Document, engine: str | None = None) -> Compiled:
 def problem_of(compiled: Compiled, error: LakestreamError) -> Problem:
     """Return an error about an argument as one about the file."""
     argument = getattr(error, "argument", "").removeprefix("landing.")
+    while argument not in compiled.places and "." in argument:
+        argument = argument.rpartition(".")[0]
     line, column = compiled.places.get(argument, (1, 1))
     text = " ".join(str(error).split())
     if argument in compiled.keys:
@@ -115,6 +117,8 @@ def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
     landing.take(source, ("sources", source_name), "type", "connection", "schema_")
     landing.take(sink, ("sinks", sink_name), "type", "connection", "mode")
     landing.take(pipeline.quality, ("quality",))
+    for name in pipeline.quality.checks.model_fields_set if pipeline.quality.checks else ():
+        landing.paths[f"checks.{name}"] = ("quality", "checks", name)
     landing.take(told, ("orchestration",), *(name for name in type(told).model_fields if name not in _OF_LANDING))
     landing.add("kafka_conn_id", source.connection, ("sources", source_name, "connection"))
     landing.add(_sink_connection(sink), sink.connection, ("sinks", sink_name, "connection"))
@@ -207,4 +211,6 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(exclude_none=True))
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

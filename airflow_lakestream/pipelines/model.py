@@ -173,11 +173,31 @@ class Orchestration(Part):
     connect: Connect | None = None
 
 
+class RowCount(Part):
+    """How many rows a commit may have."""
+
+    min: int | None = Field(default=None, ge=0)
+    max: int | None = Field(default=None, ge=0)
+    min_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
+    max_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
+
+
+class Checks(Part):
+    """What has to hold of the rows of each commit before they show; see docs/checks.md."""
+
+    sql: Names | None = Field(default=None, description="SELECTs from landing that have to return no rows")
+    not_null: Names | None = Field(default=None, description="columns without NULL")
+    unique: Names | None = Field(default=None, description="columns that together are a key of the commit's rows")
+    row_count: RowCount | None = None
+    freshness: Duration | None = Field(default=None, description="most age of the newest record")
+
+
 class Quality(Part):
-    """What becomes of bad records."""
+    """What becomes of bad records, and what has to hold of the rows."""
 
     on_error: OnError | None = None
     max_rejected: int | float | str | None = Field(default=None, description="most bad records: a count or a share")
+    checks: Checks | None = None
 
 
 class Pipeline(Part):

@@ -19,6 +19,7 @@ from airflow_lakestream.core.ports import Rejects, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.iceberg.checked.sink import CheckedSink
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.reject_table import OneWorkerRejectingSink
@@ -102,6 +103,9 @@ def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: in
         return OneWorkerRejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
     if isinstance(config, MirrorConfig):
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
+    elif (auditor := config.auditor) is not None:
+        catalog, design = cast(Catalog, opened), config.table_design
+        inner = CheckedSink(auditor, catalog, table, group, design, allow_group_overlap=overlap, parts=parts)
     else:
         inner = lake.part("sink")(opened, table, group, config.table_design, allow_group_overlap=overlap, parts=parts)
     sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)

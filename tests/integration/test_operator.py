@@ -282,6 +282,24 @@ def test_a_schema_that_contradicts_the_table_fails_without_a_retry(
     assert connections.catalog.load_table(TABLE).metadata == before
 
 
+def test_a_failed_check_fails_without_a_retry_and_the_mended_one_lands_each_record(
+    airflow: AirflowHome, connections: Connections, topic_of
+) -> None:
+    name = topic_of(numbers(5))
+    checks = {"sql": "SELECT * FROM landing WHERE n >= {{ params.most }}", "row_count": {"max": "{{ params.rows }}"}}
+    dag = extract_dag("checked", checks=checks, retries=2, params={"most": 4, "rows": 5})
+    run = airflow.run(dag, {"topic": name})
+    assert (run.state, run.task().tries) == ("failed", 1)
+    [error] = run.errors
+    assert isinstance(error, AirflowFailException)
+    assert f"{name}[0] offset 4: n=4" in str(error)
+    assert landed(connections) == []
+    report = airflow.run(dag, {"topic": name, "most": 5}).task().xcom
+    assert report["rows"] == 5
+    assert landed(connections) == [(0, n) for n in range(5)]
+    assert list(connections.catalog.load_table(TABLE).metadata.refs) == ["main"]
+
+
 def test_a_run_that_would_reject_most_fails_without_a_retry_unless_it_is_told_to(
     airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:

@@ -21,6 +21,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCreate,
@@ -105,7 +106,7 @@ class CommitGuard:
         """Commit, unless the ledger at the table's head forbids it. Called by PyIceberg on every attempt."""
         if any(isinstance(r, AssertCreate) for r in requirements):
             return self._create(table, requirements, updates)
-        base_id = _only(AssertRefSnapshotId, requirements).snapshot_id
+        base_id = _base_of(requirements)
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return response_of(current)
@@ -246,12 +247,18 @@ def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirem
         return True
     if any(isinstance(r, AssertCreate) for r in requirements):
         return False
-    return ledger_store.facts_of(current.metadata).head_id == _only(AssertRefSnapshotId, requirements).snapshot_id
+    return ledger_store.facts_of(current.metadata).head_id == _base_of(requirements)
 
 
 def response_of(table: Table) -> CommitTableResponse:
     """Return what a catalog answers to a commit whose outcome is the table as it is."""
     return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
+
+
+def _base_of(requirements: tuple[TableRequirement, ...]) -> int | None:
+    """Return the snapshot that main is asserted to be at; other branches may be asserted, too."""
+    refs = (r for r in requirements if isinstance(r, AssertRefSnapshotId))
+    return _only(AssertRefSnapshotId, tuple(r for r in refs if r.ref == MAIN_BRANCH)).snapshot_id
 
 
 def _only(kind: Callable[..., Kind], items: tuple[Any, ...]) -> Kind:

@@ -198,10 +198,13 @@ def list_files(io: FileIO, folder: str) -> Iterator[str]:
     yield from (folder.rstrip("/") + found.removeprefix(path.rstrip("/")) for found in paths)
 
 
-def referenced(table: Table, paths: Iterable[str]) -> set[str]:
-    """Return those of the locations that any snapshot of the table has: it may be rolled back to each of them."""
+def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
+    """Return those of the locations that any snapshot of the table has: it may be rolled back to each of them.
+
+    :param since: the sequence number above which snapshots can have them; default: all.
+    """
     left, found = set(paths), set[str]()
-    for manifest in _manifests(table):
+    for manifest in _manifests(table, since):
         if not left:
             break
         here = {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
@@ -222,11 +225,12 @@ def delete_unreferenced(table: Table, folder: str) -> tuple[int, int]:
     return len(orphans) - len(left), len(left)
 
 
-def _manifests(table: Table) -> Iterator[ManifestFile]:
-    """Yield each manifest of the table once, those of the newest snapshots first."""
+def _manifests(table: Table, since: int) -> Iterator[ManifestFile]:
+    """Yield each manifest of the table once that was written since, those of the newest snapshots first."""
     seen = set[str]()
-    for snapshot in sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True):
+    snapshots = [s for s in table.snapshots() if (s.sequence_number or 0) > since]
+    for snapshot in sorted(snapshots, key=lambda s: s.sequence_number or 0, reverse=True):
         for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen:
+            if manifest.manifest_path not in seen and (manifest.sequence_number or 0) > since:
                 seen.add(manifest.manifest_path)
                 yield manifest

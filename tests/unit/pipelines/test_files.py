@@ -159,6 +159,48 @@ def test_engines_that_write_a_branch(tmp_path: Path) -> None:
     assert any("schema is missing: Flink has to be told the columns" in one for one in said)
 
 
+CHECKED = """
+quality:
+  checks:
+    sql: SELECT * FROM landing WHERE id < 0
+    not_null: [id]
+    row_count: {min: 1, max_of_week: 3}
+    freshness: 2h
+"""
+
+
+@pytest.mark.parametrize("engine", ["extract", "group"])
+def test_checks_are_the_operators_argument(tmp_path: Path, engine: str) -> None:
+    found = compiled(tmp_path, PLAIN + f"orchestration: {{engine: {engine}}}" + CHECKED)
+    assert check(found).auditor is not None
+    assert operator_of(found).arguments["checks"] == {
+        "sql": ["SELECT * FROM landing WHERE id < 0"],
+        "not_null": ["id"],
+        "row_count": {"min": 1, "max_of_week": 3},
+        "freshness": "2h",
+    }
+    assert "'max_of_week': 3" in python_of(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("type: iceberg, table: lake.orders", "type: delta, table: /lake/orders", "Delta tables have no branches"),
+        ("table: lake.orders", "table: lake.orders, mode: mirror", "checks are for mode: append, not for a mirror."),
+        ("table: lake.orders", "table: lake.orders, mode: replace", "replace=True does not go with checks"),
+        ("table: lake.orders", "table: lake.orders, schema_evolution: widen", "does not go with checks"),
+        ("engine: extract", "engine: flink", "checks is not for the engine flink."),
+        ("engine: extract", "engine: connect", "checks is not for the engine connect."),
+        ("engine: extract", "engine: spark", "checks are for the engines extract and group."),
+    ],
+)
+def test_where_there_are_no_checks(tmp_path: Path, old: str, new: str, said: str) -> None:
+    schedule = ', schedule: "@daily"' if "replace" in new else ""
+    text = PLAIN + f"orchestration: {{engine: extract{schedule}}}" + CHECKED
+    found = problems(tmp_path, text.replace(old, new, 1))
+    assert any(said in one for one in found), found
+
+
 def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> None:
     call = operator_of(compiled(tmp_path, PLAIN))
     assert call.arguments == {
@@ -198,6 +240,26 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
         ("    mode: append", "    mode: replace", "29:1 mode: replace lands a run's data interval anew"),
         ("  parallelism: 4", "  start_date: soon", "32:3 start_date is not a date such as 2026-01-31."),
         ("  engine: extract", "  engine: spark\n  idle_timeout: 5", "31:3 idle_timeout is not for Spark"),
+        (
+            "  checkpoint_interval: 60s\n  parallelism: 4\n",
+            "quality:\n  checks:\n    not_nul: [user_id]\n",
+            "33:5 quality.checks.not_nul: there is no such key. Did you mean not_null?",
+        ),
+        (
+            "  checkpoint_interval: 60s\n  parallelism: 4\n",
+            "quality:\n  checks:\n    row_count: {min: few}\n",
+            "33:17 quality.checks.row_count.min: Input should be a valid integer",
+        ),
+        (
+            "  checkpoint_interval: 60s\n  parallelism: 4\n",
+            "quality:\n  checks:\n    unique: [user_id]\n    freshness: soon\n",
+            "34:5 quality.checks.freshness: 'soon' is not a number of seconds",
+        ),
+        (
+            "  checkpoint_interval: 60s\n  parallelism: 4\n",
+            "quality:\n  checks:\n    sql: SELEC 1\n",
+            "33:5 quality.checks.sql: 'SELEC 1': DuckDB does not understand it",
+        ),
         (
             "metadata:",
             "metadata: &a\n  name: x\nother: *a\nrest:",

@@ -1,0 +1,110 @@
+"""The argument `checks`: how users write it, and what it does not go with. Imports no DuckDB: DAG files are parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.checks import Checks, RowCount
+from airflow_lakestream.core.policies import SchemaEvolution, TableFormat, is_given
+from airflow_lakestream.core.routing import TableTemplate
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+
+KINDS = ("sql", "not_null", "unique", "row_count", "freshness")
+COUNTS = ("min", "max", "min_of_week", "max_of_week")
+_SAMPLE = 'Write {"not_null": ["id"]}.'
+
+
+def parse_checks(argument: str, value: object) -> Checks | None:
+    """Return what has to hold of a landing's rows; None where nothing is asked. Raises InvalidArgument."""
+    if not is_given(value) or value == {}:
+        return None
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(argument, f"{value!r} is no mapping of checks by their kind.", _SAMPLE)
+    for kind in value:
+        if kind not in KINDS:
+            raise UnknownValue(argument, kind, KINDS)
+    statements = arguments.items(f"{argument}.sql", value.get("sql")) or ()
+    if any(not statement.strip() for statement in statements):
+        raise InvalidArgument(f"{argument}.sql", "a statement is empty.", "Write SELECT * FROM landing WHERE ...")
+    freshness = value.get("freshness")
+    found = Checks(
+        tuple(statements),
+        _columns(f"{argument}.not_null", value.get("not_null")),
+        _columns(f"{argument}.unique", value.get("unique")),
+        _row_count(f"{argument}.row_count", value.get("row_count")),
+        arguments.positive_seconds(f"{argument}.freshness", freshness) if is_given(freshness) else None,
+    )
+    return None if found == Checks() else found
+
+
+def refuse_beside_checks(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of a landing that checks don't go with, as far as they are known. Raises InvalidArgument."""
+    for argument, (is_it, why) in _NOT_WITH_CHECKS.items():
+        value = given.get(argument)
+        if is_given(value) and is_it(value):
+            raise InvalidArgument("checks", f"{argument}={value!r} does not go with checks: {why}.", "Leave one out.")
+    checks = parse_checks("checks", given["checks"])
+    metadata = arguments.items("metadata_columns", given.get("metadata_columns"))
+    if checks is not None and checks.freshness is not None and metadata is not None and "timestamp" not in metadata:
+        raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, by which it is told.')
+
+
+def _columns(argument: str, value: object) -> tuple[str, ...]:
+    found = arguments.items(argument, value) or ()
+    for name in found:
+        if not name or found.count(name) > 1:
+            raise InvalidArgument(argument, f"{name!r} is there twice, or no column's name.")
+    return found
+
+
+def _row_count(argument: str, value: object) -> RowCount | None:
+    if not is_given(value):
+        return None
+    if not isinstance(value, Mapping) or not value:
+        raise InvalidArgument(argument, f"{value!r} says no bounds.", 'Write {"min": 1, "max_of_week": 3}.')
+    for name in value:
+        if name not in COUNTS:
+            raise UnknownValue(argument, name, COUNTS)
+    least, most = (_bound(argument, value, name, int) for name in COUNTS[:2])
+    least_of_week, most_of_week = (_bound(argument, value, name, float) for name in COUNTS[2:])
+    for low, high in ((least, most), (least_of_week, most_of_week)):
+        if low is not None and high is not None and low > high:
+            raise InvalidArgument(argument, f"the least, {low:g}, is more than the most, {high:g}.")
+    return RowCount(
+        None if least is None else int(least), None if most is None else int(most), least_of_week, most_of_week
+    )
+
+
+def _bound(argument: str, value: Mapping[str, Any], name: str, kind: Callable[[str], float]) -> float | None:
+    given = value.get(name)
+    if not is_given(given):
+        return None
+    try:
+        # Booleans are numbers, too; texts are what templates render.
+        found = -1.0 if isinstance(given, bool) else kind(str(given))
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        what = "a whole number" if kind is int else "a number"
+        raise InvalidArgument(f"{argument}.{name}", f"{given!r} is not {what} from 0 on.")
+    return found
+
+
+def _is_by_record(table: object) -> bool:
+    return TableFormat.of(str(table)) is TableFormat.ICEBERG and bool(TableTemplate.parse(str(table)).by_record)
+
+
+_NOT_WITH_CHECKS: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "table_format": (lambda value: value == TableFormat.DELTA, "Delta tables have no branches"),
+    "table": (_is_by_record, "one commit can't publish the rows of several tables"),
+    "replace": (
+        lambda value: arguments.flag("replace", value),
+        "rows that are put in the place of others have no branch of their own",
+    ),
+    "schema_evolution": (
+        lambda value: value == SchemaEvolution.WIDEN,
+        "a branch whose files are wider than the table's columns can't be read",
+    ),
+}

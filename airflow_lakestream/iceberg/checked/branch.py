@@ -1,0 +1,198 @@
+"""The branch on which a landing's rows wait for their checks: it has these rows alone, and no other snapshot below.
+
+So whoever looks at it sees what was checked; it holds no file of main back from expiry, and nobody can fast-forward
+main to it past the ledger. The branch is also what makes publishing safe: the commit that puts its files on main
+asserts that it is there, and removes it. Once it is dropped, nobody can publish it any more, so its files may go.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.commit import retention
+from airflow_lakestream.iceberg.commit.attempt import LandingTransaction
+from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, Producer
+from airflow_lakestream.iceberg.replace.takeout import added_files
+from airflow_lakestream.iceberg.write.files import delete_files, referenced
+from airflow_lakestream.tables.tries import tries
+
+log = logging.getLogger(__name__)
+
+PREFIX = "lakestream_checks_"
+# In the summary of a branch's snapshot. None of them is the ledger's: these rows have not landed.
+GROUP, RUN_ID, RANGES, HANDED = (f"lakestream.checks.{name}" for name in ("group", "run-id", "ranges", "handed"))
+DROP_TRIES, PAUSE = 5, 0.2
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch with a landing's rows, at the snapshot that has them."""
+
+    name: str
+    snapshot: Snapshot
+
+    @property
+    def group(self) -> str:
+        """The consumer group that it was written for."""
+        return self._summary.get(GROUP, "")
+
+    @property
+    def ranges(self) -> RangeSet:
+        """The offsets of its rows, and of the records beside them that became none."""
+        return RangeSet(OffsetRange(*one) for one in json.loads(self._summary.get(RANGES, "[]")))
+
+    @property
+    def owns_files(self) -> bool:
+        """Whether nobody else may commit its files: those that other tasks handed over may be committed again."""
+        return HANDED not in self._summary
+
+    @property
+    def _summary(self) -> Mapping[str, str]:
+        return ledger_store.summary_of(self.snapshot)
+
+    def is_in(self, metadata: TableMetadata) -> bool:
+        """Tell whether the branch is there, and as it was made."""
+        ref = metadata.refs.get(self.name)
+        return ref is not None and ref.snapshot_id == self.snapshot.snapshot_id
+
+    def requirement(self) -> TableRequirement:
+        """Return what keeps a commit from being applied without the branch."""
+        asserted = {"type": "assert-ref-snapshot-id", "ref": self.name, "snapshot-id": self.snapshot.snapshot_id}
+        return AssertRefSnapshotId.model_validate(asserted)
+
+    def removal(self, metadata: TableMetadata) -> tuple[TableUpdate, ...]:
+        """Return the updates that remove the branch, and its snapshot: an engine's expiry might delete its files."""
+        ref = RemoveSnapshotRefUpdate.model_validate({"action": "remove-snapshot-ref", "ref-name": self.name})
+        return (ref, *(retention.removals([self.snapshot.snapshot_id]) if self._is_named_once(metadata) else ()))
+
+    def is_removed_by(self, removal: Sequence[TableUpdate]) -> bool:
+        """Tell whether updates of `removal` remove the snapshot, too."""
+        return any(isinstance(update, RemoveSnapshotsUpdate) for update in removal)
+
+    def described_by(self, io: FileIO) -> list[str]:
+        """Return the files that describe the snapshot, for deletion once it is gone."""
+        return [*(manifest.manifest_path for manifest in self.snapshot.manifests(io)), self.snapshot.manifest_list]
+
+    def _is_named_once(self, metadata: TableMetadata) -> bool:
+        return sum(ref.snapshot_id == self.snapshot.snapshot_id for ref in metadata.refs.values()) == 1
+
+
+class _Through:
+    """The catalog, with commits by compare and set."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        return fitness.commit_table(self._catalog, table, requirements, updates)
+
+
+def stage(
+    catalog: Catalog, current: Table, group: str, landing: Landing, files: Sequence[DataFile], *, handed: bool
+) -> Branch:
+    """Put a landing's files on a branch of its own. Raises what the catalog raises.
+
+    :param handed: other tasks wrote some of the files.
+    """
+    name = PREFIX + landing.landing_id[:16]
+    ranges = [[r.topic, r.partition, r.from_offset, r.until_offset] for r in union(landing.held.values())]
+    summary = {GROUP: group, RUN_ID: landing.run_id, RANGES: json.dumps(ranges, separators=(",", ":"))}
+    if handed:
+        summary[HANDED] = "true"
+    location, io, config = current.metadata_location, current.io, current.config
+    table = Table(current.name(), current.metadata, location, io, cast(Catalog, _Through(catalog)), config)
+    transaction = LandingTransaction(table)
+    producer: Producer = transaction.update_snapshot(snapshot_properties=summary, branch=name).fast_append()
+    ManifestWriters(producer)
+    with producer:
+        for file in files:
+            producer.append_data_file(file)
+    transaction.commit_transaction()
+    snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
+    assert snapshot is not None, "a branch is at a snapshot"
+    return Branch(name, snapshot)
+
+
+def kept(table: Table, group: str) -> Iterator[Branch]:
+    """Yield a group's branches whose rows are not published, but for those that somebody has committed to."""
+    for name in sorted(table.metadata.refs):
+        snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
+        if name.startswith(PREFIX) and snapshot is not None and (found := Branch(name, snapshot)).group == group:
+            yield found
+
+
+def drop(catalog: Catalog, name: str, branch: Branch) -> None:
+    """Remove a branch, whose files nobody can publish then, and what describes its snapshot; not its data files."""
+    for number in tries(DROP_TRIES, PAUSE):
+        table = catalog.load_table(name)
+        if not branch.is_in(table.metadata):
+            return
+        described, removal = branch.described_by(table.io), branch.removal(table.metadata)
+        try:
+            fitness.commit_table(catalog, table, (branch.requirement(),), removal)
+        except CommitFailedException:
+            if number == DROP_TRIES - 1:
+                raise
+            continue
+        if branch.is_removed_by(removal):
+            delete_files(table.io, described)
+        return
+
+
+def drop_superseded(
+    catalog: Catalog, name: str, group: str, but: Branch | None, ranges: RangeSet, seen: Table | None
+) -> None:
+    """Drop a group's kept branches with any of these offsets, or landed ones, and delete their rows; never raises.
+
+    :param seen: the table, where somebody has looked at it just now.
+    """
+    try:
+        table = seen or catalog.load_table(name)
+        if not (others := [one for one in kept(table, group) if but is None or one.name != but.name]):
+            return
+        done = union([ranges, *(entry.held for entry in ledger_store.read_ledger(table, group).topics.values())])
+        for branch in others:
+            if branch.ranges & done:
+                _drop_with_rows(catalog, name, branch)
+    except Exception as e:  # noqa: BLE001  # the landing is decided; a branch left over harms nobody
+        log.warning("%s: branches of earlier checks were left in place: %r", name, e)
+
+
+def _drop_with_rows(catalog: Catalog, name: str, branch: Branch) -> None:
+    table = catalog.load_table(name)
+    paths = {file.file_path for file in added_files(table, branch.snapshot)} if branch.owns_files else set[str]()
+    drop(catalog, name, branch)
+    # Somebody may have put them on main by hand.
+    after = catalog.load_table(name)
+    unneeded = paths - referenced(after, paths, since=(branch.snapshot.sequence_number or 0) - 1)
+    left = delete_files(table.io, sorted(unneeded))
+    log.info("%s: dropped the branch %s of earlier checks, and %s of its files.", name, branch.name, len(unneeded))
+    for path in left:
+        log.warning("A file of a dropped branch could not be deleted: %s", path)

@@ -1,0 +1,225 @@
+"""An Iceberg table whose landings are written on a branch, checked there, and published by one guarded commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed, Written
+from airflow_lakestream.core.ledger import Landing, TopicEntry, union
+from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.checked import branch as branches
+from airflow_lakestream.iceberg.checked.branch import Branch
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt
+from airflow_lakestream.iceberg.commit.committing import Committer
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
+
+log = logging.getLogger(__name__)
+
+WEEK = timedelta(days=7)
+
+
+class PublishGuard(CommitGuard):
+    """The compare-and-set of a landing on a branch: rows and ledger get on main, and the branch goes, or nothing."""
+
+    def __init__(self, *args: Any, branch: Branch, described: Sequence[str], **facts: Any) -> None:
+        super().__init__(*args, **facts)
+        self._branch, self._described = branch, described
+
+    def check_ledger(self, current: Table) -> None:
+        """Refuse what the ledger forbids, and rows whose branch is gone: their files may be gone, too."""
+        super().check_ledger(current)
+        if not self._branch.is_in(current.metadata):
+            raise Refused(BranchDropped(ledger_store.name_of(current), self._branch.name))
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Commit as every landing does; then what described the branch is deleted."""
+        response = super().commit_table(table, requirements, updates)
+        # Not before: what expires with the landing is told by the snapshots that there were.
+        if response.metadata.snapshot_by_id(self._branch.snapshot.snapshot_id) is None:
+            delete_files(table.io, self._described)
+        return response
+
+    def _commit(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        removal = self._branch.removal(table.metadata)
+        return super()._commit(table, (*requirements, self._branch.requirement()), (*updates, *removal))
+
+
+class CheckedSink(IcebergSink):
+    """`IcebergSink` that commits only rows which have passed the checks.
+
+    :param auditor: checks them.
+    """
+
+    def __init__(
+        self,
+        auditor: Auditor,
+        catalog: Catalog,
+        table: str,
+        consumer_group: str,
+        design: TableDesign,
+        *,
+        allow_group_overlap: bool = False,
+        parts: int = 1,
+    ) -> None:
+        super().__init__(catalog, table, consumer_group, design, allow_group_overlap=allow_group_overlap, parts=parts)
+        self._auditor = auditor
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table again, and whether the checks fit its columns, where these are known before the records."""
+        state = super().load(run_id)
+        if self._change is not None and not self._design.grows:
+            self._auditor.check_columns(arrow_schema(self._change.schema))
+        elif self._change is None and self._design.schema is not None:
+            self._auditor.check_columns(arrow_schema(whole_schema(self._design, None)))
+        return state
+
+    def commit(self, landing: Landing) -> int:
+        """Write the rows on a branch, check them, and publish them with the landing; see `core.ports.Sink`.
+
+        Raises ChecksFailed, after which the branch stays.
+        """
+        files = self._files
+        if not landing.counts.read:
+            # Only the books change: no record is there that could be checked.
+            return super().commit(landing)
+        if not files:
+            self._audit(landing, files, None)
+            return super().commit(landing)
+        self._begin(landing)
+        branch = self._staged_on_branch(landing, files)
+        try:
+            self._audit(landing, files, branch)
+            snapshot_id = self._publish(landing, files, branch)
+        except ChecksFailed:
+            # The branch has the files now.
+            self._leave_in_place()
+            self._drop_superseded(landing, branch)
+            raise
+        except FileNotFoundError as e:
+            # Another run has landed these offsets, or checked them, and dropped the branch with its files.
+            self._withdraw(branch)
+            raise BranchDropped(self._name, branch.name) from e
+        except BaseException:
+            self._withdraw(branch)
+            raise
+        self._drop_superseded(landing, None)
+        return snapshot_id
+
+    def _publish(self, landing: Landing, files: Sequence[DataFile], branch: Branch) -> int:
+        overlap = self._allow_group_overlap
+        described = branch.described_by(self._io())
+        guard = self._guard(landing, PublishGuard, branch=branch, described=described, allow_group_overlap=overlap)
+        return self._drive(AppendAttempt(self._catalog, self._name, guard, self._summary(landing)), landing, files)
+
+    def _audit(self, landing: Landing, files: Sequence[DataFile], branch: Branch | None) -> None:
+        """Check a landing's rows. Raises ChecksFailed."""
+        io = self._io()
+        written = Written(
+            arrow_schema(self._planned(None).schema) if files else pa.schema([]),
+            {file.file_path: file.file_size_in_bytes for file in files},
+            lambda path: io.new_input(path).open(),
+            landing.rows,
+            self._usual_rows(landing),
+        )
+        if findings := self._auditor.findings(written):
+            offsets = str(union(landing.held.values()))
+            raise ChecksFailed(self._name, offsets, None if branch is None else branch.name, findings)
+
+    def _usual_rows(self, landing: Landing) -> float | None:
+        """Return how many rows the topic's landings of the last week had on average; None where nobody asks."""
+        bounds = self._auditor.checks.row_count
+        if bounds is None or not bounds.asks_history or self._table is None:
+            return None
+        topics = {identity.topic for identity in landing.topics}
+        now = self._catalog.load_table(self._name)
+        return usual_rows(now, self._group, topics)
+
+    def _begin(self, landing: Landing) -> None:
+        """Write down where the group begins, in a snapshot without rows that creates a new table.
+
+        A branch needs a table with a snapshot. And a first landing that fails must not leave it open where the group
+        begins: "latest" would be another place in the next run, and the records up to it would never land.
+        """
+        topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
+        has_snapshot = self._table is not None and self._table.metadata.snapshots
+        if has_snapshot and not any(entry.origin for entry in topics.values()):
+            return
+        first = Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)
+        if self._table is None:
+            self._target(None)
+            attempt: Attempt = self._attempt(first)
+        else:
+            # Columns that the records bring wait for the checks.
+            metadata, overlap = self._table.metadata, self._allow_group_overlap
+            guard = CommitGuard(self._catalog, self._group, first, metadata, allow_group_overlap=overlap)
+            attempt = AppendAttempt(self._catalog, self._name, guard, self._summary(first))
+        Committer(self._catalog, self._name, self._group, first, attempt).commit(())
+        if self._table is None:
+            self._staged, self._table = None, self._catalog.load_table(self._name)
+            self._change = SchemaChange.none(self._table.metadata)
+
+    def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> Branch:
+        current = self._catalog.load_table(self._name)
+        try:
+            self._guard(landing, CommitGuard).check_fit(current)
+        except Refused as refused:
+            raise refused.error from None
+        try:
+            return branches.stage(self._catalog, current, self._group, landing, files, handed=bool(self._adopted))
+        except BaseException:
+            # It may have been applied. The next landing of these offsets drops the branch, and its files with it.
+            self._leave_in_place()
+            raise
+
+    def _withdraw(self, branch: Branch) -> None:
+        """Drop a branch that is not to be published any more; its files are discarded by whoever discards them."""
+        try:
+            branches.drop(self._catalog, self._name, branch)
+        except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
+            log.warning("%s: the branch %s was left in place: %r", self._name, branch.name, e)
+            self._leave_in_place()
+
+    def _drop_superseded(self, landing: Landing, own: Branch | None) -> None:
+        ranges = union(landing.held.values())
+        # The commit has just looked at the table again.
+        seen = self._table if own is None else None
+        branches.drop_superseded(self._catalog, self._name, self._group, own, ranges, seen)
+
+
+def usual_rows(table: Table, consumer_group: str, topics: set[str]) -> float | None:
+    """Return how many rows a group's landings of these topics had on average in the last week, as far as it is known.
+
+    Those count that read anything and put nothing in the place of other rows. None without any.
+    """
+    since = (time.time() - WEEK.total_seconds()) * 1000
+    rows = []
+    for snapshot in ledger_store.live_ancestors(table.metadata):
+        if snapshot.timestamp_ms < since:
+            break
+        if (landing := ledger_store.landing_of(snapshot, consumer_group)) is None:
+            continue
+        of_topics = [entry for identity, entry in landing.topics.items() if identity.topic in topics]
+        if any(entry.counts.read for entry in of_topics) and not any(entry.replaced for entry in of_topics):
+            rows.append(sum(entry.counts.written for entry in of_topics))
+    return sum(rows) / len(rows) if rows else None
