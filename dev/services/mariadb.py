@@ -19,7 +19,7 @@ from dev.service import Owner, ServiceFolder, clean_environment
 
 USERNAME = "lakestream"
 
-_READY_WITHIN_S = 60
+_READY_WITHIN_S = 120
 _TABLES = ("mariadb_system_tables.sql", "mariadb_system_tables_data.sql")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.hooks.iceberg import CatalogUnavailable, IcebergHook
 from airflow_lakestream.iceberg.upkeep import expiry
 from dev.services.kafka import Kafka
@@ -118,3 +119,15 @@ def test_a_rest_catalog_is_asked_with_the_connections_login(stack: Stack, monkey
     with pytest.raises(CatalogUnavailable, match=r"'wrong'.*Check host, login") as caught:
         IcebergHook("wrong").open_catalog()
     assert secret not in str(caught.value)
+
+
+def test_rows_that_do_not_pass_their_checks_never_show(lake: CatalogLake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 10))
+    with pytest.raises(ChecksFailed, match=r"row_count.*10"):
+        lake.land(name, checks={"row_count": {"max": 9}})
+    assert not lake.records()
+
+    assert lake.land(name, checks={"row_count": {"max": 10}, "unique": ["id"]}).rows == 10
+
+    assert_landed_once(lake, name, {0: 10})
+    assert list(lake.table().refs()) == ["main"]
