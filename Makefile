@@ -50,7 +50,7 @@ test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which ta
 	$(BIN)/python -m pytest $(SPREAD) tests/services
 
 test-matrix: setup ## Run the contract of tables in each catalog: REST, Hive, Glue, PostgreSQL, MariaDB, within ten minutes (needs a JDK 17)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --max-worker-restart 0 tests/matrix
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 tests/matrix
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/dev

@@ -1,4 +1,4 @@
-"""The contract of tables, in each catalog that users have."""
+"""The contract of tables, in each catalog that users have: a file of tests for each, so that one job has its server."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import pytest
 
 from dev.stack import Stack
 from tests.contract.conftest import either, empty, made
-from tests.support.catalogs import CATALOGS, place_in
+from tests.support.catalogs import place_in
 from tests.support.table_formats import Place
+
+pytest.register_assert_rewrite("tests.matrix.every_catalog")
 
 __all__ = ["either", "empty", "made", "place"]
 
 
-# One job has all tests of a catalog, and only its server.
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CATALOGS])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, stack: Stack, tmp_path: Path) -> Iterator[Place]:
-    """Give a place in an empty catalog of each kind."""
-    with place_in(request.param, stack, tmp_path) as found:
+    """Give a place in an empty catalog: the one that the file of tests names."""
+    with place_in(request.module.CATALOG, stack, tmp_path) as found:
         yield found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out other table formats: these are catalogs of Iceberg."""
-    items[:] = [item for item in items if "delta" not in item.name]
+    here = Path(__file__).parent
+    items[:] = [item for item in items if here not in item.path.parents or "delta" not in item.name]

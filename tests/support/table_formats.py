@@ -5,6 +5,7 @@ A row says which record it is by its metadata columns, and by `version` which la
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -266,7 +268,10 @@ class IcebergTable(FormatTable):
         self.table().manage_snapshots().set_current_snapshot(commit).commit()
 
     def drop(self) -> None:
-        self.catalog().purge_table(TABLE)
+        # PyIceberg's client of Hive can't purge.
+        place = urlsplit(self.table().location()).path
+        self.catalog().drop_table(TABLE)
+        shutil.rmtree(place)
 
     def forget_history(self) -> None:
         table = self.table()

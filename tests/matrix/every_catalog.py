@@ -1,24 +1,22 @@
-"""Landings in each catalog that users have: racing processes, a table that is renamed, one whose history expires."""
+"""What holds in each catalog: the contract of tables, and landings by racing processes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from airflow_lakestream.core.checks import ChecksFailed
-from airflow_lakestream.hooks.iceberg import CatalogUnavailable, IcebergHook
 from airflow_lakestream.iceberg.upkeep import expiry
 from dev.services.kafka import Kafka
-from dev.stack import Stack
+from tests.contract.test_landings import *  # noqa: F403  # each test of it
+from tests.contract.test_races import *  # noqa: F403  # likewise
+from tests.contract.test_rejects import *  # noqa: F403  # likewise
+from tests.contract.test_sharing import *  # noqa: F403  # likewise
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.catalogs import SPAWN, CatalogLake, land_each
 from tests.support.lake import TABLE, assert_files_are_whole, assert_landed_once, events
-from tests.support.replacing import ranges, versions
-from tests.support.table_formats import IcebergTable, Place
+from tests.support.table_formats import Place
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +25,7 @@ LANDINGS, EACH = 8, 5
 
 @pytest.fixture
 def lake(place: Place, kafka: Kafka) -> CatalogLake:
-    """Give an empty lake in each catalog."""
+    """Give an empty lake in the catalog."""
     return CatalogLake(place, kafka.client_config())
 
 
@@ -78,47 +76,6 @@ def test_history_that_expires_takes_nothing_of_the_ledger(
     assert lake.land(name).rows == 10
 
     assert_landed_once(lake, name, {0: 30})
-
-
-@pytest.mark.xdist_group("Glue")
-@pytest.mark.parametrize("careless", [False, True], ids=["Glue", "one that does not compare"])
-def test_what_another_commits_between_the_look_and_the_change_stays_as_glue_compares(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
-) -> None:
-    properties = stack.up_glue(careless=careless).properties
-    table = IcebergTable(tmp_path, monkeypatch, {**properties, "warehouse": f"file://{tmp_path}/warehouse"})
-    table.land(ranges((0, 0, 5)))
-    held: Any = table.catalog()
-    update, waiting = held.glue.update_table, ["foreign"]
-
-    def update_after_another(**request: Any) -> Any:
-        while waiting:
-            table.append_foreign(waiting.pop())
-        return update(**request)
-
-    held.glue.update_table = update_after_another
-    table.through(held).land(ranges((0, 5, 9)), "new")
-
-    # The second says that the test would see a loss.
-    foreign = () if careless else ("foreign",)
-    assert table.rows() == versions(((0, 0, 5), "old"), ((0, 5, 9), "new"), foreign=foreign)
-    table.drop()
-
-
-@pytest.mark.xdist_group("REST")
-def test_a_rest_catalog_is_asked_with_the_connections_login(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    rest = stack.up_rest_catalog()
-    client, _, secret = rest.properties["credential"].partition(":")
-    connection = {"conn_type": "iceberg", "host": rest.url, "password": secret}
-    extra = {"oauth2-server-uri": rest.tokens}
-    for name, login in (("RIGHT", client), ("WRONG", "somebody")):
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps({**connection, "login": login, "extra": extra}))
-
-    IcebergHook("right").open_catalog().list_namespaces()
-
-    with pytest.raises(CatalogUnavailable, match=r"'wrong'.*Check host, login") as caught:
-        IcebergHook("wrong").open_catalog()
-    assert secret not in str(caught.value)
 
 
 def test_rows_that_do_not_pass_their_checks_never_show(lake: CatalogLake, topic_of: TopicOf) -> None:
