@@ -143,14 +143,14 @@ def choose(kind: type[Choice], argument: str, value: object) -> Choice:
         raise UnknownValue(argument, value, [member.value for member in kind]) from None
 
 
-_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def seconds(argument: str, value: object) -> float:
-    """Return a positive number of seconds from a number, or from text such as "60", "60s", "5m", "500ms"."""
+    """Return a positive number of seconds from a number, or from text such as "60", "60s", "5m", "500ms", "3d"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2] not in _UNITS:
-        raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s" or "5m".')
+        raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s", "5m" or "3d".')
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -28,7 +28,7 @@ def _listed(value: Any) -> Any:
 
 Names = Annotated[list[str], BeforeValidator(_listed)]
 # Airflow and the operators read a number of seconds, or a text such as "60s".
-Duration = Annotated[str | float, Field(description='seconds, or a text such as "60s", "5m"')]
+Duration = Annotated[str | float, Field(description='seconds, or a text such as "60s", "5m", "3d"')]
 
 
 class Part(BaseModel):

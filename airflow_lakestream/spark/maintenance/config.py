@@ -23,7 +23,6 @@ Settings = TypeVar("Settings", "Compaction", "Expiry", "OrphanRemoval")
 _DAY = 86_400.0
 # Of a mirror that is compacted in parts: so much is rewritten between two merges, which would undo it.
 _PART_BYTES = 2 * 2**30
-_DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*")
 
 
 class Strategy(StrEnum):
@@ -103,7 +102,7 @@ class Expiry:
     def rule(self) -> ExpiryRule:
         """The rule. Raises InvalidArgument."""
         keep = arguments.count("maintenance.expire.retain_last", self.retain_last, "snapshots") or 1
-        return ExpiryRule(duration("maintenance.expire.older_than", self.older_than), keep)
+        return ExpiryRule(seconds("maintenance.expire.older_than", self.older_than), keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,7 @@ class OrphanRemoval:
 
     def __post_init__(self) -> None:
         name = "maintenance.remove_orphans.older_than"
-        longest = duration("maintenance.remove_orphans.longest_run", self.longest_run)
+        longest = seconds("maintenance.remove_orphans.longest_run", self.longest_run)
         if self.age <= longest:
             problem = f"{self.older_than} is not beyond longest_run, {self.longest_run}: files of runs would go."
             raise InvalidArgument(name, problem, "Let it be at least twice the longest run.")
@@ -129,7 +128,7 @@ class OrphanRemoval:
     @property
     def age(self) -> float:
         """The age in seconds from which a file is deleted."""
-        return duration("maintenance.remove_orphans.older_than", self.older_than)
+        return seconds("maintenance.remove_orphans.older_than", self.older_than)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,16 +229,6 @@ class MaintenanceConfig(Configuration):
     def write(self, path: str | Path) -> Path:
         """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
         return write_object(path, self.to_dict())
-
-
-def duration(argument: str, value: object) -> float:
-    """Return seconds from a number or text such as "3d", "36h", "90m". Raises InvalidArgument."""
-    if (match := _DAYS.fullmatch(str(value))) is not None:
-        return float(match[1]) * _DAY
-    try:
-        return seconds(argument, value)
-    except InvalidArgument:
-        raise InvalidArgument(argument, f"{value!r} is no length of time.", 'Write "3d" or "36h".') from None
 
 
 def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:

@@ -35,6 +35,7 @@ def test_another_word_is_refused_with_the_known_ones(value: object) -> None:
         ("5min", 300),
         ("500ms", 0.5),
         ("2h", 7200),
+        ("1.5d", 129_600),
     ],
 )
 def test_seconds(value: object, expected: float) -> None:
@@ -42,7 +43,7 @@ def test_seconds(value: object, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", None, True, -1, "-1", "1d", "1 s s", "nan", "inf", float("nan"), "1e3", "1,5", []]
+    "value", ["", None, True, -1, "-1", "1w", "1 s s", "nan", "inf", float("nan"), "1e3", "1,5", []]
 )
 def test_what_is_no_number_of_seconds_is_refused(value: object) -> None:
     with pytest.raises(InvalidArgument, match=r"^poll_timeout: ") as caught:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig, duration
+from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig
 
 WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
 GIVEN: dict[str, Any] = {
@@ -65,11 +65,6 @@ def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how(
     assert own.of_mirror("`id`", is_sorted=True) == own
     other = Compaction(strategy="sort", sort_order="at").of_mirror("`id`", is_sorted=True)
     assert (other.strategy, other.sort_order) == ("sort", "at")
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("3d", 259_200), ("1.5d", 129_600), ("36h", 129_600), (60, 60)])
-def test_lengths_of_time(text: object, seconds: float) -> None:
-    assert duration("x", text) == seconds
 
 
 @pytest.mark.parametrize(
