@@ -108,7 +108,8 @@ class DeltaLake(Lake):
     def counting(self, group: str = GROUP) -> list[dict[str, Any]]:
         main = DeltaStorage().open(self.place)
         assert main is not None
-        settlement, rows = Settlement.by(self.pending(), DeltaBooks(main)), self.scan(REJECTED)
+        books = DeltaBooks(main, DeltaStorage().store(str(self.place)))
+        settlement, rows = Settlement.by(self.pending(), books), self.scan(REJECTED)
         in_doubt = pc.or_(settlement.stale(rows), settlement.undecided(rows))
         topics = self.ledger(group).topics.items()
         own = [pc.and_(settlement.is_of(rows, group, one), is_hit(rows, entry.landed)) for one, entry in topics]

@@ -101,7 +101,15 @@ class RejectBook(ABC):
                 found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
         now = time.time_ns() // 1_000_000
         return [
-            Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now, after=settlement.marks(key[1]))
+            Pending(
+                *key,
+                ranges,
+                replaces=True,
+                supersedes=False,
+                at_ms=now,
+                after=settlement.marks(key[1]),
+                is_taken_back=True,
+            )
             for key, ranges in found.items()
         ]
 

@@ -59,7 +59,7 @@ class Pending:
 
     `supersedes` says that other rows of its ranges were there, to be removed once it is landed. `after` are marks of
     the main table's ledger when the note was made; see `core.ledger.Noted`. `is_condemned` forbids the landing to
-    commit.
+    commit. `is_taken_back`: it had landed, and was rolled back.
     """
 
     landing_id: str
@@ -71,6 +71,7 @@ class Pending:
     at_ms: int
     after: tuple[str, ...] = ()
     is_condemned: bool = False
+    is_taken_back: bool = False
 
     def encode(self) -> str:
         """Return the text of the property."""
@@ -82,6 +83,7 @@ class Pending:
             "at": self.at_ms,
             "after": self.after,
             **({"condemned": True} if self.is_condemned else {}),
+            **({"taken-back": True} if self.is_taken_back else {}),
         }
         return json.dumps(data, separators=(",", ":"))
 
@@ -108,6 +110,7 @@ class Pending:
                 int(data["at"]),
                 tuple(data["after"]),
                 bool(data.get("condemned")),
+                bool(data.get("taken-back")),
             )
         except (KeyError, ValueError, TypeError) as e:
             problem = f"not as this version writes it ({e!r})."
@@ -197,17 +200,22 @@ class Settlement:
         """Ask the main table; None for one that is not there."""
         if books is None:
             return cls(open=list(pending))
-        result = cls(properties=books.properties, rolled_back=books.rolled_back, books=books)
+        rolled_back = set(books.rolled_back)
+        result = cls(properties=books.properties, books=books)
         landed: list[tuple[int, int, Pending]] = []
         for one in pending:
             place = books.place(one.consumer_group, one.landing_id)
             if place is not None:
                 landed.append((place, one.at_ms, one))
-            elif one.landing_id not in result.rolled_back:
+            elif one.landing_id in rolled_back or (one.is_taken_back and not _is_old(one)):
+                # A Delta table tells it only until its group lands again.
+                rolled_back.add(one.landing_id)
+            else:
                 can_not_land = _can_not_land(one, books)
                 (result.dead if can_not_land and one.is_condemned else result.open).append(one)
                 if can_not_land and not one.is_condemned:
                     result.condemned.append(replace(one, is_condemned=True))
+        result.rolled_back = sorted(rolled_back)
         result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
         return result
 
@@ -270,6 +278,10 @@ class Settlement:
         return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
 
 
+def _is_old(one: Pending) -> bool:
+    return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
+
+
 def _can_not_land(one: Pending, books: MainBooks) -> bool:
     """Tell whether a landing that was not found has not landed, and can't land on the table as it is."""
     ledger = books.ledger(one.consumer_group)
@@ -278,5 +290,5 @@ def _can_not_land(one: Pending, books: MainBooks) -> bool:
         return False
     if one.replaces:
         # The guard of a replace asks for its ranges to be landed, so the ledger can't tell.
-        return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
+        return _is_old(one)
     return bool(ledger.entry(one.identity).held & one.ranges)
