@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_ICEBERG
@@ -72,8 +72,10 @@ class Captured:
         self._capture(**settings)
 
     def release(self) -> None:
-        """Take the connector away."""
+        """Take the connector away, and wait until it reads no more: Connect answers before."""
         self.connect.release(self.connector)
+        reading = f"select 1 from pg_replication_slots where slot_name = '{self.name}' and active"
+        poll_until(lambda: self.sql.execute(reading).fetchone() is None, f"the end of {self.connector}", 60)
 
     def _capture(self, **settings: str) -> None:
         before = self.sent()
@@ -101,6 +103,11 @@ class Captured:
             if self.topic not in consumer.list_topics(timeout=15).topics:
                 return 0
             return int(consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=15)[1])
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            # It is just being made.
+            return 0
         finally:
             consumer.close()
 
