@@ -80,6 +80,8 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
     server += [f"--datadir={data}", f"--lc-messages-dir={home}/share", "--innodb-buffer-pool-size=64M"]
     # A database of tests: what a crash of the machine would lose is gone with its folder anyway.
     server += ["--innodb-flush-log-at-trx-commit=0", "--performance-schema=off", "--skip-name-resolve"]
+    # Each catalog of a test keeps one until the collector comes.
+    server += ["--max-connections=2000"]
     _make_tables(folder, server, home)
     server += [f"--port={port}", f"--bind-address={LOOPBACK}", f"--socket={data / 's'}", f"--pid-file={data / 'pid'}"]
     leash = folder.start([*server, f"--init-file={account}"], owner, clean_environment(("MYSQL", "MARIADB")))
