@@ -60,7 +60,7 @@ class Audit:
             database.register(RELATION, no_rows(columns))
             for label, statement in self._statements:
                 try:
-                    database.sql(statement).columns  # noqa: B018  # it is bound there
+                    database.sql(statement).columns  # noqa: B018  # DuckDB binds the statement when its columns are asked for
                 except duckdb.Error as error:
                     problem = f"DuckDB can't bind {label!r}: {told(error)}."
                     there = f"The columns of {RELATION} are: {', '.join(columns.names)}."

@@ -60,7 +60,7 @@ class LakestreamLandingRunFacet(RunFacet):
     consumerGroup: str = ""  # noqa: N815  # OpenLineage's way of writing
     landings: list[str] = attr.field(factory=list)
     recovered: list[str] = attr.field(factory=list)
-    tablesLeftOut: int = 0  # noqa: N815  # likewise
+    tablesLeftOut: int = 0  # noqa: N815  # OpenLineage writes keys so
 
 
 def inputs_of(facts: Facts) -> list[InputDataset]:

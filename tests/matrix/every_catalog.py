@@ -9,10 +9,10 @@ import pytest
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.iceberg.upkeep import expiry
 from dev.services.kafka import Kafka
-from tests.contract.test_landings import *  # noqa: F403  # each test of it
-from tests.contract.test_races import *  # noqa: F403  # likewise
-from tests.contract.test_rejects import *  # noqa: F403  # likewise
-from tests.contract.test_sharing import *  # noqa: F403  # likewise
+from tests.contract.test_landings import *  # noqa: F403  # pytest collects the tests here, for this catalog
+from tests.contract.test_races import *  # noqa: F403  # pytest collects these here, too
+from tests.contract.test_rejects import *  # noqa: F403  # pytest collects these here, too
+from tests.contract.test_sharing import *  # noqa: F403  # pytest collects these here, too
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.catalogs import SPAWN, CatalogLake, land_each
 from tests.support.lake import TABLE, assert_files_are_whole, assert_landed_once, events

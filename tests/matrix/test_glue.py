@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dev.stack import Stack
-from tests.matrix.every_catalog import *  # noqa: F403  # each test of it
+from tests.matrix.every_catalog import *  # noqa: F403  # pytest collects the tests here, for this catalog
 from tests.support.replacing import ranges, versions
 from tests.support.table_formats import IcebergTable
 

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_lakestream.hooks.iceberg import CatalogUnavailable, IcebergHook
 from dev.stack import Stack
-from tests.matrix.every_catalog import *  # noqa: F403  # each test of it
+from tests.matrix.every_catalog import *  # noqa: F403  # pytest collects the tests here, for this catalog
 
 CATALOG = "REST"
 

@@ -69,7 +69,7 @@ class CatalogLake(Lake):
         super().__init__(place.folder, kafka)
         self.properties = dict(place.options["catalog"])
 
-    def catalog(self, **properties: str) -> Catalog:  # type: ignore[override]  # a lake's own is one of them
+    def catalog(self, **properties: str) -> Catalog:  # type: ignore[override]  # any catalog, where a lake promises SQL's
         """Return a catalog client of its own, such as another process would have."""
         return load_catalog("iceberg_default", **self.properties, **properties)
 
@@ -81,5 +81,5 @@ def land_each(lake: Lake, topic: str, ranges: Sequence[tuple[int, int]], start: 
         try:
             lake.land(topic, mode="ranges", ranges=[[0, first, until]])
             answers.put("landed")
-        except Exception as e:  # noqa: BLE001  # whatever it is, the test is told
+        except Exception as e:  # noqa: BLE001  # another process raised it: the test gets it as its answer
             answers.put(repr(e))

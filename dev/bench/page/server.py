@@ -102,7 +102,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while not _answers(port):
         if process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"the API server does not answer:\n{log.read_text(errors='replace')[-3000:]}")
-        time.sleep(0.5)  # between two looks
+        time.sleep(0.5)  # An HTTP server that comes up tells nobody: it is asked twice a second.
 
 
 def _answers(port: int) -> bool:
