@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dev.errors import ServiceFailed
 from dev.leash import PIDS_FILE
@@ -23,6 +23,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 _STATE_FILE = "state.json"
 _LEASH_GRACE_S = 10.0
+# A frozen dataclass with `pid` and `healthy`.
+Handle = TypeVar("Handle", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ class ServiceFolder:
         service = self.process("service")
         if service is not None:
             service.stop(grace)
+
+    def ready(self, handle: Handle, leash: subprocess.Popen[bytes], seconds: float) -> Handle:
+        """Wait until a service is healthy, and record what others need; return it with its process."""
+        self.wait_ready(handle.healthy, leash, seconds)
+        service = self.process("service")
+        assert service is not None, "it is healthy"
+        found = replace(handle, pid=service.pid)
+        self.write_state(asdict(found))
+        return found
 
     def as_nobody(self, own: Sequence[Path]) -> list[str]:
         """Return what to put before a command so that it does not run as root, and hand it what it is to own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.service import CHECKOUT, Owner, ServiceFolder, clean_environment
@@ -47,9 +47,4 @@ def start(folder: ServiceFolder, owner: Owner | None, *, careless: bool = False)
     environment = {**clean_environment(drop=("AWS_",)), "PYTHONPATH": str(CHECKOUT)}
     leash = folder.start(command, owner, environment)
     glue = Glue(f"http://{LOOPBACK}:{port}", (folder.path / "warehouse").as_uri(), 0, str(folder.path))
-    folder.wait_ready(glue.healthy, leash, _READY_WITHIN_S)
-    service = folder.process("service")
-    assert service is not None
-    glue = Glue(**{**asdict(glue), "pid": service.pid})
-    folder.write_state(asdict(glue))
-    return glue
+    return folder.ready(glue, leash, _READY_WITHIN_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pymysql
@@ -86,12 +86,7 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
     server += [f"--port={port}", f"--bind-address={LOOPBACK}", f"--socket={data / 's'}", f"--pid-file={data / 'pid'}"]
     leash = folder.start([*server, f"--init-file={account}"], owner, clean_environment(("MYSQL", "MARIADB")))
     found = MariaDb(port, password, 0, str(folder.path))
-    folder.wait_ready(found.healthy, leash, _READY_WITHIN_S)
-    service = folder.process("service")
-    assert service is not None
-    found = MariaDb(**{**asdict(found), "pid": service.pid})
-    folder.write_state(asdict(found))
-    return found
+    return folder.ready(found, leash, _READY_WITHIN_S)
 
 
 def _unpack(jars: Path, target: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import tarfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from xml.sax.saxutils import escape
@@ -108,12 +108,7 @@ def start(folder: ServiceFolder, setup: Setup) -> Metastore:
         _make_schema([*java, _SCHEMA_TOOL[setup.version], "-dbType", "derby", "-initSchema"], environment, folder, log)
     leash = folder.start([*java, f"{_HIVE}.HiveMetaStore", "-p", str(port)], setup.owner, environment)
     metastore = Metastore(f"thrift://{LOOPBACK}:{port}", warehouse.as_uri(), setup.version, 0, str(folder.path))
-    folder.wait_ready(metastore.healthy, leash, _READY_WITHIN_S)
-    service = folder.process("service")
-    assert service is not None
-    metastore = Metastore(**{**asdict(metastore), "pid": service.pid})
-    folder.write_state(asdict(metastore))
-    return metastore
+    return folder.ready(metastore, leash, _READY_WITHIN_S)
 
 
 def _make_schema(command: list[str], environment: Mapping[str, str], folder: ServiceFolder, log: IO[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dev.java import Jdk
@@ -58,9 +58,4 @@ def start(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None) -> R
     arguments = [str(port), f"jdbc:sqlite:{folder.path / 'catalog.db'}", warehouse, _CLIENT]
     leash = folder.start([*java, *arguments], owner, environment)
     catalog = RestCatalog(f"http://{LOOPBACK}:{port}", secrets.token_hex(12), warehouse, 0, str(folder.path))
-    folder.wait_ready(catalog.healthy, leash, _READY_WITHIN_S)
-    service = folder.process("service")
-    assert service is not None
-    catalog = RestCatalog(**{**asdict(catalog), "pid": service.pid})
-    folder.write_state(asdict(catalog))
-    return catalog
+    return folder.ready(catalog, leash, _READY_WITHIN_S)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dev.errors import JarsUnavailable
@@ -82,12 +82,7 @@ def start(folder: ServiceFolder, program: Path, owner: Owner | None) -> S3:
         "HOME": str(folder.path),
     }
     leash = folder.start(command, owner, environment)
-    folder.wait_ready(server.healthy, leash, _READY_WITHIN_S)
-    service = folder.process("service")
-    assert service is not None
-    server = S3(**{**asdict(server), "pid": service.pid})
-    folder.write_state(asdict(server))
-    return server
+    return folder.ready(server, leash, _READY_WITHIN_S)
 
 
 def build(programs: Path, say: Say = quiet) -> Path:
