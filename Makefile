@@ -24,7 +24,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test: setup ## Run all tests: units first, then those on the real broker and the
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 1 --dist loadfile --max-worker-restart 0 tests/engines
 
+test-spark: setup ## Run the bundled DAGs on a real Spark, and kill its drivers, within ten minutes (needs a JDK 17)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/spark
+
 test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which take minutes to come up (needs a JDK 17)
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) tests/services
@@ -53,6 +56,7 @@ test-matrix: setup ## Run the contract of tables in each catalog: REST, Hive, Gl
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 tests/matrix
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group kubernetes
 	$(BIN)/python -m pytest $(SPREAD) tests/dev
 
 docs: setup ## Build the documentation's site into .site, and check its links
@@ -84,7 +88,7 @@ fuzz: setup ## Fuzz the decoders with N payloads of each format, and tables with
 
 soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
 	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 0 \
-		tests/integration/test_spark_kills.py tests/integration/test_spark_fan_out_crashes.py \
+		tests/spark/test_spark_kills.py tests/integration/test_spark_fan_out_crashes.py \
 		tests/integration/test_spark_frames.py tests/integration/test_spark_same_as_extract.py \
 		-k 'killed_at_random and not delta or frames and killed or every_way and json-with-all'
 

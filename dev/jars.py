@@ -160,6 +160,20 @@ FLINK = JarSet(
     alone=True,
 )
 
+# The schemas of what their operators take on Kubernetes: Strimzi's are made from its classes, by its own generator.
+STRIMZI = JarSet(
+    "strimzi-1.2.0",
+    (("io.strimzi", "api", "1.2.0"), ("io.strimzi", "crd-generator", "1.2.0")),
+    size="20 MB",
+    alone=True,
+)
+FLINK_OPERATOR = JarSet(
+    "flink-kubernetes-operator-1.10.0",
+    (("org.apache.flink", "flink-kubernetes-operator-api", "1.10.0"),),
+    size="1 MB",
+    alone=True,
+)
+
 # By version. Their poms ask for what the archives bring.
 METASTORES = {
     version: JarSet(f"hive-metastore-{version}", (("org.apache.hive", module, version),), archive="bin", size=size)

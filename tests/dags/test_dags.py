@@ -20,10 +20,10 @@ from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
 from tests.support.lake import assert_files_are_whole
 
 ALL_FILES = sorted(DAGS.glob("*.py"))
-# Those that land nothing, and what their forms ask for; they run in test_maintenance_dag.py and test_watching_dags.py.
+# Those that land nothing, and what their forms ask for; they run in tests/spark, and in test_watching_dags.py.
 OTHERS = {"lake_maintenance": "tables", "supervise_lakestream": "streams", "clickstream_hourly": "table"}
 LANDING_FILES = [file for file in ALL_FILES if file.stem not in OTHERS]
-# Those of Spark run in test_spark_dags.py, those of mirrors in test_cdc_dag.py.
+# Those of Spark and of mirrors run in tests/spark.
 ELSEWHERE = ("SparkStreamingSubmitOperator", "KafkaMirrorOperator")
 FILES = [file for file in LANDING_FILES if not any(name in file.read_text() for name in ELSEWHERE)]
 

@@ -84,7 +84,7 @@ CASES = {
         "integration/test_formats.py::test_a_registry_that_is_down_fails_the_run_and_no_record",
         "integration/test_formats_operator.py::test_a_registry_that_is_down_is_tried_again_and_one_that_refuses_is_not",
     ],
-    "Too many small files": ["dags/test_maintenance_dag.py::test_small_files_become_one_and_landings_go_on"],
+    "Too many small files": ["spark/test_maintenance_dag.py::test_small_files_become_one_and_landings_go_on"],
     "The disk is full": ["unit/test_mistakes.py::test_60_a_full_disk"],
     "Prove it": [
         "integration/test_repair.py::test_each_damage_is_repaired",

@@ -83,7 +83,12 @@ class Captured:
         self.connect.capture(self.postgres, self.connector, f"public.{self.name}", **same | settings)
         slot = f"select 1 from pg_replication_slots where slot_name = '{self.name}' and confirmed_flush_lsn is not null"
         # What is committed from there on is sent; what was before, is read.
-        poll_until(lambda: self.sql.execute(slot).fetchone() is not None, f"the slot {self.name}", 120)
+        try:
+            poll_until(lambda: self.sql.execute(slot).fetchone() is not None, f"the slot {self.name}", 240)
+        except TimeoutError as e:
+            open_ = "select pid, state, xact_start, query from pg_stat_activity where xact_start is not null"
+            said = self.connect.state(self.connector), self.sql.execute(open_).fetchall()
+            raise AssertionError(f"{e}; the connector and what is open: {said}") from None
         # A truncation shows at once, also to a snapshot that was taken before: it has to be read by then.
         count = self.sql.execute(f"select count(*) from {self.name}").fetchone()
         poll_until(lambda: self.sent() >= before + (count or (0,))[0], f"the rows of {self.name} in the topic", 120)
