@@ -47,6 +47,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": "Lakestream",
                 "python-modules": [
                     "airflow_lakestream.operators.audit",
+                    "airflow_lakestream.operators.flink_script",
                     "airflow_lakestream.operators.flink_sql",
                     "airflow_lakestream.operators.kafka_connect",
                     "airflow_lakestream.operators.kafka_extract",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from pyiceberg.schema import Schema
 
@@ -17,11 +14,9 @@ from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, is
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.flink.rest import Address
+from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.statements import FORMATS, METADATA, type_of
 from airflow_lakestream.kafka.source import StartAt
-from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object
-from airflow_lakestream.spark.settings.catalog import identity_of
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
 
@@ -29,32 +24,22 @@ APP = "flink_sql"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlinkConfig(Configuration):
+class FlinkConfig(JobConfig):
     """What to land, and by which Flink. See `FlinkSqlOperator` for the arguments of the landing.
-
-    :param kafka: librdkafka settings; may hold secrets.
-    :param gateway: of the SQL Gateway, the fields of `Address`; may hold secrets.
-    :param manager: of the JobManager likewise.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
 
     app: str = APP
-    kafka: Mapping[str, Any]
-    gateway: Mapping[str, str]
-    manager: Mapping[str, str]
     topic: str
     table: str
     consumer_group: str
     columns: str
-    checkpoint_location: str
     sql: str | None = None
     schema: str | None = None
     format: str = "json"
     branch: str = ""
-    checkpoint_interval: float = 60.0
     publish_interval: float = 60.0
-    parallelism: int | None = None
     start_offset: str = StartOffset.EARLIEST
     start_timestamp: str | int | None = None
     partition_by: Sequence[str] | str | None = None
@@ -62,7 +47,7 @@ class FlinkConfig(Configuration):
     on_data_loss: str = OnDataLoss.FAIL
 
     def __post_init__(self) -> None:
-        self.check_sections("kafka", "gateway", "manager")
+        super().__post_init__()
         check_topic(self.topic)
         check_table_name(self.table)
         check_group(self.consumer_group)
@@ -107,14 +92,9 @@ class FlinkConfig(Configuration):
         return self.branch or f"flink-{self.consumer_group}"
 
     @property
-    def gateway_address(self) -> Address:
-        """Where the SQL Gateway is."""
-        return Address(**self.gateway)
-
-    @property
-    def manager_address(self) -> Address:
-        """Where the JobManager is."""
-        return Address(**self.manager)
+    def job_name(self) -> str:
+        """What Flink's dashboard shows of the job."""
+        return f"lakestream {self.topic} to {self.table} ({self.consumer_group})"
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -125,36 +105,4 @@ class FlinkConfig(Configuration):
     def program(self) -> str:
         """A text that is equal for two configurations if a job of one goes on with the state of the other."""
         told = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
-        return fingerprint_of({**told, "branch": self.on_branch, **self._places})
-
-    @property
-    def fingerprint(self) -> str:
-        """A text that is equal for two configurations if a driver of one may serve the other."""
-        told = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("kafka", "catalog", "gateway", "manager", "owner"):
-            told.pop(name)
-        return fingerprint_of({**told, **self._places})
-
-    @property
-    def _places(self) -> dict[str, Any]:
-        return {
-            "kafka": self.kafka.get("bootstrap.servers"),
-            "catalog": identity_of(self.catalog_name, self.catalog_properties),
-            "flink": [self.gateway.get("url"), self.manager.get("url")],
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included."""
-        loaded: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return loaded
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> FlinkConfig:
-        """Read a mapping. Raises InvalidArgument."""
-        check_keys("", given, [one.name for one in fields(cls)])
-        return cls(**given)
-
-    @classmethod
-    def read(cls, path: str | Path) -> FlinkConfig:
-        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
-        return cls.parse(read_object(path))
+        return fingerprint_of({**told, "branch": self.on_branch, **self.places})

@@ -13,19 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from airflow_lakestream.core.ranges import shown
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import Checkpoints
-from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.rest import Address, FlinkRefused, JobManager, JobState, SqlSession
+from airflow_lakestream.flink.job_config import JobConfig
+from airflow_lakestream.flink.rest import Address, JobManager, JobState, SqlSession
 
 log = logging.getLogger(__name__)
 
 _NOTE = "flink-job.json"
-# An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
-LEAST_KEPT = 20
 _ENDS_WITHIN = 120.0
 _PAUSE = 0.5
 
@@ -50,6 +47,7 @@ class Note:
     :param restored: the checkpoint or savepoint that it began with; empty without one.
     :param savepoint: the one by which it was stopped; empty for a job that was not.
     :param finished: the same, once the job has ended well behind it: then all that it read is in the branch.
+    :param moved: a checkpoint of it was completed; not noted of a landing, whose ledger says more.
     """
 
     job: str
@@ -57,12 +55,13 @@ class Note:
     restored: str = ""
     savepoint: str = ""
     finished: str = ""
+    moved: str = ""
 
 
 class Jobs:
     """The job of one stream, after the other."""
 
-    def __init__(self, config: FlinkConfig) -> None:
+    def __init__(self, config: JobConfig) -> None:
         self._config = config
         self._folder = DriverFolder(config.checkpoint_location, config.store_properties)
         self.manager = JobManager(config.manager_address)
@@ -87,62 +86,22 @@ class Jobs:
         self.cancel(note.job)
         return None
 
-    def state_for(self, holes: Mapping[int, int]) -> str:
-        """Return the checkpoint or savepoint to begin with; empty where a job has to begin without.
+    def submit_by(self, statements_of: Callable[[SqlSession], None], state: str) -> str:
+        """Submit the one job of some statements, which run in a session with our settings; return its id.
 
-        Never one that is behind the ledger: its job would land again what another engine has landed meanwhile.
-
-        :param holes: by partition, the first offset that the ledger lacks.
+        :param state: the checkpoint or savepoint to begin with; empty without one.
         """
-        note = self.note()
-        if note is None:
-            return ""
-        if note.program != self._config.program:
-            log.info("The program was changed: the new job begins where the ledger ends, without the old one's state.")
-            return ""
-        place = note.savepoint or self.checkpoints.newest(note.job) or note.restored
-        offsets = self.checkpoints.offsets_at(place, self._config.topic) if place else None
-        if offsets is None:
-            log.info("There is no complete checkpoint: the job begins where the ledger ends.")
-            return ""
-        if behind := [
-            f"[{p}] {offsets.get(p, 'nothing')} < {at}" for p, at in holes.items() if offsets.get(p, -1) < at
-        ]:
-            log.info("%s is behind the ledger (%s): the job begins there.", place, shown(behind, 5, "partitions"))
-            return ""
-        return place
-
-    def submit(self, starts: Mapping[int, int], state: str, columns: Callable[[], list[str]]) -> str:
-        """Submit a job; return its id. Raises InvalidArgument for what Flink's cluster or statement can't do.
-
-        :param starts: by partition, where it begins without a state.
-        :param columns: returns those of the table.
-        """
-        config = self._config
-        if (kept := self.manager.kept_checkpoints()) < LEAST_KEPT:
-            raise InvalidArgument(
-                "flink_conn_id",
-                f"the cluster keeps {kept} checkpoints of a job; an idle stream commits each tenth, and {LEAST_KEPT} "
-                "are needed to publish it.",
-                f"Set execution.checkpointing.num-retained: {LEAST_KEPT} in the JobManager's own configuration.",
-            )
-        note = Note(uuid.uuid4().hex, config.program, state)
-        self._folder.write(_NOTE, asdict(note))
-        with SqlSession(config.gateway_address) as session:
+        note = Note(uuid.uuid4().hex, self._config.program, state)
+        self.write(note)
+        with SqlSession(self._config.gateway_address) as session:
             for statement in statements.settings(self._settings(note)):
                 session.run(statement)
-            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
-            source = statements.source(
-                config.topic, config.source_columns, config.kafka, config.consumer_group, config.format, starts
-            )
-            session.run(source)
-            rows = self._rows(session)
-            self._check(rows, columns())
-            self._insert(session, rows)
-        log.info(
-            "Submitted job %s%s.", note.job, f", from {state}" if state else f", at {dict(sorted(starts.items()))}"
-        )
+            statements_of(session)
         return note.job
+
+    def write(self, note: Note) -> None:
+        """Write down what is known of the newest job."""
+        self._folder.write(_NOTE, asdict(note))
 
     def stop(self, job: str, within: float) -> str:
         """Stop a job with a savepoint, note it, and return its place once the job has ended. Raises FlinkRefused."""
@@ -155,7 +114,7 @@ class Jobs:
         note = self.note()
         if note is not None and note.job == job:
             whole = place if state is JobState.FINISHED else ""
-            self._folder.write(_NOTE, asdict(replace(note, savepoint=place, finished=whole)))
+            self.write(replace(note, savepoint=place, finished=whole))
         if state is not JobState.FINISHED:
             # The savepoint is complete; but its files may not be in the branch: who restores it commits them.
             raise JobEnded(job, state, self.manager.why_failed(job))
@@ -168,46 +127,10 @@ class Jobs:
         except LakestreamError as e:
             log.warning("Job %s could not be canceled: %s", job, e)
 
-    def _rows(self, session: SqlSession) -> list[str]:
-        """Return the columns of the rows to land. Raises InvalidArgument for a statement that Flink refuses."""
-        try:
-            session.run(statements.view(self._config.sql))
-            described, _ = session.run(f"DESCRIBE {statements.LANDED}")
-        except FlinkRefused as e:
-            if self._config.sql is None:
-                raise
-            told = e.causes[-1] if e.causes else str(e)
-            raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
-        return [str(row[0]) for row in described]
-
-    def _insert(self, session: SqlSession, rows: list[str]) -> None:
-        config = self._config
-        try:
-            session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
-        except FlinkRefused as e:
-            # Rows that do not fit the table's types; whatever else may be so for a while.
-            if told := next((cause for cause in e.causes if "ValidationException" in cause), None):
-                raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
-            raise
-
-    def _check(self, rows: list[str], table: list[str]) -> None:
-        if lacking := [name for name in statements.COLUMNS[:3] if name not in rows]:
-            raise InvalidArgument(
-                "sql",
-                f"its rows lack {', '.join(lacking)}: what they came from can't be told, so they can't be published.",
-                "Select these columns along; rows that are made of several records, as windows are, have none.",
-            )
-        if strange := [name for name in rows if name not in table]:
-            raise InvalidArgument(
-                "sql" if self._config.sql else "columns",
-                f"{self._config.table} has no column {', '.join(strange)}.",
-                "Add it to the table, or leave it out.",
-            )
-
     def _settings(self, note: Note) -> dict[str, str]:
         config = self._config
         found = {
-            "pipeline.name": f"lakestream {config.topic} to {config.table} ({config.consumer_group})",
+            "pipeline.name": config.job_name,
             "$internal.pipeline.job-id": note.job,
             "execution.runtime-mode": "STREAMING",
             "execution.checkpointing.interval": f"{int(config.checkpoint_interval * 1000)} ms",

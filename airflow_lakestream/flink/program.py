@@ -9,19 +9,47 @@ import argparse
 import logging
 import sys
 
+from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.program import exit_code_of
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.stream import run
+from airflow_lakestream.flink.job_stream import JobStream
+from airflow_lakestream.flink.script.config import APP as SCRIPT
+from airflow_lakestream.flink.script.config import ScriptConfig
+from airflow_lakestream.flink.script.stream import ScriptStream
+from airflow_lakestream.flink.stream import FlinkStream
+from airflow_lakestream.spark.configuration import read_object
 
 
 def main() -> int:
     """Read the configuration, and look after the stream that it says."""
-    parser = argparse.ArgumentParser(description="Look after a landing by Flink, and publish its branch.")
-    parser.add_argument("--config", required=True, help="a JSON file that FlinkSqlOperator has written")
+    parser = argparse.ArgumentParser(description="Look after a job of Flink's, and publish the branch of a landing.")
+    parser.add_argument("--config", required=True, help="a JSON file that the operator has written")
     given = parser.parse_args().config
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
-    return exit_code_of(lambda: run(FlinkConfig.read(given)), "The driver")
+    return exit_code_of(lambda: run(given), "The driver")
+
+
+def run(path: str) -> None:
+    """Take the stream's lease, and look after it.
+
+    Raises InvalidArgument, LeaseHeld, OtherInputs, and what `JobStream.run` raises.
+    """
+    told = read_object(path)
+    config = (ScriptConfig if told.get("app") == SCRIPT else FlinkConfig).parse(told)
+    with Lease.take(
+        config.checkpoint_location,
+        config.fingerprint,
+        config.owner or "nobody",
+        inputs=config.inputs,
+        ui_url=config.manager_address.url,
+        properties=config.store_properties,
+    ) as lease:
+        _stream_of(config, lease).run()
+
+
+def _stream_of(config: FlinkConfig | ScriptConfig, lease: Lease) -> JobStream:
+    return ScriptStream(config, lease) if isinstance(config, ScriptConfig) else FlinkStream(config, lease)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def catalog(name: str, properties: Mapping[str, str]) -> str:
         found["catalog-impl"] = classes[kind]
     else:
         found["catalog-type"] = kind
-    return f"CREATE CATALOG {quoted(name)} WITH ({_options({'type': 'iceberg', **found})})"
+    return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **found})})"
 
 
 def source(
@@ -76,11 +76,10 @@ def source(
     :param starts: by partition, where a job without a state begins.
     """
     fields = [f"{quoted(field.name)} {type_of(field.field_type, field.name)}" for field in columns.fields]
-    client = {f"properties.{key.removeprefix('kafka.')}": value for key, value in kafka_options(kafka).items()}
     options = {
         "connector": "kafka",
         "topic": topic,
-        **client,
+        **client_options(kafka),
         "properties.group.id": consumer_group,
         # The group's offsets in Kafka are a mirror of the ledger, which the publication writes.
         "properties.commit.offsets.on.checkpoint": "false",
@@ -90,7 +89,17 @@ def source(
         "scan.topic-partition-discovery.interval": "30s",
         **_FORMATS[record_format],
     }
-    return f"CREATE TEMPORARY TABLE {SOURCE} ({', '.join([*fields, *_METADATA.values()])}) WITH ({_options(options)})"
+    return (
+        f"CREATE TEMPORARY TABLE {SOURCE} ({', '.join([*fields, *_METADATA.values()])}) WITH ({with_options(options)})"
+    )
+
+
+def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
+    """Return what Kafka's connector is told of a client. Raises InvalidArgument.
+
+    :param kafka: librdkafka's configuration, secrets included.
+    """
+    return {f"properties.{key.removeprefix('kafka.')}": value for key, value in kafka_options(kafka).items()}
 
 
 def view(select: str | None) -> str:
@@ -102,7 +111,9 @@ def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -
     """Return the statement that lands the rows in a branch."""
     path = ".".join(quoted(part) for part in (catalog_name, *table.split(".")))
     names = ", ".join(map(quoted, columns))
-    return f"INSERT INTO {path} /*+ OPTIONS({_options({'branch': branch})}) */ ({names}) SELECT {names} FROM {LANDED}"
+    return (
+        f"INSERT INTO {path} /*+ OPTIONS({with_options({'branch': branch})}) */ ({names}) SELECT {names} FROM {LANDED}"
+    )
 
 
 def settings(values: Mapping[str, str]) -> list[str]:
@@ -146,7 +157,8 @@ def _(kind: iceberg.StructType, column: str) -> str:
     return f"ROW<{', '.join(fields)}>"
 
 
-def _options(values: Mapping[str, str]) -> str:
+def with_options(values: Mapping[str, str]) -> str:
+    """Return options as they stand in WITH (...), or in a hint."""
     return ", ".join(f"{_text(key)} = {_text(value)}" for key, value in values.items())
 
 

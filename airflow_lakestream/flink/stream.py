@@ -1,14 +1,10 @@
-"""The driver of a landing by Flink: a process beside the worker that looks after the job, and publishes its branch.
-
-It has the lease of the stream. Where it ends without a word, the job goes on; the next driver adopts it.
-"""
+"""The driver of a landing by Flink: it looks after the job, and publishes its branch."""
 
 from __future__ import annotations
 
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -19,12 +15,13 @@ from airflow_lakestream.core.policies import OnDataLoss, choose
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
 from airflow_lakestream.core.publishing.refusals import PositionsUnknown
 from airflow_lakestream.driver.lease import Lease
-from airflow_lakestream.driver.progress import BatchProgress, ProgressLog, read_progress
+from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.job import JobEnded, Jobs
-from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
+from airflow_lakestream.flink.job_stream import JobStream
+from airflow_lakestream.flink.landing_job import LandingJobs
+from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
@@ -33,53 +30,27 @@ from airflow_lakestream.run.publication import LookIntoLog
 log = logging.getLogger(__name__)
 
 WHERE = "the Kafka connection"
-_LOOK = 2.0
 _POLL_TIMEOUT = 60.0
-# A savepoint may take as long as a checkpoint; the lease ends a driver that takes longer than it may.
-_STOPS_WITHIN = 600.0
 _UPSERT = "write.upsert.enabled"
 
 
-@dataclass
-class FlinkStream:
-    """One stream, under a lease."""
+class FlinkStream(JobStream):
+    """One landing."""
 
-    config: FlinkConfig
-    lease: Lease
-    look_every: float = _LOOK
-    _published_at: float = field(default=0.0, init=False)
-    _is_published: bool = field(default=True, init=False)
-    _checkpoint: int = field(default=0, init=False)
+    jobs: LandingJobs
 
-    def __post_init__(self) -> None:
-        config = self.config
-        self.jobs = Jobs(config)
-        self.progress = ProgressLog(config.checkpoint_location, config.store_properties)
+    def __init__(self, config: FlinkConfig, lease: Lease) -> None:
+        super().__init__(config, LandingJobs(config), lease)
+        self.config = config
+        self._published_at = time.monotonic()
+        self._is_published = True
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
 
-    def run(self) -> None:
-        """Look after the stream until it is asked to end.
-
-        Raises JobEnded for a job that has ended otherwise, LeaseLost, and what a publication raises.
-        """
-        note = self.jobs.note()
-        job = self.jobs.running()
-        if job is None:
-            job = self._start(note.finished if note is not None and note.finished else None)
-        else:
-            log.info("Found job %s running.", job)
-        try:
-            self._follow(job)
-        except LakestreamError as e:
-            if isinstance(e, Terminal):
-                # What it would write from here on can't be published either.
-                self.jobs.cancel(job)
-            raise
-
-    def _start(self, savepoint: str | None) -> str:
+    def start(self) -> str:
         """Publish what is left of earlier jobs, and submit a new one."""
+        note = self.jobs.note()
         self.lease.check()
-        publication = self._publication(savepoint)
+        publication = self._publication(note.finished if note is not None and note.finished else None)
         self._check_table()
         has_branch = self._has_branch()
         if has_branch:
@@ -94,48 +65,23 @@ class FlinkStream:
         columns = self._catalog.load_table(self.config.table).schema().column_names
         return self.jobs.submit(starts, state, lambda: list(columns))
 
-    def _follow(self, job: str) -> None:
-        self._published_at = time.monotonic()
-        while True:
-            self.lease.check()
-            if self.lease.stop_requested():
-                self._stop(job)
-                return
-            state = self._state(job)
-            if state is not None and state not in (JobState.RUNNING, JobState.STARTING):
-                # What it has committed is landed before the next one begins.
-                self._publish()
-                raise JobEnded(job, state, self.jobs.manager.why_failed(job))
-            if state is not None:
-                self._tell_moves(job)
-            if time.monotonic() - self._published_at >= self.config.publish_interval:
-                self._publish()
-            time.sleep(self.look_every)  # Nothing tells of a checkpoint.
+    def look(self) -> None:
+        """Publish, where it is time to."""
+        if time.monotonic() - self._published_at >= self.config.publish_interval:
+            self._publish()
 
-    def _state(self, job: str) -> JobState | None:
-        """Return the job's state; None while the JobManager does not answer, which only the stall's limit ends."""
-        try:
-            return self.jobs.manager.state(job)
-        except FlinkUnreachable as e:
-            log.warning("%s", e)
-            return None
+    def moved(self) -> bool:
+        """Tell whether what is in the branch can be published: else a checkpoint is no sign of health."""
+        return self._is_published
 
-    def _tell_moves(self, job: str) -> None:
-        """Tell of a checkpoint. It is no sign of health while what is in the branch can't be published."""
-        try:
-            newest = self.jobs.manager.completed(job)
-        except LakestreamError as e:
-            log.warning("%s", e)
-            return
-        if newest > self._checkpoint and self._is_published:
-            self._checkpoint = newest
-            self.progress.alive(f"checkpoint {newest} of job {job}")
+    def ended(self, job: str, state: JobState) -> None:
+        """Land what the job has committed, before the next one begins. Raises JobEnded."""
+        self._publish()
+        raise self.why(job, state)
 
-    def _stop(self, job: str) -> None:
-        log.info("Stopping job %s with a savepoint.", job)
-        place = self.jobs.stop(job, _STOPS_WITHIN)
-        log.info("Job %s has ended; its savepoint: %s", job, place)
-        self._land(self._publication(place))
+    def stopped(self, savepoint: str) -> None:
+        """Land all that the job has read."""
+        self._land(self._publication(savepoint))
 
     def _publish(self) -> None:
         """Publish; what a later publication may do better is only told. Raises Terminal errors, and LeaseLost."""
@@ -217,16 +163,3 @@ class FlinkStream:
                 "published.",
                 "Land into another table; for mirrors of databases there is kafka_mirror, and cdc_to_iceberg.",
             )
-
-
-def run(config: FlinkConfig) -> None:
-    """Take the stream's lease, and look after it. Raises LeaseHeld, OtherInputs, and what `FlinkStream.run` raises."""
-    with Lease.take(
-        config.checkpoint_location,
-        config.fingerprint,
-        config.owner or "nobody",
-        inputs=config.inputs,
-        ui_url=config.manager_address.url,
-        properties=config.store_properties,
-    ) as lease:
-        FlinkStream(config, lease).run()

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg or Arrow up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.config.arguments import count, positive_seconds
+from airflow_lakestream.config.arguments import positive_seconds
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.links import FlinkLink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.operators.supervised.operator import SupervisedOperator
-from airflow_lakestream.stores.folders import is_object_store
+from airflow_lakestream.operators.flink.base import FlinkOperator
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
-
-    from airflow_lakestream.driver.driving import Driving
-    from airflow_lakestream.triggers.flink_stream import FlinkStreamTrigger
+    from airflow_lakestream.flink.config import FlinkConfig
 
 
 def _format(argument: str, value: object) -> None:
@@ -31,13 +25,11 @@ def _format(argument: str, value: object) -> None:
 
 _CHECKS: dict[str, Check] = {
     "format": _format,
-    "checkpoint_interval": positive_seconds,
     "publish_interval": positive_seconds,
-    "parallelism": partial(count, what="subtasks"),
 }
 
 
-class FlinkSqlOperator(SupervisedOperator):
+class FlinkSqlOperator(FlinkOperator):
     """Land a topic by a Flink job that runs on and on, and see to it that there is one, that it moves, and ends well.
 
     Flink writes a branch of the table. A driver beside the worker looks after the job, and publishes the branch: files
@@ -60,26 +52,15 @@ class FlinkSqlOperator(SupervisedOperator):
     :param branch: the branch that Flink writes; default: `flink-<consumer_group>` (templated)
     :param start_offset: where a group without an origin begins, as for `KafkaExtractOperator` (templated)
     :param start_timestamp: goes with `start_offset="timestamp"` (templated)
-    :param checkpoint_interval: time between two checkpoints; each with rows is a snapshot of the branch (templated)
     :param publish_interval: time between two publications, each a commit on main (templated)
-    :param parallelism: subtasks of the job; default: the cluster's (templated)
     :param partition_by: of a new table, as for `KafkaExtractOperator` (templated)
     :param table_properties: of a new table (templated)
     :param on_data_loss: what happens when records left Kafka before they were landed: `"fail"` or `"record"`
         (templated)
-    :param driver_folder: where drivers have their logs; default: `$AIRFLOW_HOME/lakestream` (templated)
-    :param kafka_conn_id: connection of type `kafka` (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param flink_conn_id: connection of type `http`: the SQL Gateway's address, and `jobmanager_url` in its extra
-        (templated)
-    :param kwargs: of `SupervisedOperator`: checkpoint_location (which Flink's processes have to share), restarts,
-        time-outs, what a kill does, deferring
+    :param kwargs: of `FlinkOperator`: the cluster, parallelism, and checkpoint_interval (each checkpoint with rows is a
+        snapshot of the branch); of `SupervisedOperator`: checkpoint_location (which Flink's processes have to share),
+        restarts, time-outs, what a kill does, deferring
     """
-
-    engine = "flink"
-    driver_pages = ((FlinkLink(), "{url}"),)
-    operator_extra_links = links_until_run(FlinkLink(), TopicLink(), TableLink())
-    ui_color = "#f4c7d4"
 
     def __init__(
         self,
@@ -94,16 +75,10 @@ class FlinkSqlOperator(SupervisedOperator):
         branch: str | None = None,
         start_offset: str = "earliest",
         start_timestamp: str | int | None = None,
-        checkpoint_interval: float | str = "60s",
         publish_interval: float | str = "60s",
-        parallelism: int | str | None = None,
         partition_by: Sequence[str] | str | None = None,
         table_properties: Mapping[str, str] | None = None,
         on_data_loss: str = "fail",
-        driver_folder: str | None = None,
-        kafka_conn_id: str = "kafka_default",
-        iceberg_conn_id: str = "iceberg_default",
-        flink_conn_id: str = "flink_default",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -120,40 +95,23 @@ class FlinkSqlOperator(SupervisedOperator):
         self.branch = branch
         self.start_offset = start_offset
         self.start_timestamp = start_timestamp
-        self.checkpoint_interval = checkpoint_interval
         self.publish_interval = publish_interval
-        self.parallelism = parallelism
         self.partition_by = partition_by
         self.table_properties = table_properties
         self.on_data_loss = on_data_loss
-        self.driver_folder = driver_folder
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.flink_conn_id = flink_conn_id
         own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
         check_literals({name: value for name, value in own.items() if name in _CHECKS}, _CHECKS)
         others = ("topic", "consumer_group", "start_offset", "start_timestamp", "partition_by", "on_data_loss")
         check_literals({name: own[name] for name in others if is_given(own[name])})
 
-    template_fields: Sequence[str] = (*templated(__init__), *SupervisedOperator.template_fields)
+    template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
-        """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
-        from airflow_lakestream.operators.flink.set_up import driving_of
+    def configuration(self, owner: str) -> FlinkConfig:
+        """Check all arguments, and return what the driver is told. Raises InvalidArgument."""
+        from airflow_lakestream.operators.flink.set_up import configured
 
-        return driving_of(self, context, wait)
+        return configured(self, owner)
 
     def what(self) -> Mapping[str, Any]:
         """Return topic, table and group."""
         return {"topic": self.topic, "table": self.table, "consumer_group": self.consumer_group or self.dag_id}
-
-    def store_conn_id(self) -> str | None:
-        """Return the connection that opens the object store where lease and checkpoints lie."""
-        location = self.checkpoint_location
-        return self.iceberg_conn_id if is_given(location) and is_object_store(str(location)) else None
-
-    def new_trigger(self, **watched: Any) -> FlinkStreamTrigger:
-        """Return what watches the driver in the triggerer."""
-        from airflow_lakestream.triggers.flink_stream import FlinkStreamTrigger
-
-        return FlinkStreamTrigger(flink_conn_id=self.flink_conn_id, **watched)

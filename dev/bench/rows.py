@@ -80,6 +80,7 @@ ROWS = (
     ),
     Row("dlt", "dlt, Kafka to Iceberg", "dlt", most=300_000),
     Row("connect", "Kafka Connect's Iceberg sink, published", "connect", runs=2),
+    Row("flink", "Flink SQL, published", "flink", runs=2),
     Row("spark-warm", "Spark availableNow, warm", "spark", group="spark"),
     Row("spark-cold", "Spark availableNow, cold, start not counted", "spark", group="spark"),
     Row("spark-start", "Spark availableNow, cold, start counted", "spark", group="spark"),

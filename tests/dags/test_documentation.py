@@ -74,7 +74,8 @@ IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.tex
 FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
-IS_FLINK = [s for s in SNIPPETS if s.language == "python" and "FlinkSqlOperator(" in s.text and s not in IS_DAG]
+FLINK = ("FlinkSqlOperator(", "FlinkScriptOperator(")
+IS_FLINK = [s for s in SNIPPETS if s.language == "python" and any(o in s.text for o in FLINK) and s not in IS_DAG]
 OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_EVENT, *IS_CONNECT, *IS_FLINK]
 IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in OTHERS]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
@@ -178,11 +179,13 @@ def test_a_documented_sensor_can_be_made(snippet: Snippet) -> None:
 
 
 @pytest.mark.parametrize("snippet", IS_FLINK, ids=str)
-def test_a_documented_landing_by_flink_can_be_made(snippet: Snippet) -> None:
+def test_a_documented_job_of_flink_can_be_made(snippet: Snippet) -> None:
     # What it does is proven on a real Flink: tests/engines.
+    from airflow_lakestream.operators.flink_script import FlinkScriptOperator
     from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 
-    exec(compile(snippet.text, snippet.page.name, "exec"), {"FlinkSqlOperator": FlinkSqlOperator})
+    known = {"FlinkSqlOperator": FlinkSqlOperator, "FlinkScriptOperator": FlinkScriptOperator}
+    exec(compile(snippet.text, snippet.page.name, "exec"), known)
 
 
 @pytest.mark.parametrize("snippet", IS_PYTHON, ids=str)

@@ -17,7 +17,8 @@ from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.job import Jobs, Note
+from airflow_lakestream.flink.job import Note
+from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
 from dev.service import CHECKOUT
 from dev.services.flink import Flink
@@ -88,8 +89,8 @@ class FlinkLanding:
         return read_lease(self.location)
 
     @property
-    def jobs(self) -> Jobs:
-        return Jobs(self.configured())
+    def jobs(self) -> LandingJobs:
+        return LandingJobs(self.configured())
 
     @property
     def note(self) -> Note | None:

@@ -18,12 +18,16 @@ from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import cancel_noted
+from airflow_lakestream.flink.job_config import JobConfig
+from airflow_lakestream.flink.script.config import ScriptConfig
+from airflow_lakestream.flink.script.text import KAFKA
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
-from airflow_lakestream.operators.base import run_key
 
 if TYPE_CHECKING:
+    from airflow_lakestream.operators.flink.base import FlinkOperator
+    from airflow_lakestream.operators.flink_script import FlinkScriptOperator
     from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 
 _SAME = ("topic", "table", "columns", "format", "start_offset", "on_data_loss")
@@ -36,7 +40,7 @@ class FlinkBackend(DetachedBackend):
     One that has ended without a word leaves its job, which the next driver adopts.
     """
 
-    def __init__(self, config: FlinkConfig) -> None:
+    def __init__(self, config: JobConfig) -> None:
         super().__init__()
         self._config = config
 
@@ -49,10 +53,8 @@ class FlinkBackend(DetachedBackend):
             cancel_noted(config.checkpoint_location, config.store_properties, config.manager_address)
 
 
-def driving_of(operator: FlinkSqlOperator, context: Any, wait: Callable[[float], None]) -> Driving:
-    """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
-    owner = run_key(context)
-    config = configured(operator, owner)
+def driving_of(operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]) -> Driving:
+    """Return what finds or submits the driver."""
     spec = StreamSpec(
         location=config.checkpoint_location,
         fingerprint=config.fingerprint,
@@ -66,7 +68,31 @@ def driving_of(operator: FlinkSqlOperator, context: Any, wait: Callable[[float],
 
 
 def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
-    """Return what the driver is told. Raises InvalidArgument."""
+    """Return what the driver of a landing is told. Raises InvalidArgument."""
+    given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
+    return FlinkConfig(
+        **_common(operator, owner),
+        kafka=KafkaHook(operator.kafka_conn_id).configuration(),
+        consumer_group=operator.consumer_group or operator.dag_id,
+        publish_interval=seconds("publish_interval", operator.publish_interval),
+        table_properties=dict(operator.table_properties or {}),
+        **{name: getattr(operator, name) for name in _SAME},
+        **given,
+    )
+
+
+def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig:
+    """Return what the driver of a script is told. Raises InvalidArgument."""
+    wants_kafka = KAFKA in operator.script
+    return ScriptConfig(
+        **_common(operator, owner),
+        kafka=KafkaHook(operator.kafka_conn_id).configuration() if wants_kafka else {},
+        name=f"{operator.dag_id}.{operator.task_id}",
+        script=operator.script,
+    )
+
+
+def _common(operator: FlinkOperator, owner: str) -> dict[str, Any]:
     if not is_given(operator.checkpoint_location):
         raise InvalidArgument(
             "checkpoint_location",
@@ -74,29 +100,22 @@ def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
             "Give a path or URI that the workers, the triggerer and Flink's processes share.",
         )
     gateway, manager = FlinkHook(operator.flink_conn_id).addresses()
-    given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
-    return FlinkConfig(
-        kafka=KafkaHook(operator.kafka_conn_id).configuration(),
-        catalog={"name": operator.iceberg_conn_id, "properties": IcebergHook(operator.iceberg_conn_id).properties()},
-        gateway=gateway,
-        manager=manager,
-        owner=owner,
-        consumer_group=operator.consumer_group or operator.dag_id,
-        checkpoint_location=str(operator.checkpoint_location).rstrip("/"),
-        checkpoint_interval=seconds("checkpoint_interval", operator.checkpoint_interval),
-        publish_interval=seconds("publish_interval", operator.publish_interval),
-        parallelism=arguments.count("parallelism", operator.parallelism, "subtasks"),
-        table_properties=dict(operator.table_properties or {}),
-        **{name: getattr(operator, name) for name in _SAME},
-        **given,
-    )
+    return {
+        "catalog": {"name": operator.iceberg_conn_id, "properties": IcebergHook(operator.iceberg_conn_id).properties()},
+        "gateway": gateway,
+        "manager": manager,
+        "owner": owner,
+        "checkpoint_location": str(operator.checkpoint_location).rstrip("/"),
+        "checkpoint_interval": seconds("checkpoint_interval", operator.checkpoint_interval),
+        "parallelism": arguments.count("parallelism", operator.parallelism, "subtasks"),
+    }
 
 
 @dataclass
 class _Launch:
     """Makes what is launched, anew for each launch."""
 
-    config: FlinkConfig
+    config: JobConfig
     folder: Path
 
     def prepare(self) -> Job:
@@ -108,7 +127,7 @@ class _Launch:
         return Job(command, environment, folder)
 
 
-def _folder_of(operator: FlinkSqlOperator) -> Path:
+def _folder_of(operator: FlinkOperator) -> Path:
     if is_given(operator.driver_folder):
         return Path(str(operator.driver_folder))
     from airflow.configuration import AIRFLOW_HOME

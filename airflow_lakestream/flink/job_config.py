@@ -1,0 +1,95 @@
+"""What every job of Flink's is told, whatever it does: its operator tells the driver, in a private file."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.flink.rest import Address
+from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object
+from airflow_lakestream.spark.settings.catalog import identity_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig(Configuration):
+    """The Flink that runs a job, and where the job keeps its state.
+
+    :param kafka: librdkafka settings; may hold secrets.
+    :param gateway: of the SQL Gateway, the fields of `Address`; may hold secrets.
+    :param manager: of the JobManager likewise.
+
+    Raises InvalidArgument, which names the key, for settings that can't work.
+    """
+
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+    gateway: Mapping[str, str]
+    manager: Mapping[str, str]
+    checkpoint_location: str
+    checkpoint_interval: float = 60.0
+    parallelism: int | None = None
+
+    def __post_init__(self) -> None:
+        self.check_sections("kafka", "gateway", "manager")
+
+    @property
+    @abstractmethod
+    def job_name(self) -> str:
+        """What Flink's dashboard shows of the job."""
+
+    @property
+    @abstractmethod
+    def program(self) -> str:
+        """A text that is equal for two configurations if a job of one does what the other wants."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> dict[str, str]:
+        """What the checkpoint belongs to for good."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal for two configurations if a driver of one may serve the other."""
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("kafka", "catalog", "gateway", "manager", "owner"):
+            told.pop(name)
+        return fingerprint_of({**told, **self.places})
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Which Kafka, catalog and Flink it is, without their secrets."""
+        return {
+            "kafka": self.kafka.get("bootstrap.servers"),
+            "catalog": identity_of(self.catalog_name, self.catalog_properties),
+            "flink": [self.gateway.get("url"), self.manager.get("url")],
+        }
+
+    @property
+    def gateway_address(self) -> Address:
+        """Where the SQL Gateway is."""
+        return Address(**self.gateway)
+
+    @property
+    def manager_address(self) -> Address:
+        """Where the JobManager is."""
+        return Address(**self.manager)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values, secrets included."""
+        loaded: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return loaded
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """Read a mapping. Raises InvalidArgument."""
+        check_keys("", given, [one.name for one in fields(cls)])
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
+        return cls.parse(read_object(path))

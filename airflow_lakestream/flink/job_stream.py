@@ -1,0 +1,113 @@
+"""One stream's job, under a lease: found or started, followed, stopped with a savepoint.
+
+The driver is a process beside the worker. Where it ends without a word, the job goes on; the next driver adopts it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+
+from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.progress import ProgressLog
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.flink.job import JobEnded, Jobs
+from airflow_lakestream.flink.job_config import JobConfig
+from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
+
+log = logging.getLogger(__name__)
+
+_LOOK = 2.0
+# A savepoint may take as long as a checkpoint; the lease ends a driver that takes longer than it may.
+_STOPS_WITHIN = 600.0
+
+
+class JobStream(ABC):
+    """What a driver does with the job of its stream.
+
+    :param look_every: seconds between two looks.
+    """
+
+    def __init__(self, config: JobConfig, jobs: Jobs, lease: Lease, look_every: float = _LOOK) -> None:
+        self.jobs = jobs
+        self.lease = lease
+        self.progress = ProgressLog(config.checkpoint_location, config.store_properties)
+        self._look_every = look_every
+        self._checkpoint = 0
+
+    @abstractmethod
+    def start(self) -> str:
+        """Submit a job, and return its id."""
+
+    def look(self) -> None:  # noqa: B027  # there may be nothing to do
+        """Do what is due while the job runs."""
+
+    def moved(self) -> bool:
+        """Take note of a completed checkpoint; tell whether it is a sign of health."""
+        return True
+
+    @abstractmethod
+    def ended(self, job: str, state: JobState) -> None:
+        """Answer to a job that has ended though nobody asked it to. Raises JobEnded where that was wrong."""
+
+    def stopped(self, savepoint: str) -> None:  # noqa: B027  # as above
+        """Do what is left once the job was stopped on request."""
+
+    def run(self) -> None:
+        """Look after the stream until it is asked to end.
+
+        Raises JobEnded for a job that has ended otherwise, LeaseLost, and what a stream's own steps raise.
+        """
+        job = self.jobs.running()
+        if job is None:
+            job = self.start()
+        else:
+            log.info("Found job %s running.", job)
+        try:
+            self._follow(job)
+        except LakestreamError as e:
+            if isinstance(e, Terminal):
+                # What it would write from here on can't be taken either.
+                self.jobs.cancel(job)
+            raise
+
+    def why(self, job: str, state: JobState) -> JobEnded:
+        """Return the error of a job that has ended."""
+        return JobEnded(job, state, self.jobs.manager.why_failed(job))
+
+    def _follow(self, job: str) -> None:
+        while True:
+            self.lease.check()
+            if self.lease.stop_requested():
+                log.info("Stopping job %s with a savepoint.", job)
+                place = self.jobs.stop(job, _STOPS_WITHIN)
+                log.info("Job %s has ended; its savepoint: %s", job, place)
+                self.stopped(place)
+                return
+            state = self._state(job)
+            if state is not None and state not in (JobState.RUNNING, JobState.STARTING):
+                self.ended(job, state)
+                return
+            if state is not None:
+                self._tell_moves(job)
+            self.look()
+            time.sleep(self._look_every)  # Nothing tells of a checkpoint.
+
+    def _state(self, job: str) -> JobState | None:
+        """Return the job's state; None while the JobManager does not answer, which only the stall's limit ends."""
+        try:
+            return self.jobs.manager.state(job)
+        except FlinkUnreachable as e:
+            log.warning("%s", e)
+            return None
+
+    def _tell_moves(self, job: str) -> None:
+        try:
+            newest = self.jobs.manager.completed(job)
+        except LakestreamError as e:
+            log.warning("%s", e)
+            return
+        if newest > self._checkpoint and self.moved():
+            self._checkpoint = newest
+            self.progress.alive(f"checkpoint {newest} of job {job}")

@@ -1,0 +1,116 @@
+"""The job that lands a topic in a branch: where it begins, what its statement may be, how it is submitted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from airflow_lakestream.core.ranges import shown
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink import statements
+from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.job import Jobs
+from airflow_lakestream.flink.rest import FlinkRefused, SqlSession
+
+log = logging.getLogger(__name__)
+
+# An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
+LEAST_KEPT = 20
+
+
+class LandingJobs(Jobs):
+    """The job of one landing, after the other."""
+
+    def __init__(self, config: FlinkConfig) -> None:
+        super().__init__(config)
+        self._landing = config
+
+    def state_for(self, holes: Mapping[int, int]) -> str:
+        """Return the checkpoint or savepoint to begin with; empty where a job has to begin without.
+
+        Never one that is behind the ledger: its job would land again what another engine has landed meanwhile.
+
+        :param holes: by partition, the first offset that the ledger lacks.
+        """
+        note = self.note()
+        if note is None:
+            return ""
+        if note.program != self._config.program:
+            log.info("The program was changed: the new job begins where the ledger ends, without the old one's state.")
+            return ""
+        place = note.savepoint or self.checkpoints.newest(note.job) or note.restored
+        offsets = self.checkpoints.offsets_at(place, self._landing.topic) if place else None
+        if offsets is None:
+            log.info("There is no complete checkpoint: the job begins where the ledger ends.")
+            return ""
+        if behind := [
+            f"[{p}] {offsets.get(p, 'nothing')} < {at}" for p, at in holes.items() if offsets.get(p, -1) < at
+        ]:
+            log.info("%s is behind the ledger (%s): the job begins there.", place, shown(behind, 5, "partitions"))
+            return ""
+        return place
+
+    def submit(self, starts: Mapping[int, int], state: str, columns: Callable[[], list[str]]) -> str:
+        """Submit a job; return its id. Raises InvalidArgument for what Flink's cluster or statement can't do.
+
+        :param starts: by partition, where it begins without a state.
+        :param columns: returns those of the table.
+        """
+        config = self._landing
+        if (kept := self.manager.kept_checkpoints()) < LEAST_KEPT:
+            raise InvalidArgument(
+                "flink_conn_id",
+                f"the cluster keeps {kept} checkpoints of a job; an idle stream commits each tenth, and {LEAST_KEPT} "
+                "are needed to publish it.",
+                f"Set execution.checkpointing.num-retained: {LEAST_KEPT} in the JobManager's own configuration.",
+            )
+
+        def run(session: SqlSession) -> None:
+            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
+            source = statements.source(
+                config.topic, config.source_columns, config.kafka, config.consumer_group, config.format, starts
+            )
+            session.run(source)
+            rows = self._rows(session)
+            self._check(rows, columns())
+            self._insert(session, rows)
+
+        job = self.submit_by(run, state)
+        log.info("Submitted job %s%s.", job, f", from {state}" if state else f", at {dict(sorted(starts.items()))}")
+        return job
+
+    def _rows(self, session: SqlSession) -> list[str]:
+        """Return the columns of the rows to land. Raises InvalidArgument for a statement that Flink refuses."""
+        try:
+            session.run(statements.view(self._landing.sql))
+            described, _ = session.run(f"DESCRIBE {statements.LANDED}")
+        except FlinkRefused as e:
+            if self._landing.sql is None:
+                raise
+            told = e.causes[-1] if e.causes else str(e)
+            raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
+        return [str(row[0]) for row in described]
+
+    def _insert(self, session: SqlSession, rows: list[str]) -> None:
+        config = self._landing
+        try:
+            session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
+        except FlinkRefused as e:
+            # Rows that do not fit the table's types; whatever else may be so for a while.
+            if told := next((cause for cause in e.causes if "ValidationException" in cause), None):
+                raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
+            raise
+
+    def _check(self, rows: list[str], table: list[str]) -> None:
+        if lacking := [name for name in statements.COLUMNS[:3] if name not in rows]:
+            raise InvalidArgument(
+                "sql",
+                f"its rows lack {', '.join(lacking)}: what they came from can't be told, so they can't be published.",
+                "Select these columns along; rows that are made of several records, as windows are, have none.",
+            )
+        if strange := [name for name in rows if name not in table]:
+            raise InvalidArgument(
+                "sql" if self._landing.sql else "columns",
+                f"{self._landing.table} has no column {', '.join(strange)}.",
+                "Add it to the table, or leave it out.",
+            )

@@ -1,0 +1,56 @@
+"""The configuration of a script's job, validated at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.job_config import JobConfig
+from airflow_lakestream.flink.script.text import KAFKA, Script
+
+APP = "flink_script"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptConfig(JobConfig):
+    """What to run, and by which Flink. See `FlinkScriptOperator`.
+
+    :param name: of the stream; the checkpoint belongs to it for good.
+    """
+
+    app: str = APP
+    name: str
+    script: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if KAFKA in self.script and not self.kafka:
+            raise InvalidArgument("script", f"has {KAFKA}, and there is no Kafka connection.", "Give kafka_conn_id.")
+        _ = self.parsed
+
+    @cached_property
+    def parsed(self) -> Script:
+        """The statements."""
+        return Script.parse(self.script)
+
+    @property
+    def job_name(self) -> str:
+        """What Flink's dashboard shows of the job."""
+        return f"lakestream {self.name}"
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the checkpoint belongs to for good."""
+        return {"app": APP, "name": self.name}
+
+    @property
+    def state_of(self) -> str:
+        """A text that is equal for two configurations if a job of one can go on with the state of the other."""
+        return fingerprint_of({"script": [self.parsed.before, self.parsed.inserts]})
+
+    @property
+    def program(self) -> str:
+        """A text that is equal for two configurations if a job of one does what the other wants."""
+        return f"{self.state_of}/{self.parallelism}/{self.checkpoint_interval}"

@@ -1,0 +1,105 @@
+"""The driver of a script's job: it looks after it. What the job writes is between Flink and its sinks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.flink import statements
+from airflow_lakestream.flink.job import Jobs
+from airflow_lakestream.flink.job_stream import JobStream
+from airflow_lakestream.flink.rest import FlinkRefused, JobState, SqlSession
+from airflow_lakestream.flink.script.config import ScriptConfig
+
+log = logging.getLogger(__name__)
+
+
+class StateLost(LakestreamError, Terminal):
+    """A job had checkpoints, and none of them is there any more."""
+
+
+class ScriptFinished(LakestreamError, Terminal):
+    """The job of this checkpoint has come to its end in an earlier run."""
+
+
+class ScriptStream(JobStream):
+    """One script. Nobody but Flink's state knows how far it is: it is never begun anew where there was a state."""
+
+    def __init__(self, config: ScriptConfig, lease: Lease) -> None:
+        super().__init__(config, Jobs(config), lease)
+        self._script = config
+
+    def start(self) -> str:
+        """Submit a job with the state of the one before."""
+        self.lease.check()
+        state = self._state_to_begin_with()
+        job = self.jobs.submit_by(self._run, state)
+        log.info("Submitted job %s%s. It has no ledger.", job, f", from {state}" if state else "")
+        return job
+
+    def run(self) -> None:
+        """Refuse another script before the job of the old one is touched, then look after the stream."""
+        self._check_script()
+        super().run()
+
+    def moved(self) -> bool:
+        """Note that there is a state, without which no job may begin from here on."""
+        note = self.jobs.note()
+        if note is not None and not note.moved:
+            self.jobs.write(replace(note, moved="yes"))
+        return True
+
+    def ended(self, job: str, state: JobState) -> None:
+        """Take a job that has come to the end of bounded sources for done. Raises JobEnded for any other."""
+        if state is not JobState.FINISHED:
+            raise self.why(job, state)
+        note = self.jobs.note()
+        if note is not None:
+            self.jobs.write(replace(note, finished="yes"))
+        log.info("Job %s has finished.", job)
+
+    def _check_script(self) -> None:
+        note = self.jobs.note()
+        if note is not None and note.program.split("/")[0] != self._script.state_of:
+            raise InvalidArgument(
+                "script",
+                "was changed, and the checkpoint has the state of the old one.",
+                "Give another checkpoint_location, where the new script begins without a state; or put the old script "
+                "back.",
+            )
+
+    def _state_to_begin_with(self) -> str:
+        note = self.jobs.note()
+        if note is None:
+            return ""
+        where = self._script.checkpoint_location
+        if note.finished and not note.savepoint:
+            raise ScriptFinished(
+                f"The job at {where} has finished in an earlier run. Give another checkpoint_location, such as one "
+                "with {{ run_id }} in it, to run it again."
+            )
+        place = note.savepoint or self.jobs.checkpoints.newest(note.job) or note.restored
+        if not place and note.moved:
+            raise StateLost(
+                f"Job {note.job} had completed checkpoints, and there is none in {self.jobs.checkpoints.location}. "
+                "Without it the job would read again what it has written already. Put the checkpoints back; or give "
+                "another checkpoint_location, and set the script's sources to where it is to begin."
+            )
+        return place
+
+    def _run(self, session: SqlSession) -> None:
+        config = self._script
+        if config.catalog_properties:
+            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
+        for number, statement in enumerate(config.parsed.statements(config.kafka), 1):
+            try:
+                session.run(statement)
+            except FlinkRefused as e:
+                # The cause alone, not the statement: it may hold the connection's secrets.
+                if told := next(
+                    (cause for cause in e.causes if "ValidationException" in cause or "Parse" in cause), ""
+                ):
+                    raise InvalidArgument("script", f"Flink refuses statement {number}: {told}") from None
+                raise

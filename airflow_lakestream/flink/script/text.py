@@ -1,0 +1,98 @@
+"""A script of Flink SQL: its statements one by one, with those that write as the last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink import statements
+
+# Replaced by the options of the Kafka connection, so that no password has to be in a script.
+KAFKA = "${kafka}"
+# Texts, quoted names and comments, in which a semicolon ends nothing. A hint is no comment.
+_PARTS = re.compile(r"'(?:[^']|'')*'|`(?:[^`]|``)*`|--[^\n]*|/\*(?!\+).*?\*/|;|[^'`;/-]+|.", re.DOTALL)
+_BEFORE = ("SET", "CREATE", "ALTER", "DROP", "USE", "LOAD", "ADD")
+# What the operator answers for.
+_OURS = (
+    "pipeline.name",
+    "$internal.",
+    "execution.checkpointing.",
+    "execution.state-recovery.",
+    "execution.runtime-mode",
+    "execution.savepoint",
+    "state.checkpoints.",
+    "state.savepoints.",
+)
+_SETTING = re.compile(r"SET\s+'([^']*)'", re.IGNORECASE)
+_AS_SELECT = re.compile(r"CREATE\s+(OR\s+REPLACE\s+)?TABLE\b.*\bAS\s+(SELECT|WITH)\b", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What comes before, and the INSERTs, which are one job."""
+
+    before: tuple[str, ...]
+    inserts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Script:
+        """Read a script. Raises InvalidArgument for what can't be supervised as one job."""
+        before: list[str] = []
+        inserts: list[str] = []
+        for statement in split(text):
+            word = statement.split(None, 1)[0].upper()
+            if word == "INSERT":
+                inserts.append(statement)
+            elif word not in _BEFORE:
+                raise _refused(statement, f"A script has {', '.join(_BEFORE)} and, as the last, INSERT.")
+            elif _AS_SELECT.match(statement):
+                raise _refused(statement, "It would be a job of its own: create the table, and INSERT into it.")
+            elif inserts:
+                raise _refused(statement, "It comes behind an INSERT. The INSERTs are the last: all are one job.")
+            else:
+                _check_setting(statement)
+                before.append(statement)
+        if not inserts:
+            raise InvalidArgument("script", "has no INSERT, so there is no job to look after.", "Add one as the last.")
+        return cls(tuple(before), tuple(inserts))
+
+    def statements(self, kafka: Mapping[str, str]) -> Iterator[str]:
+        """Return what is run, one after the other; the last of them submits the job. Secrets are in it.
+
+        :param kafka: librdkafka's configuration, for `${kafka}`.
+        """
+        client = statements.with_options(statements.client_options(kafka)) if kafka else ""
+        for statement in (*self.before, self._job):
+            yield statement.replace(KAFKA, client)
+
+    @property
+    def _job(self) -> str:
+        if len(self.inserts) == 1:
+            return self.inserts[0]
+        return f"EXECUTE STATEMENT SET BEGIN {' '.join(f'{one};' for one in self.inserts)} END"
+
+
+def split(text: str) -> Iterator[str]:
+    """Return the statements of a text, without comments."""
+    parts: list[str] = []
+    for part in _PARTS.findall(text + ";"):
+        if part == ";":
+            if statement := "".join(parts).strip():
+                yield statement
+            parts = []
+        else:
+            # A comment stands between two words.
+            parts.append(" " if part.startswith(("--", "/*")) and not part.startswith("/*+") else part)
+
+
+def _check_setting(statement: str) -> None:
+    found = _SETTING.match(statement)
+    if found and found[1].strip().startswith(_OURS):
+        raise _refused(statement, "The operator sets that: see checkpoint_interval, checkpoint_location, parallelism.")
+
+
+def _refused(statement: str, remedy: str) -> InvalidArgument:
+    shown = " ".join(statement.split())
+    return InvalidArgument("script", f"{shown[:60]!r}{'...' if len(shown) > 60 else ''} can't be taken.", remedy)

@@ -1,0 +1,93 @@
+"""What the operators of Flink's jobs have in common: the cluster, the state, the links."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+# Nothing that imports PyIceberg or Arrow up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.config.arguments import count, positive_seconds
+from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.links import FlinkLink, TableLink, TopicLink, links_until_run
+from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.base import run_key
+from airflow_lakestream.operators.supervised.operator import SupervisedOperator
+from airflow_lakestream.stores.folders import is_object_store
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.flink.job_config import JobConfig
+    from airflow_lakestream.triggers.flink_stream import FlinkStreamTrigger
+
+_CHECKS: dict[str, Check] = {
+    "checkpoint_interval": positive_seconds,
+    "parallelism": partial(count, what="subtasks"),
+}
+
+
+class FlinkOperator(SupervisedOperator):
+    """A job of Flink's, looked after by a driver beside the worker.
+
+    :param checkpoint_interval: time between two checkpoints (templated)
+    :param parallelism: subtasks of the job; default: the cluster's (templated)
+    :param driver_folder: where drivers have their logs; default: `$AIRFLOW_HOME/lakestream` (templated)
+    :param kafka_conn_id: connection of type `kafka` (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param flink_conn_id: connection of type `http`: the SQL Gateway's address, and `jobmanager_url` in its extra
+        (templated)
+    :param kwargs: of `SupervisedOperator`
+    """
+
+    engine = "flink"
+    driver_pages = ((FlinkLink(), "{url}"),)
+    operator_extra_links = links_until_run(FlinkLink(), TopicLink(), TableLink())
+    ui_color = "#f4c7d4"
+
+    def __init__(
+        self,
+        *,
+        checkpoint_interval: float | str = "60s",
+        parallelism: int | str | None = None,
+        driver_folder: str | None = None,
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        flink_conn_id: str = "flink_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint_interval = checkpoint_interval
+        self.parallelism = parallelism
+        self.driver_folder = driver_folder
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.flink_conn_id = flink_conn_id
+        check_literals({name: getattr(self, name) for name in _CHECKS}, _CHECKS)
+
+    template_fields: Sequence[str] = (*templated(__init__), *SupervisedOperator.template_fields)
+
+    @abstractmethod
+    def configuration(self, owner: str) -> JobConfig:
+        """Check all arguments, and return what the driver is told. Raises InvalidArgument."""
+
+    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
+        """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+        from airflow_lakestream.operators.flink.set_up import driving_of
+
+        owner = run_key(context)
+        return driving_of(self, self.configuration(owner), owner, wait)
+
+    def store_conn_id(self) -> str | None:
+        """Return the connection that opens the object store where lease and checkpoints lie."""
+        location = self.checkpoint_location
+        return self.iceberg_conn_id if is_given(location) and is_object_store(str(location)) else None
+
+    def new_trigger(self, **watched: Any) -> FlinkStreamTrigger:
+        """Return what watches the driver in the triggerer."""
+        from airflow_lakestream.triggers.flink_stream import FlinkStreamTrigger
+
+        return FlinkStreamTrigger(flink_conn_id=self.flink_conn_id, **watched)

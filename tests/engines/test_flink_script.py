@@ -1,0 +1,156 @@
+"""A script of Flink SQL as a supervised job: the next job begins with the state of the one before, however it ended."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.driver.lease_record import DriverOutcome
+from airflow_lakestream.flink.job import Jobs
+from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.script.bundled import flink_script
+from airflow_lakestream.flink.script.config import ScriptConfig
+from dev.services.flink import Flink
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing
+from tests.support.flink import FlinkLanding
+from tests.support.lake import GROUP, TABLE, Lake
+
+pytestmark = pytest.mark.integration
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+BOUNDED = f"""
+CREATE TEMPORARY TABLE records (id BIGINT) WITH (
+  'connector' = 'kafka', ${{kafka}}, 'topic' = '%s', 'properties.group.id' = 'g', 'format' = 'json',
+  'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset'
+);
+CREATE DATABASE IF NOT EXISTS iceberg_default.{TABLE.split(".", maxsplit=1)[0]};
+CREATE TABLE IF NOT EXISTS iceberg_default.{TABLE} (id BIGINT);
+CREATE TABLE IF NOT EXISTS iceberg_default.{TABLE}_odd (id BIGINT);
+INSERT INTO iceberg_default.{TABLE} SELECT id FROM records WHERE MOD(id, 2) = 0;
+INSERT INTO iceberg_default.{TABLE}_odd SELECT id FROM records WHERE MOD(id, 2) = 1
+"""
+
+
+class FlinkScriptRun(FlinkLanding):
+    """One script, and its drivers."""
+
+    script = ""
+
+    def configured(self, **config: Any) -> ScriptConfig:  # type: ignore[override]  # another driver by the same hands
+        given = super().configured().to_dict()
+        kept = {name: given[name] for name in ("catalog", "kafka", "gateway", "manager", "checkpoint_location")}
+        return ScriptConfig(**(kept | {"name": "dag.task", "script": self.script, "checkpoint_interval": 1.0} | config))
+
+    @property
+    def jobs(self) -> Jobs:  # type: ignore[override]  # as above
+        return Jobs(self.configured())
+
+    def rows(self, table: str = TABLE) -> list[dict[str, Any]]:
+        catalog = self.lake.catalog()
+        return catalog.load_table(table).scan().to_arrow().to_pylist() if catalog.table_exists(table) else []
+
+    def await_rows(self, wanted: Counter[Any], what: str) -> None:
+        self._await(lambda: Counter(map(of_window, self.rows())) == wanted, what)
+
+
+@pytest.fixture
+def run(tmp_path: Path, kafka: Kafka, topic: Any, flink: Flink) -> Iterator[FlinkScriptRun]:
+    made = FlinkScriptRun(Lake(tmp_path, kafka.client_config()), topic(2), flink)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def clicks(partition: int, minutes: range) -> list[bytes]:
+    """Three clicks in each minute, of two users, and one half a minute after the last of them."""
+    found = [
+        {"timestamp": BEGIN + timedelta(minutes=minute, seconds=second), "event": event, "user_id": user}
+        for minute in minutes
+        for second, event, user in ((1, "click", "u1"), (20, "click", "u2"), (50, "scroll", f"u{partition}"))
+    ]
+    found.append({"timestamp": BEGIN + timedelta(minutes=minutes.stop, seconds=30), "event": "end", "user_id": "u"})
+    return [
+        json.dumps({**one, "timestamp": f"{one['timestamp']:%Y-%m-%dT%H:%M:%S}.000Z", "on_site_seconds": 2}).encode()
+        for one in found
+    ]
+
+
+def of_window(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["minute"], row["event"], row["clicks"], row["users"], row["on_site_seconds"]
+
+
+def windows(minutes: range, ends: range) -> Counter[Any]:
+    """What has to be in the table once these minutes are over; `ends` are those of the events at half a minute."""
+    rows: Counter[Any] = Counter()
+    for minute in minutes:
+        at = BEGIN + timedelta(minutes=minute)
+        rows[(at, "click", 4, 2, 8)] += 1
+        rows[(at, "scroll", 2, 2, 4)] += 1
+        if minute in ends:
+            rows[(at, "end", 2, 1, 4)] += 1
+    return rows
+
+
+def test_each_window_is_there_once_over_a_kill_and_a_stop(run: FlinkScriptRun, produce: Producing) -> None:
+    run.script = flink_script("clicks_by_minute", topic=run.topic, table=TABLE, group=GROUP)
+    for partition in (0, 1):
+        produce(run.topic, partition, clicks(partition, range(3)))
+    run.start()
+    run.await_rows(windows(range(3), range(0)), "the first windows")
+    job = run.await_running()
+    run.kill_driver()
+    for partition in (0, 1):
+        produce(run.topic, partition, clicks(partition, range(3, 5)))
+    run.start()
+    run.await_rows(windows(range(5), range(3, 4)), "windows after a kill")
+    assert run.await_running() == job
+
+    run.stop()
+    assert run.lease is not None
+    assert run.lease.outcome is DriverOutcome.STOPPED
+    assert run.note is not None
+    savepoint = run.note.savepoint
+    # The minute that was open when the job was stopped gets clicks from before and after it.
+    for partition in (0, 1):
+        produce(run.topic, partition, clicks(partition, range(5, 7)))
+    run.start()
+    run.await_rows(windows(range(7), range(3, 6, 2)), "windows after a stop")
+    assert run.note.restored == savepoint
+    assert run.await_running() != job
+
+    # Another script is refused, and the job of the old one is left alone.
+    kept = run.await_running()
+    run.stop()
+    other = run.start(script=run.script.replace("'1' MINUTE", "'2' MINUTE"))
+    assert other.wait(60) != 0
+    assert "script: was changed, and the checkpoint has the state of the old one." in run.log
+    assert run.note.job == kept
+
+
+def test_a_job_of_bounded_sources_is_done_at_their_end(run: FlinkScriptRun, produce: Producing) -> None:
+    run.script = BOUNDED % run.topic
+    produce(run.topic, 0, [json.dumps({"id": number}).encode() for number in range(101)])
+    assert run.start().wait(120) == 0, run.log
+    assert sorted(row["id"] for row in run.rows()) == [*range(0, 101, 2)]
+    assert sorted(row["id"] for row in run.rows(f"{TABLE}_odd")) == [*range(1, 101, 2)]
+    assert run.note is not None
+    assert run.jobs.manager.state(run.note.job) is JobState.FINISHED
+    assert run.start().wait(60) != 0
+    assert "has finished in an earlier run" in run.log
+
+
+def test_what_flink_refuses_is_told_without_the_connection(run: FlinkScriptRun, produce: Producing) -> None:
+    run.script = (
+        BOUNDED.replace("SELECT id FROM records WHERE MOD(id, 2) = 1", "SELECT nothing FROM records") % run.topic
+    )
+    assert run.start().wait(60) != 0
+    assert "Column 'nothing' not found" in run.log
+    assert run.lake.kafka["bootstrap.servers"] not in run.log

@@ -1,0 +1,173 @@
+"""Scripts of Flink SQL: their statements, what is refused before Flink sees it, and where a job's state decides."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.job import Note
+from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.script.bundled import flink_script, flink_scripts
+from airflow_lakestream.flink.script.config import ScriptConfig
+from airflow_lakestream.flink.script.stream import ScriptFinished, ScriptStream, StateLost
+from airflow_lakestream.flink.script.text import Script, split
+from airflow_lakestream.operators.flink_script import FlinkScriptOperator
+
+INSERT = "INSERT INTO t SELECT * FROM s"
+
+
+@pytest.mark.parametrize(
+    ("text", "statements"),
+    [
+        ("a; b", ["a", "b"]),
+        (" ;; a ;", ["a"]),
+        ("a ';' b; c", ["a ';' b", "c"]),
+        ("a 'it''s; me'; c", ["a 'it''s; me'", "c"]),
+        ("a `x;y`; c", ["a `x;y`", "c"]),
+        ("a -- no; end\n b; c", ["a  \n b", "c"]),
+        ("a /* no; end */ b", ["a   b"]),
+        ("a /*+ OPTIONS('k'='v;w') */ b", ["a /*+ OPTIONS('k'='v;w') */ b"]),
+        ("a - b / c; d", ["a - b / c", "d"]),
+        ("-- nothing but words", []),
+        ("a 'it is open; b", ["a 'it is open", "b"]),
+    ],
+)
+def test_statements_end_at_a_semicolon_that_is_in_no_text_name_or_comment(text: str, statements: list[str]) -> None:
+    assert list(split(text)) == statements
+
+
+WORD = st.sampled_from(["a", "'x;y'", "`p;q`", "/*+ H('k') */", "-- c;\n", "/* d; */", "1 - 2", "''"])
+
+
+@given(st.lists(st.lists(WORD, min_size=1, max_size=5), max_size=4))
+def test_any_statements_are_found_again(statements: list[list[str]]) -> None:
+    text = ";".join(" ".join(words) for words in statements)
+    kept = [[w for w in words if not re.match(r"--|/\*(?!\+)", w)] for words in statements]
+    assert [one.split() for one in split(text)] == [" ".join(words).split() for words in kept if words]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("-- later", "has no INSERT"),
+        ("SELECT 1", "'SELECT 1' can't be taken"),
+        (f"{INSERT}; CREATE VIEW v AS SELECT 1", "behind an INSERT"),
+        (f"CREATE TABLE t AS SELECT 1; {INSERT}", "a job of its own"),
+        (f"SET 'execution.checkpointing.dir' = '/x'; {INSERT}", "The operator sets that"),
+        (f"set  'execution.state-recovery.path' = '/x'; {INSERT}", "The operator sets that"),
+        (f"EXECUTE STATEMENT SET BEGIN {INSERT}; END", "can't be taken"),
+        (f"STOP JOB 'x'; {INSERT}", "can't be taken"),
+    ],
+)
+def test_what_is_no_one_job_is_refused_where_the_dag_is_parsed(text: str, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(told)):
+        FlinkScriptOperator(task_id="t", script=text)
+
+
+def test_templates_and_files_are_left_to_the_run() -> None:
+    FlinkScriptOperator(task_id="t", script="{{ params.sql }}")
+    FlinkScriptOperator(task_id="u", script="windows.sql")
+
+
+def test_several_inserts_are_one_job_and_kafka_is_put_in_by_the_driver() -> None:
+    script = Script.parse(f"CREATE TABLE s (a INT) WITH ('connector'='kafka', ${{kafka}}); {INSERT}; {INSERT} b")
+    *before, job = script.statements({"bootstrap.servers": "b:9092"})
+    assert before[0].startswith("CREATE TABLE s (a INT) WITH ('connector'='kafka', 'properties.")
+    assert "'properties.bootstrap.servers' = 'b:9092'" in before[0]
+    assert job == f"EXECUTE STATEMENT SET BEGIN {INSERT}; {INSERT} b; END"
+
+
+def configured(tmp_path: Path, **given: Any) -> ScriptConfig:
+    at = {"url": "http://127.0.0.1:9"}
+    told: dict[str, Any] = {"catalog": {}, "gateway": at, "manager": at, "name": "d.t", "script": INSERT}
+    return ScriptConfig(**(told | {"checkpoint_location": str(tmp_path / "chk")} | given))
+
+
+def test_a_script_that_wants_kafka_needs_its_connection(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no Kafka connection"):
+        configured(tmp_path, script=f"CREATE TABLE s (a INT) WITH (${{kafka}}); {INSERT}")
+
+
+def test_comments_and_blanks_do_not_change_a_program_and_words_do(tmp_path: Path) -> None:
+    plain = configured(tmp_path)
+    assert configured(tmp_path, script=f"-- why\n{INSERT};").state_of == plain.state_of
+    assert configured(tmp_path, script=f"{INSERT} WHERE a").state_of != plain.state_of
+    more = configured(tmp_path, parallelism=3)
+    assert more.state_of == plain.state_of
+    assert more.program != plain.program
+
+
+def stream(tmp_path: Path, note: Note | None, **given: Any) -> ScriptStream:
+    made = ScriptStream(configured(tmp_path, **given), lease=None)  # type: ignore[arg-type]  # it is not asked here
+    if note is not None:
+        made.jobs.write(note)
+    return made
+
+
+def note_of(tmp_path: Path, **told: str) -> Note:
+    return Note(**({"job": "j", "program": configured(tmp_path).program} | told))
+
+
+@pytest.mark.parametrize(
+    ("told", "begins_with"),
+    [
+        ({}, ""),
+        ({"restored": "/old"}, "/old"),
+        ({"restored": "/old", "savepoint": "/save", "finished": "/save"}, "/save"),
+    ],
+)
+def test_a_job_begins_with_the_newest_state(tmp_path: Path, told: dict[str, str], begins_with: str) -> None:
+    assert stream(tmp_path, note_of(tmp_path, **told))._state_to_begin_with() == begins_with
+
+
+def test_a_complete_checkpoint_is_newer_than_what_the_job_began_with(tmp_path: Path) -> None:
+    for number, names in {7: ["_metadata"], 12: ["_metadata"], 13: ["half"]}.items():
+        folder = tmp_path / "chk" / "checkpoints" / "j" / f"chk-{number}"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_bytes(b"x")
+    note = note_of(tmp_path, restored="/old", moved="yes")
+    assert stream(tmp_path, note)._state_to_begin_with().endswith("/j/chk-12")
+
+
+def test_a_state_that_is_gone_is_refused_and_so_is_a_job_that_had_finished(tmp_path: Path) -> None:
+    with pytest.raises(StateLost, match="had completed checkpoints"):
+        stream(tmp_path, note_of(tmp_path, moved="yes"))._state_to_begin_with()
+    with pytest.raises(ScriptFinished, match="has finished in an earlier run"):
+        stream(tmp_path, note_of(tmp_path, finished="yes"))._state_to_begin_with()
+
+
+def test_a_changed_script_is_refused_and_the_old_job_is_left_alone(tmp_path: Path) -> None:
+    changed = stream(tmp_path, note_of(tmp_path), script=f"{INSERT} WHERE a")
+    with pytest.raises(InvalidArgument, match="the checkpoint has the state of the old one"):
+        changed.run()
+
+
+def test_a_job_that_finished_is_done_and_any_other_end_is_an_error(tmp_path: Path) -> None:
+    made = stream(tmp_path, note_of(tmp_path))
+    made.ended("j", JobState.FINISHED)
+    note = made.jobs.note()
+    assert note is not None
+    assert note.finished == "yes"
+
+
+@pytest.mark.parametrize("name", flink_scripts())
+def test_bundled_scripts_are_scripts(name: str) -> None:
+    text = flink_script(name, topic="t", table="lake.t", group="g")
+    assert Script.parse(text).inserts
+    assert set(re.findall(r"\$\w*\{?\w*\}?", text)) == {"${kafka}"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "nothing"}, {"topic": "a'b"}, {"table": "t"}, {"table": "a.`b"}, {"group": "g'"}]
+)
+def test_names_that_would_be_more_than_names_are_refused(wrong: dict[str, str]) -> None:
+    given_names = {"name": "clicks_by_minute", "topic": "t", "table": "lake.t", "group": "g"} | wrong
+    with pytest.raises(InvalidArgument):
+        flink_script(**given_names)  # type: ignore[arg-type]  # all are texts
