@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.secrecy import refuse_shown
@@ -46,7 +46,7 @@ class FlinkScriptOperator(FlinkOperator):
     """
 
     template_ext: Sequence[str] = (".sql",)
-    template_fields_renderers: Mapping[str, str] = {"script": "sql"}  # as Airflow's operators have it
+    template_fields_renderers: ClassVar[dict[str, str]] = {"script": "sql"}
 
     def __init__(self, *, script: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from airflow_lakestream.flink.job import LEAST_KEPT
+from airflow_lakestream.flink.landing_job import LEAST_KEPT
 from airflow_lakestream.spark.app_config import AppConfig
 from dev.crds import Schemas, schemas
 from dev.jars import KAFKA
