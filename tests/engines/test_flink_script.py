@@ -18,6 +18,7 @@ from airflow_lakestream.flink.script.bundled import flink_script
 from airflow_lakestream.flink.script.config import ScriptConfig
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
+from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing
 from tests.support.flink import FlinkLanding
 from tests.support.lake import GROUP, TABLE, Lake
@@ -154,3 +155,38 @@ def test_what_flink_refuses_is_told_without_the_connection(run: FlinkScriptRun, 
     assert run.start().wait(60) != 0
     assert "Column 'nothing' not found" in run.log
     assert run.lake.kafka["bootstrap.servers"] not in run.log
+
+
+_DAG = """
+from airflow.sdk import DAG
+from airflow_lakestream.operators.flink_script import FlinkScriptOperator
+
+with DAG("flink_script", schedule=None, params={{"least": 1}}) as dag:
+    FlinkScriptOperator(task_id="split", script="split.sql", **{arguments!r})
+"""
+
+
+@pytest.mark.airflow
+def test_a_file_beside_the_dag_is_a_task_that_ends_with_its_sources(
+    run: FlinkScriptRun,
+    produce: Producing,
+    airflow: AirflowHome,
+    connections: Connections,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flink = {"conn_type": "http", "host": run.flink.gateway.url, "extra": {"jobmanager_url": run.flink.manager.url}}
+    monkeypatch.setenv("AIRFLOW_CONN_FLINK_DEFAULT", json.dumps(flink))
+    produce(run.topic, 0, [json.dumps({"id": number}).encode() for number in range(21)])
+    arguments = {
+        "checkpoint_location": run.location,
+        "checkpoint_interval": "1s",
+        "driver_folder": str(run.lake.folder / "drivers"),
+        "poll_interval": "0.5s",
+    }
+    file = airflow.write("flink_script", _DAG.format(arguments=arguments))
+    run.script = (BOUNDED % run.topic).replace("MOD(id, 2) = 1", "MOD(id, 2) = 1 AND id > {{ params.least }}")
+    (file.parent / "split.sql").write_text(run.script)
+    done = airflow.run(airflow.dag(file), {"least": 9})
+    assert (done.state, done.errors) == ("success", [])
+    assert sorted(row["id"] for row in run.rows(f"{TABLE}_odd")) == [*range(11, 21, 2)]
+    assert (done.task("split").xcom["batches"], done.task("split").xcom["rows"]) == (0, 0)
