@@ -182,6 +182,7 @@ def test_a_file_beside_the_dag_is_a_task_that_ends_with_its_sources(
         "checkpoint_interval": "1s",
         "driver_folder": str(run.lake.folder / "drivers"),
         "poll_interval": "0.5s",
+        "deferrable": True,
     }
     file = airflow.write("flink_script", _DAG.format(arguments=arguments))
     run.script = (BOUNDED % run.topic).replace("MOD(id, 2) = 1", "MOD(id, 2) = 1 AND id > {{ params.least }}")
