@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.checks import Checks, RowCount
+from airflow_lakestream.core.checks import Auditor, Checks, RowCount
 from airflow_lakestream.core.policies import SchemaEvolution, TableFormat, is_given
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
@@ -37,6 +38,26 @@ def parse_checks(argument: str, value: object) -> Checks | None:
         arguments.positive_seconds(f"{argument}.freshness", freshness) if is_given(freshness) else None,
     )
     return None if found == Checks() else found
+
+
+def auditor_of(given: Mapping[str, Any]) -> Auditor | None:
+    """Return what looks at a landing's rows before they show; None where nothing does. Raises InvalidArgument.
+
+    :param given: the landing's arguments, `checks` among them.
+    """
+    if (asked := parse_checks("checks", given["checks"])) is None:
+        return None
+    refuse_beside_checks(given)
+    return _auditor(asked)
+
+
+# Each topic of a regex, and each copy of a configuration, has the same.
+@lru_cache(maxsize=4)
+def _auditor(asked: Checks) -> Auditor:
+    # Here, since DuckDB takes a tenth of a second to import, of each task that checks nothing, too.
+    from airflow_lakestream.checks.audit import Audit
+
+    return Audit(asked)
 
 
 def refuse_beside_checks(given: Mapping[str, Any]) -> None:

@@ -11,6 +11,11 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The relation with the landing's rows, by which a statement reads them.
 RELATION = "landing"
+# What to do about rows that did not pass, where the task itself reads the records.
+AGAIN = (
+    "Mend what writes the records, the decoding or the check, and run the task again (clear it): it reads the same "
+    "offsets anew, and replaces the branch."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,9 @@ class Auditor(Protocol):
 class ChecksFailed(LakestreamError, Terminal):
     """Rows did not pass: they are on a branch, or there are none, and the ledger is where it was."""
 
-    def __init__(self, table: str, offsets: str, branch: str | None, findings: Sequence[Finding]) -> None:
+    def __init__(
+        self, table: str, offsets: str, branch: str | None, findings: Sequence[Finding], remedy: str = AGAIN
+    ) -> None:
         self.table, self.branch, self.findings = table, branch, tuple(findings)
         failed = "\n".join(f"  {finding}" for finding in findings)
         where = "there are no rows to look at."
@@ -111,8 +118,7 @@ class ChecksFailed(LakestreamError, Terminal):
             where = f"they are kept on the branch {branch} of the table, which engines read by its name."
         super().__init__(
             f"{table}: the rows of {offsets} did not pass {len(findings)} of the checks, so main and the ledger are as "
-            f"they were; {where}\n{failed}\nMend what writes the records, the decoding or the check, and run the task "
-            "again (clear it): it reads the same offsets anew, and replaces the branch."
+            f"they were; {where}\n{failed}\n{remedy}"
         )
 
 

@@ -191,7 +191,7 @@ class FlinkStream:
             engine=Engine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
             log=LookIntoLog(reader),
-            sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design),
+            sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor),
             positions=FlinkPositions(self.jobs.checkpoints, config.topic, savepoint),
             # A statement may leave records out; without one each record with a value has a row.
             rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,

@@ -67,6 +67,8 @@ class FlinkSqlOperator(SupervisedOperator):
     :param table_properties: of a new table (templated)
     :param on_data_loss: what happens when records left Kafka before they were landed: `"fail"` or `"record"`
         (templated)
+    :param checks: what has to hold of the rows of each publication before they show, such as `{"not_null": ["id"]}`;
+        see docs/checks.md (templated)
     :param driver_folder: where drivers have their logs; default: `$AIRFLOW_HOME/lakestream` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
@@ -76,6 +78,7 @@ class FlinkSqlOperator(SupervisedOperator):
         time-outs, what a kill does, deferring
     """
 
+    template_fields_renderers = {"checks": "json"}
     engine = "flink"
     driver_pages = ((FlinkLink(), "{url}"),)
     operator_extra_links = links_until_run(FlinkLink(), TopicLink(), TableLink())
@@ -100,6 +103,7 @@ class FlinkSqlOperator(SupervisedOperator):
         partition_by: Sequence[str] | str | None = None,
         table_properties: Mapping[str, str] | None = None,
         on_data_loss: str = "fail",
+        checks: Mapping[str, Any] | None = None,
         driver_folder: str | None = None,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
@@ -126,13 +130,22 @@ class FlinkSqlOperator(SupervisedOperator):
         self.partition_by = partition_by
         self.table_properties = table_properties
         self.on_data_loss = on_data_loss
+        self.checks = checks
         self.driver_folder = driver_folder
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.flink_conn_id = flink_conn_id
         own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
         check_literals({name: value for name, value in own.items() if name in _CHECKS}, _CHECKS)
-        others = ("topic", "consumer_group", "start_offset", "start_timestamp", "partition_by", "on_data_loss")
+        others = (
+            "topic",
+            "consumer_group",
+            "start_offset",
+            "start_timestamp",
+            "partition_by",
+            "on_data_loss",
+            "checks",
+        )
         check_literals({name: own[name] for name in others if is_given(own[name])})
 
     template_fields: Sequence[str] = (*templated(__init__), *SupervisedOperator.template_fields)

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed, Written
+from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed
 from airflow_lakestream.core.ledger import Landing, TopicEntry, union
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import Branch
+from airflow_lakestream.iceberg.checked.examiner import Examiner, brings_any
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
-from airflow_lakestream.tables.schema.types import arrow_schema
+from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
-
-WEEK = timedelta(days=7)
 
 
 class PublishGuard(CommitGuard):
@@ -83,15 +78,12 @@ class CheckedSink(IcebergSink):
         parts: int = 1,
     ) -> None:
         super().__init__(catalog, table, consumer_group, design, allow_group_overlap=allow_group_overlap, parts=parts)
-        self._auditor = auditor
+        self._examiner = Examiner(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again, and whether the checks fit its columns, where these are known before the records."""
         state = super().load(run_id)
-        if self._change is not None and not self._design.grows:
-            self._auditor.check_columns(arrow_schema(self._change.schema))
-        elif self._change is None and self._design.schema is not None:
-            self._auditor.check_columns(arrow_schema(whole_schema(self._design, None)))
+        self._examiner.check_columns(self._design, self._change)
         return state
 
     def commit(self, landing: Landing) -> int:
@@ -100,8 +92,7 @@ class CheckedSink(IcebergSink):
         Raises ChecksFailed, after which the branch stays.
         """
         files = self._files
-        if not landing.counts.read:
-            # Only the books change: no record is there that could be checked.
+        if not brings_any(landing):
             return super().commit(landing)
         if not files:
             self._audit(landing, files, None)
@@ -134,26 +125,8 @@ class CheckedSink(IcebergSink):
 
     def _audit(self, landing: Landing, files: Sequence[DataFile], branch: Branch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
-        io = self._io()
-        written = Written(
-            arrow_schema(self._planned(None).schema) if files else pa.schema([]),
-            {file.file_path: file.file_size_in_bytes for file in files},
-            lambda path: io.new_input(path).open(),
-            landing.rows,
-            self._usual_rows(landing),
-        )
-        if findings := self._auditor.findings(written):
-            offsets = str(union(landing.held.values()))
-            raise ChecksFailed(self._name, offsets, None if branch is None else branch.name, findings)
-
-    def _usual_rows(self, landing: Landing) -> float | None:
-        """Return how many rows the topic's landings of the last week had on average; None where nobody asks."""
-        bounds = self._auditor.checks.row_count
-        if bounds is None or not bounds.asks_history or self._table is None:
-            return None
-        topics = {identity.topic for identity in landing.topics}
-        now = self._catalog.load_table(self._name)
-        return usual_rows(now, self._group, topics)
+        where = None if branch is None else branch.name
+        self._examiner.examine(landing, self._planned(None).schema, self._io(), files, where)
 
     def _begin(self, landing: Landing) -> None:
         """Write down where the group begins, in a snapshot without rows that creates a new table.
@@ -205,21 +178,3 @@ class CheckedSink(IcebergSink):
         # The commit has just looked at the table again.
         seen = self._table if own is None else None
         branches.drop_superseded(self._catalog, self._name, self._group, own, ranges, seen)
-
-
-def usual_rows(table: Table, consumer_group: str, topics: set[str]) -> float | None:
-    """Return how many rows a group's landings of these topics had on average in the last week, as far as it is known.
-
-    Those count that read anything and put nothing in the place of other rows. None without any.
-    """
-    since = (time.time() - WEEK.total_seconds()) * 1000
-    rows = []
-    for snapshot in ledger_store.live_ancestors(table.metadata):
-        if snapshot.timestamp_ms < since:
-            break
-        if (landing := ledger_store.landing_of(snapshot, consumer_group)) is None:
-            continue
-        of_topics = [entry for identity, entry in landing.topics.items() if identity.topic in topics]
-        if any(entry.counts.read for entry in of_topics) and not any(entry.replaced for entry in of_topics):
-            rows.append(sum(entry.counts.written for entry in of_topics))
-    return sum(rows) / len(rows) if rows else None

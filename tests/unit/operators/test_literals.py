@@ -103,7 +103,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (mirror, {"sql": "select 1"}, "sql: is not for a mirror: a mirror has the rows of the database's table."),
     (mirror, {"checks": {"unique": "id"}}, "checks: is not for a mirror: its rows are merged into those"),
-    (stream, {"app_config": {"checks": {"unique": "id"}}}, "checks: is not for Spark"),
+    (stream, {"app_config": {"checks": {"notnull": "id"}}}, "checks: 'notnull' is not one of 'sql', 'not_null'"),
     (group, {"checks": {"row_count": 1}}, "checks.row_count: 1 says no bounds"),
     (group, {"mode": "append"}, "mode: 'append' is not one of"),
     (group, {"topic": "^orders-.*"}, "topic: a regex is not for a group of tasks. Use KafkaExtractOperator."),
