@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
+from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine
 from airflow_lakestream.core.policies import OnDataLoss, choose
@@ -87,6 +88,10 @@ class FlinkStream:
                 self._land(publication)
             except PositionsUnknown as e:
                 log.warning("%s", e)
+            except ChecksFailed as e:
+                if not self.jobs.are_changed():
+                    raise
+                log.warning("The program was changed, so the records are read anew. %s", e)
         starts = begin(publication)
         state = self.jobs.state_for(starts) if has_branch else ""
         if not state:

@@ -12,7 +12,7 @@ ANEW = (
 CHECKED_AGAIN = (
     "Loosen the check, and run the task again (clear it): the branch is checked anew, and published. Or mend what "
     "writes the records, stop the engine's job, drop the branch (ALTER TABLE ... DROP BRANCH), and run the task again: "
-    "it begins where the ledger ends."
+    "it begins where the ledger ends. A changed statement of Flink's needs no dropping."
 )
 
 
