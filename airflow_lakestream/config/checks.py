@@ -120,10 +120,6 @@ def _is_by_record(table: object) -> bool:
 _NOT_WITH_CHECKS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "table_format": (lambda value: value == TableFormat.DELTA, "Delta tables have no branches"),
     "table": (_is_by_record, "one commit can't publish the rows of several tables"),
-    "replace": (
-        lambda value: arguments.flag("replace", value),
-        "rows that are put in the place of others have no branch of their own",
-    ),
     "schema_evolution": (
         lambda value: value == SchemaEvolution.WIDEN,
         "a branch whose files are wider than the table's columns can't be read",

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.checks import AGAIN, Auditor, ChecksFailed, Written
-from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.tables.design import TableDesign
@@ -73,7 +73,7 @@ class Examiner:
         )
         if findings := self._auditor.findings(written):
             kept = branch if files else None
-            raise ChecksFailed(self._name, str(union(landing.held.values())), kept, findings, remedy)
+            raise ChecksFailed(self._name, str(landing.touched), kept, findings, remedy)
 
     def _usual_rows(self, landing: Landing) -> float | None:
         """Return how many rows the topic's landings of the last week had on average; None where nobody asks."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
@@ -13,7 +14,7 @@ from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed
-from airflow_lakestream.core.ledger import Landing, TopicEntry, union
+from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
@@ -22,26 +23,32 @@ from airflow_lakestream.iceberg.checked.examiner import Examiner, brings_any
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
-from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
+from airflow_lakestream.iceberg.sink import IcebergSink, Kind
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
 
+Done = TypeVar("Done")
+
 
 class PublishGuard(CommitGuard):
-    """The compare-and-set of a landing on a branch: rows and ledger get on main, and the branch goes, or nothing."""
+    """The compare-and-set of a landing on a branch: rows and ledger get on main, and the branch goes, or nothing.
 
-    def __init__(self, *args: Any, branch: Branch, described: Sequence[str], **facts: Any) -> None:
-        super().__init__(*args, **facts)
-        self._branch, self._described = branch, described
+    Without a branch it is any landing's.
+    """
+
+    branch: Branch | None = None
+    # The files that describe the branch's snapshot.
+    described: Sequence[str] = ()
 
     def check_ledger(self, current: Table) -> None:
         """Refuse what the ledger forbids, and rows whose branch is gone: their files may be gone, too."""
         super().check_ledger(current)
-        if not self._branch.is_in(current.metadata):
-            raise Refused(BranchDropped(ledger_store.name_of(current), self._branch.name))
+        if self.branch is not None and not self.branch.is_in(current.metadata):
+            raise Refused(BranchDropped(ledger_store.name_of(current), self.branch.name))
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -49,15 +56,21 @@ class PublishGuard(CommitGuard):
         """Commit as every landing does; then what described the branch is deleted."""
         response = super().commit_table(table, requirements, updates)
         # Not before: what expires with the landing is told by the snapshots that there were.
-        if response.metadata.snapshot_by_id(self._branch.snapshot.snapshot_id) is None:
-            delete_files(table.io, self._described)
+        if self.branch is not None and response.metadata.snapshot_by_id(self.branch.snapshot.snapshot_id) is None:
+            delete_files(table.io, self.described)
         return response
 
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        removal = self._branch.removal(table.metadata)
-        return super()._commit(table, (*requirements, self._branch.requirement()), (*updates, *removal))
+        if self.branch is not None:
+            requirements = (*requirements, self.branch.requirement())
+            updates = (*updates, *self.branch.removal(table.metadata))
+        return super()._commit(table, requirements, updates)
+
+
+class PublishReplaceGuard(PublishGuard, ReplaceGuard):
+    """The same of a replace."""
 
 
 class CheckedSink(IcebergSink):
@@ -65,6 +78,11 @@ class CheckedSink(IcebergSink):
 
     :param auditor: checks them.
     """
+
+    _append_guard = PublishGuard
+    _replace_guard = PublishReplaceGuard
+    # The branch that a commit under way publishes.
+    _branch: Branch | None = None
 
     def __init__(
         self,
@@ -91,37 +109,46 @@ class CheckedSink(IcebergSink):
 
         Raises ChecksFailed, after which the branch stays.
         """
-        files = self._files
         if not brings_any(landing):
             return super().commit(landing)
-        if not files:
-            self._audit(landing, files, None)
-            return super().commit(landing)
-        self._begin(landing)
-        branch = self._staged_on_branch(landing, files)
+        if self._files:
+            self._begin(landing)
+        return self._checked(landing, partial(super().commit, landing))
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Do the same with rows that take the place of others; also where there are none: main would lose these."""
+        return self._checked(landing, partial(super().replace, landing))
+
+    def _checked(self, landing: Landing, publish: Callable[[], Done]) -> Done:
+        files = self._files
+        branch = self._staged_on_branch(landing, files) if files else None
         try:
             self._audit(landing, files, branch)
-            snapshot_id = self._publish(landing, files, branch)
-        except ChecksFailed:
-            # The branch has the files now.
-            self._leave_in_place()
-            self._drop_superseded(landing, branch)
-            raise
-        except FileNotFoundError as e:
-            # Another run has landed these offsets, or checked them, and dropped the branch with its files.
+            self._branch = branch
+            done = publish()
+        except BaseException as e:
+            if branch is None:
+                raise
+            if isinstance(e, ChecksFailed):
+                # The branch has the files now.
+                self._leave_in_place()
+                self._drop_superseded(landing, branch)
+                raise
             self._withdraw(branch)
-            raise BranchDropped(self._name, branch.name) from e
-        except BaseException:
-            self._withdraw(branch)
+            if isinstance(e, FileNotFoundError):
+                # Another run has landed these offsets, or checked them, and dropped the branch with its files.
+                raise BranchDropped(self._name, branch.name) from e
             raise
+        finally:
+            self._branch = None
         self._drop_superseded(landing, None)
-        return snapshot_id
+        return done
 
-    def _publish(self, landing: Landing, files: Sequence[DataFile], branch: Branch) -> int:
-        overlap = self._allow_group_overlap
-        described = branch.described_by(self._io())
-        guard = self._guard(landing, PublishGuard, branch=branch, described=described, allow_group_overlap=overlap)
-        return self._drive(AppendAttempt(self._catalog, self._name, guard, self._summary(landing)), landing, files)
+    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
+        guard = super()._guard(landing, kind, **facts)
+        if self._branch is not None and isinstance(guard, PublishGuard):
+            guard.branch, guard.described = self._branch, self._branch.described_by(self._io())
+        return guard
 
     def _audit(self, landing: Landing, files: Sequence[DataFile], branch: Branch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
@@ -174,7 +201,6 @@ class CheckedSink(IcebergSink):
             self._leave_in_place()
 
     def _drop_superseded(self, landing: Landing, own: Branch | None) -> None:
-        ranges = union(landing.held.values())
         # The commit has just looked at the table again.
         seen = self._table if own is None else None
-        branches.drop_superseded(self._catalog, self._name, self._group, own, ranges, seen)
+        branches.drop_superseded(self._catalog, self._name, self._group, own, landing.touched, seen)

@@ -75,7 +75,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (extract, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
     (extract, {"checks": {"row_count": {"min": "few"}}}, "checks.row_count.min: 'few' is not a whole number from 0"),
     (extract, {"checks": {"freshness": "soon"}}, "checks.freshness: 'soon' is not a number of seconds"),
-    (extract, {"checks": {"unique": "id"}, "replace": True}, "checks: replace=True does not go with checks: rows that"),
     (
         extract,
         {"checks": {"unique": "id"}, "table": "lake.{key}"},
