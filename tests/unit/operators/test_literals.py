@@ -83,7 +83,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (
         extract,
         {"checks": {"unique": "id"}, "table": "s3://lake/orders", "table_format": "delta"},
-        "checks: table_format='delta' does not go with checks: Delta tables have no branches. Leave one out.",
+        "checks: table_format='delta' does not go with checks: Delta tables have no branches that keep",
     ),
     (mirror, {"table": "orders"}, "table: 'orders' is not of the form namespace.table"),
     (mirror, {"table": "lake.{header:kind}"}, "table: 'lake.{header:kind}': each topic has one mirror. Write"),
