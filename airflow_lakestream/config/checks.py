@@ -118,10 +118,6 @@ def _is_by_record(table: object) -> bool:
 
 
 _NOT_WITH_CHECKS: Mapping[str, tuple[Callable[[Any], object], str]] = {
-    "table_format": (
-        lambda value: value == TableFormat.DELTA,
-        "Delta tables have no branches that keep what did not pass",
-    ),
     "table": (_is_by_record, "one commit can't publish the rows of several tables"),
     "schema_evolution": (
         lambda value: value == SchemaEvolution.WIDEN,

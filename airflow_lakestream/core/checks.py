@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_lakestream.core.ports import Conflict, RowSchema
@@ -84,6 +84,7 @@ class Written:
     :param open: opens one for reading.
     :param rows: how many rows there have to be.
     :param usual: how many the last week's landings had on average; None if there are none, or nobody asks.
+    :param values: of columns that a file's partition has and the file itself lacks, as text, by the file's path.
     """
 
     columns: RowSchema
@@ -91,6 +92,7 @@ class Written:
     open: Callable[[str], Any]
     rows: int
     usual: float | None = None
+    values: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 class Auditor(Protocol):

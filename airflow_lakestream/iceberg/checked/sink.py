@@ -19,7 +19,7 @@ from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import Branch
-from airflow_lakestream.iceberg.checked.examiner import Examiner, brings_any
+from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
@@ -27,6 +27,7 @@ from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
 from airflow_lakestream.iceberg.sink import IcebergSink, Kind
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.examiner import brings_any
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class CheckedSink(IcebergSink):
         parts: int = 1,
     ) -> None:
         super().__init__(catalog, table, consumer_group, design, allow_group_overlap=allow_group_overlap, parts=parts)
-        self._examiner = Examiner(auditor, catalog, table, consumer_group)
+        self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again, and whether the checks fit its columns, where these are known before the records."""
@@ -152,8 +153,8 @@ class CheckedSink(IcebergSink):
 
     def _audit(self, landing: Landing, files: Sequence[DataFile], branch: Branch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
-        where = None if branch is None else branch.name
-        self._examiner.examine(landing, self._planned(None).schema, self._io(), files, where)
+        written = self._examiner.written(landing, self._planned(None).schema, self._io(), files)
+        self._examiner.examine(landing, written, None if branch is None else branch.name)
 
     def _begin(self, landing: Landing) -> None:
         """Write down where the group begins, in a snapshot without rows that creates a new table.

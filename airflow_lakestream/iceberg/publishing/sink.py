@@ -23,12 +23,13 @@ from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, Positions, Step
 from airflow_lakestream.core.publishing.refusals import CHECKED_AGAIN, BranchFileGone
-from airflow_lakestream.iceberg.checked.examiner import Examiner, brings_any
+from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.publishing import branch as branches
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.examiner import brings_any
 from airflow_lakestream.tables.guards import check_columns
 
 
@@ -44,7 +45,7 @@ class PublishingSink(IcebergSink):
         self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, auditor: Auditor | None = None
     ) -> None:
         super().__init__(catalog, table, consumer_group, design)
-        self._examiner = None if auditor is None else Examiner(auditor, catalog, table, consumer_group)
+        self._examiner = None if auditor is None else IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again, and whether the checks fit its columns."""
@@ -59,9 +60,9 @@ class PublishingSink(IcebergSink):
         Raises ChecksFailed, after which the branch is as it was.
         """
         if self._examiner is not None and brings_any(landing):
-            schema, files = self._planned(None).schema, self._files
+            written = self._examiner.written(landing, self._planned(None).schema, self._io(), self._files)
             try:
-                self._examiner.examine(landing, schema, self._io(), files, self._branch, CHECKED_AGAIN)
+                self._examiner.examine(landing, written, self._branch, CHECKED_AGAIN)
             except FileNotFoundError as e:
                 raise BranchFileGone(self._name, self._branch, str(e.filename or e)) from e
         return super().commit(landing)

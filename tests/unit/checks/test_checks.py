@@ -231,7 +231,6 @@ def test_numbers_may_be_texts_as_templates_render_them() -> None:
     [
         ({"table": "lake.{header:kind}"}, "several tables"),
         ({"schema_evolution": "widen"}, "schema_evolution='widen' does not go with checks"),
-        ({"table": "/lake/events", "table_format": "delta"}, "Delta tables have no branches"),
         ({"metadata_columns": ["topic", "offset"]}, 'checks.freshness: needs "timestamp" in metadata_columns'),
     ],
 )

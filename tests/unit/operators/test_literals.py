@@ -80,11 +80,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         {"checks": {"unique": "id"}, "table": "lake.{key}"},
         "checks: table='lake.{key}' does not go with",
     ),
-    (
-        extract,
-        {"checks": {"unique": "id"}, "table": "s3://lake/orders", "table_format": "delta"},
-        "checks: table_format='delta' does not go with checks: Delta tables have no branches that keep",
-    ),
     (mirror, {"table": "orders"}, "table: 'orders' is not of the form namespace.table"),
     (mirror, {"table": "lake.{header:kind}"}, "table: 'lake.{header:kind}': each topic has one mirror. Write"),
     (mirror, {"table_format": "delta"}, "table: 'lake.orders' is no place of a Delta table"),
