@@ -11,6 +11,8 @@ from airflow.sdk import DAG, task
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
+from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
+from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
@@ -36,6 +38,16 @@ def stream(**more: Any) -> object:
     config = {"topic": "orders", "table": "lake.orders", **more.pop("app_config", {})}
     given = {"task_id": "stream", "app": "kafka_to_iceberg", "app_config": config, **more}
     return SparkStreamingSubmitOperator(**given)
+
+
+def flink(**more: Any) -> object:
+    given = {"task_id": "land", "topic": "orders", "table": "lake.orders", "columns": "id bigint", **more}
+    return FlinkSqlOperator(**given)
+
+
+def connect(**more: Any) -> object:
+    given = {"task_id": "land", "connector": "c", "kind": "sink", "config": {"connector.class": "x"}, **more}
+    return KafkaConnectOperator(**given)
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
@@ -98,6 +110,9 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (mirror, {"sql": "select 1"}, "sql: is not for a mirror: a mirror has the rows of the database's table."),
     (mirror, {"checks": {"unique": "id"}}, "checks: is not for a mirror: its rows are merged into those"),
     (stream, {"app_config": {"checks": {"notnull": "id"}}}, "checks: 'notnull' is not one of 'sql', 'not_null'"),
+    (flink, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
+    (connect, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
+    (connect, {"checks": {"unique": "id"}}, "checks: go with kind='iceberg_sink'; no branch of another is published."),
     (group, {"checks": {"row_count": 1}}, "checks.row_count: 1 says no bounds"),
     (group, {"mode": "append"}, "mode: 'append' is not one of"),
     (group, {"topic": "^orders-.*"}, "topic: a regex is not for a group of tasks. Use KafkaExtractOperator."),

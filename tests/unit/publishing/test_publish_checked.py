@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyiceberg.types import StringType
 
 from airflow_lakestream.core.checks import ChecksFailed
@@ -189,4 +191,31 @@ def test_killed_between_audit_and_publish(tmp_path: Path, kind: Callable[..., An
 def test_a_lost_answer_doubles_nothing(world: World) -> None:
     world.step()
     world.publish(catalog=FaultyCatalog(world.catalog(), applied(TIMEOUT)), checks={"unique": "n"})
+    world.assert_main_has_it_all()
+
+
+# Each publication: so many records more, whether one of them is bad, and whether the check is on.
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=4)
+
+
+@settings(max_examples=6)
+@given(STEPS)
+def test_main_never_has_a_row_of_a_failed_publication(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool, bool]]
+) -> None:
+    world = World(tmp_path_factory.mktemp("world"))
+    world.begin()
+    on_main, waits = 0, False
+    for count, is_bad, is_checked in steps:
+        world.records(0, count)
+        values = [-1 if is_bad and not n else n for n in range(count)]
+        world.write(world.read(), n=pa.array(values, pa.int64()))
+        waits = waits or -1 in values
+        if is_checked and waits:
+            failed(world, {"sql": "SELECT * FROM landing WHERE n < 0"})
+        else:
+            world.publish(checks={"sql": "SELECT * FROM landing WHERE n < 0"} if is_checked else {"not_null": "n"})
+            on_main, waits = len(world.log.partitions[0].entries), False
+        assert world.rows() == [(0, o) for o in range(on_main)]
+    world.publish()
     world.assert_main_has_it_all()
