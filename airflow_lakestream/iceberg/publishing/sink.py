@@ -23,6 +23,7 @@ from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, Positions, Step
 from airflow_lakestream.core.publishing.refusals import CHECKED_AGAIN, BranchFileGone
+from airflow_lakestream.iceberg.checked.branch import drop_superseded
 from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.publishing import branch as branches
 from airflow_lakestream.iceberg.replace.takeout import read_rows
@@ -59,13 +60,18 @@ class PublishingSink(IcebergSink):
 
         Raises ChecksFailed, after which the branch is as it was.
         """
-        if self._examiner is not None and brings_any(landing):
+        if self._examiner is None:
+            return super().commit(landing)
+        if brings_any(landing):
             written = self._examiner.written(landing, self._planned(None).schema, self._io(), self._files)
             try:
                 self._examiner.examine(landing, written, self._branch, CHECKED_AGAIN)
             except FileNotFoundError as e:
                 raise BranchFileGone(self._name, self._branch, str(e.filename or e)) from e
-        return super().commit(landing)
+        snapshot_id = super().commit(landing)
+        # Of an extract's, or of Spark's.
+        drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
+        return snapshot_id
 
     def news(self, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
         """Return what came to the branch since the marker, oldest first; None without such a branch."""

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from pyiceberg.types import StringType
 
 from airflow_lakestream.core.checks import ChecksFailed
+from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.publishing.publish import Rowless, publish
 from airflow_lakestream.core.publishing.refusals import BranchFileGone
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.checked import branch as branches
 from tests.support.fault_log import Kind
 from tests.support.faults import TIMEOUT, FaultyCatalog, after, applied, before
-from tests.support.publishing import BRANCH, TOPIC, World
+from tests.support.publishing import BRANCH, GROUP, ORDERS, TOPIC, World
+from tests.support.replacing import ranges
 
 # The rows of partition 1 have a million more.
 NO_BAD = {"sql": "SELECT * FROM landing WHERE n = 1000003"}
@@ -95,6 +98,20 @@ def test_each_kind_of_check(world: World, checks: dict[str, Any], said: str) -> 
     values = [None if at == (0, 7) else 4 if at == (0, 3) else p * 1_000_000 + o for at in rows for p, o in [at]]
     world.write(rows, n=pa.array(values, pa.int64()))
     assert said in str(failed(world, checks))
+
+
+def test_a_branch_that_the_extract_has_kept_goes_when_its_offsets_land(world: World) -> None:
+    world.step()
+    files = [
+        task.file for task in world.table().scan(snapshot_id=world.table().refs()[BRANCH].snapshot_id).plan_files()
+    ]
+    landing = Landing("a" * 32, "run", {ORDERS: TopicEntry(landed=ranges((0, 0, 3)))})
+    branches.stage(world.catalog(), world.table(), GROUP, landing, files, handed=True)
+    failed(world, {"row_count": {"max": 1}})
+    assert len(list(branches.kept(world.table(), GROUP))) == 1
+    world.publish(checks={"unique": "n"})
+    assert list(branches.kept(world.table(), GROUP)) == []
+    world.assert_main_has_it_all()
 
 
 def test_the_last_weeks_publications_tell_how_many_rows_are_usual(world: World) -> None:
