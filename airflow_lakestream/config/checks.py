@@ -72,6 +72,17 @@ def refuse_beside_checks(given: Mapping[str, Any]) -> None:
         raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, by which it is told.')
 
 
+def checks_of_mirror(argument: str, value: object) -> Checks | None:
+    """Return the same for a mirror, whose rows are those that changed. Raises InvalidArgument."""
+    found = parse_checks(argument, value)
+    if found is not None and found.freshness is not None:
+        raise InvalidArgument(f"{argument}.freshness", "is not for a mirror: its rows keep no time of Kafka's.")
+    if found is not None and found.row_count is not None and found.row_count.asks_history:
+        problem = "min_of_week and max_of_week are not for a mirror: its ledger counts events, not rows."
+        raise InvalidArgument(f"{argument}.row_count", problem, "Bound it by min and max.")
+    return found
+
+
 def _columns(argument: str, value: object) -> tuple[str, ...]:
     found = arguments.items(argument, value) or ()
     for name in found:

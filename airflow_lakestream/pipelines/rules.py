@@ -134,7 +134,5 @@ def _of_mirror(
         for key in _NOT_OF_MIRRORS[str(path[0])]:
             if key in part.model_fields_set:
                 yield document.problem((*path, key), f"{key} is not for a mirror. Leave it out.")
-    if pipeline.quality.checks is not None:
-        yield document.problem(("quality", "checks"), "checks are for mode: append, not for a mirror.")
     if pipeline.orchestration.parallelism is not None and pipeline.orchestration.engine == "extract":
         yield document.problem(("orchestration", "parallelism"), "a mirror is merged by one process. Leave it out.")

@@ -108,7 +108,11 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         "replace: is not for a mirror: rows of a mirror are states, not records.",
     ),
     (mirror, {"sql": "select 1"}, "sql: is not for a mirror: a mirror has the rows of the database's table."),
-    (mirror, {"checks": {"unique": "id"}}, "checks: is not for a mirror: its rows are merged into those"),
+    (
+        mirror,
+        {"checks": {"freshness": "1h"}},
+        "checks.freshness: is not for a mirror: its rows keep no time of Kafka's.",
+    ),
     (stream, {"app_config": {"checks": {"notnull": "id"}}}, "checks: 'notnull' is not one of 'sql', 'not_null'"),
     (flink, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
     (connect, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),

@@ -187,7 +187,7 @@ def test_checks_are_the_operators_argument(tmp_path: Path, engine: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("table: lake.orders", "table: lake.orders, mode: mirror", "checks are for mode: append, not for a mirror."),
+        ("table: lake.orders", "table: lake.orders, mode: mirror", "freshness: is not for a mirror"),
         ("table: lake.orders", "table: lake.orders, schema_evolution: widen", "does not go with checks"),
     ],
 )
