@@ -23,12 +23,10 @@ from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOP
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.cdc.mirror import Beside, Mirror
-from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
-from airflow_lakestream.iceberg.commit.guard import Refused
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
@@ -181,11 +179,7 @@ class IcebergMirror(IcebergSink):
 
         def rewrite(table: Table) -> Rewrite:
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
-            try:
-                merged = merger.merge(head)
-            except ChecksFailed as e:
-                # Whatever became of an earlier try: nothing more is sent.
-                raise Refused(e) from None
+            merged = merger.merge(head)
             merger.remember(merged)
             new = [*merged.new, *(deletes for _, deletes in merged.deleted), *head.write(merged.rows)]
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]

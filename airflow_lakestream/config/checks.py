@@ -73,7 +73,7 @@ def refuse_beside_checks(given: Mapping[str, Any]) -> None:
 
 
 def checks_of_mirror(argument: str, value: object) -> Checks | None:
-    """Return the same for a mirror, whose rows are those that changed. Raises InvalidArgument."""
+    """Return what has to hold of a mirror's new rows; None where nothing is asked. Raises InvalidArgument."""
     found = parse_checks(argument, value)
     if found is not None and found.freshness is not None:
         raise InvalidArgument(f"{argument}.freshness", "is not for a mirror: its rows keep no time of Kafka's.")

@@ -20,7 +20,6 @@ from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.files import open_file, path_of
-from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.examiner import Examiner, brings_any
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
@@ -107,5 +106,5 @@ class CheckedDeltaSink(DeltaSink):
             beside = DeltaSink(self._tables, self._name, self._group, design)
             beside.load(first.run_id)
             beside.commit(first)
-        except LakestreamError as e:
-            log.warning("%s: where the group begins could not be written down: %s", self._name, e)
+        except Exception as e:  # noqa: BLE001  # the check's error is the one to raise
+            log.warning("%s: where the group begins could not be written down: %r", self._name, e)
