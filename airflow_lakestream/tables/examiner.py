@@ -68,7 +68,8 @@ class Examiner:
         :param remedy: what to do about rows that did not pass.
         """
         if findings := self._auditor.findings(written):
-            raise ChecksFailed(self._name, str(landing.touched), branch if written.files else None, findings, remedy)
+            offsets = str(landing.touched) if landing.touched else "a batch without records"
+            raise ChecksFailed(self._name, offsets, branch if written.files else None, findings, remedy)
 
 
 def brings_any(landing: Landing) -> bool:
