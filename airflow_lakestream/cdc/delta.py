@@ -5,12 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import anew, entries_for, entry_files
 from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX
@@ -28,6 +30,7 @@ from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write import handover
+from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.files import Add, beside
 from airflow_lakestream.tables.no_rows import no_rows
 
@@ -160,7 +163,10 @@ class DeltaMirror(DeltaSink):
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         kept, written = list[Add](), list[Add]()
         entries = self._entries(self._name, self._id, columns, key, landing.lows)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written)
+        look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
+        merger = Merger(
+            batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
+        )
         founded: Merged | None = None
 
         def make(head: Head | None) -> list[Action]:

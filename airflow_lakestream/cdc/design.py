@@ -12,6 +12,7 @@ from pyiceberg.types import DoubleType, FloatType
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
 from airflow_lakestream.cdc.keys.identity import check_key
+from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.policies import MergeMode, OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
@@ -32,6 +33,7 @@ class MirrorDesign:
     :param is_key_given: whether the user names the key.
     :param record_key: the columns of the records' keys, and `source_table` the source's table, as noted when the mirror
         was made; None if nothing told them.
+    :param auditor: looks at rows before they show; None: nothing does.
     """
 
     table: TableDesign
@@ -44,6 +46,7 @@ class MirrorDesign:
     is_key_given: bool = False
     record_key: tuple[str, ...] | None = None
     source_table: str | None = None
+    auditor: Auditor | None = None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
         """Return the design with an existing mirror's key. Raises InvalidArgument if the two contradict."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -15,6 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import anew, entries_for, entry_files
 from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX
@@ -27,6 +29,7 @@ from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
+from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
@@ -158,7 +161,10 @@ class IcebergMirror(IcebergSink):
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
         written = list[DataFile]()
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written)
+        look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
+        merger = Merger(
+            batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
+        )
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)

@@ -172,7 +172,7 @@ def _opened(written: Written) -> Iterator[duckdb.DuckDBPyConnection]:
         with closing(duckdb.connect(":memory:", config=config)) as database:
             database.register_filesystem(files)
             try:
-                for statement in (*MACROS, *_locked(files.names)):
+                for statement in (*MACROS, *_locked(files.names, _rows_of(database, written, files.names))):
                     database.execute(statement)
                 yield database
             finally:
@@ -182,13 +182,27 @@ def _opened(written: Written) -> Iterator[duckdb.DuckDBPyConnection]:
                     raise files.failed
 
 
-def _locked(names: Sequence[str]) -> Iterator[str]:
+def _rows_of(database: duckdb.DuckDBPyConnection, written: Written, names: Sequence[str]) -> str:
+    """Return a statement with the rows of all files, the columns of their partitions included."""
+    files: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
+    for path, name in zip(written.files, names, strict=True):
+        files.setdefault(tuple(written.values.get(path, {}).items()), []).append(name)
+    known = database.from_arrow(no_rows(written.columns))
+    types = dict(zip(known.columns, known.types, strict=True))
+    parts = []
+    for values, some in files.items():
+        more = [f"CAST({_text(value)} AS {types[name]}) AS {_quoted(name)}" for name, value in values]
+        # Files of one landing may lack columns that came up after them.
+        parts.append(f"SELECT {', '.join(['*', *more])} FROM read_parquet({some!r}, union_by_name = true)")
+    return " UNION ALL BY NAME ".join(parts)
+
+
+def _locked(names: Sequence[str], rows: str) -> Iterator[str]:
     yield "SET enable_progress_bar = false"
     yield "SET GLOBAL python_enable_replacements = false"
     yield "SET GLOBAL TimeZone = 'UTC'"
     yield f"SET GLOBAL allowed_paths = {list(names)!r}"
-    # Files of one landing may lack columns that came up after them.
-    yield f"CREATE VIEW {RELATION} AS SELECT * FROM read_parquet({list(names)!r}, union_by_name = true)"
+    yield f"CREATE VIEW {RELATION} AS {rows}"
     yield "SET GLOBAL enable_external_access = false"
     yield "SET GLOBAL lock_configuration = true"
 
@@ -212,6 +226,10 @@ def _label(sql: str) -> str:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str | None) -> str:
+    return "NULL" if value is None else "'" + value.replace("'", "''") + "'"
 
 
 def _row(names: Sequence[str], values: Sequence[Any]) -> str:

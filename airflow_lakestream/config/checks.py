@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.checks import Checks, RowCount
+from airflow_lakestream.core.checks import Auditor, Checks, RowCount
 from airflow_lakestream.core.policies import SchemaEvolution, TableFormat, is_given
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
@@ -39,6 +40,26 @@ def parse_checks(argument: str, value: object) -> Checks | None:
     return None if found == Checks() else found
 
 
+def auditor_of(given: Mapping[str, Any]) -> Auditor | None:
+    """Return what looks at a landing's rows before they show; None where nothing does. Raises InvalidArgument.
+
+    :param given: the landing's arguments, `checks` among them.
+    """
+    if (asked := parse_checks("checks", given["checks"])) is None:
+        return None
+    refuse_beside_checks(given)
+    return _auditor(asked)
+
+
+# Each topic of a regex, and each copy of a configuration, has the same.
+@lru_cache(maxsize=4)
+def _auditor(asked: Checks) -> Auditor:
+    # Here, since DuckDB takes a tenth of a second to import, of each task that checks nothing, too.
+    from airflow_lakestream.checks.audit import Audit
+
+    return Audit(asked)
+
+
 def refuse_beside_checks(given: Mapping[str, Any]) -> None:
     """Refuse arguments of a landing that checks don't go with, as far as they are known. Raises InvalidArgument."""
     for argument, (is_it, why) in _NOT_WITH_CHECKS.items():
@@ -49,6 +70,17 @@ def refuse_beside_checks(given: Mapping[str, Any]) -> None:
     metadata = arguments.items("metadata_columns", given.get("metadata_columns"))
     if checks is not None and checks.freshness is not None and metadata is not None and "timestamp" not in metadata:
         raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, by which it is told.')
+
+
+def checks_of_mirror(argument: str, value: object) -> Checks | None:
+    """Return what has to hold of a mirror's new rows; None where nothing is asked. Raises InvalidArgument."""
+    found = parse_checks(argument, value)
+    if found is not None and found.freshness is not None:
+        raise InvalidArgument(f"{argument}.freshness", "is not for a mirror: its rows keep no time of Kafka's.")
+    if found is not None and found.row_count is not None and found.row_count.asks_history:
+        problem = "min_of_week and max_of_week are not for a mirror: its ledger counts events, not rows."
+        raise InvalidArgument(f"{argument}.row_count", problem, "Bound it by min and max.")
+    return found
 
 
 def _columns(argument: str, value: object) -> tuple[str, ...]:
@@ -97,12 +129,7 @@ def _is_by_record(table: object) -> bool:
 
 
 _NOT_WITH_CHECKS: Mapping[str, tuple[Callable[[Any], object], str]] = {
-    "table_format": (lambda value: value == TableFormat.DELTA, "Delta tables have no branches"),
     "table": (_is_by_record, "one commit can't publish the rows of several tables"),
-    "replace": (
-        lambda value: arguments.flag("replace", value),
-        "rows that are put in the place of others have no branch of their own",
-    ),
     "schema_evolution": (
         lambda value: value == SchemaEvolution.WIDEN,
         "a branch whose files are wider than the table's columns can't be read",

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.checks import parse_checks, refuse_beside_checks
+from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.decoding import Decoding
 from airflow_lakestream.config.sql import Sql
 from airflow_lakestream.core.bad_records import USUAL, RejectLimit
-from airflow_lakestream.core.checks import Auditor, Checks
+from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA, check_group
@@ -256,10 +256,7 @@ class ExtractConfig(Decoding):
     @property
     def auditor(self) -> Auditor | None:
         """What looks at the rows before they show; None where nothing does. Raises InvalidArgument."""
-        if (asked := parse_checks("checks", self.checks)) is None:
-            return None
-        refuse_beside_checks({**vars(self), "table": self.template.text, "table_format": self.lake.format})
-        return _auditor(asked)
+        return auditor_of({**vars(self), "table": self.template.text, "table_format": self.lake.format})
 
     @property
     def poll_seconds(self) -> float:
@@ -318,12 +315,3 @@ class ExtractConfig(Decoding):
             return design
         blamed = "schema" if sql.takes_given_schema else "sql"
         return replace(design, schema=sql.schema, argument=blamed, notes=sql.properties(self.consumer_group))
-
-
-# Each topic of a regex, and each copy of a configuration, has the same.
-@lru_cache(maxsize=4)
-def _auditor(asked: Checks) -> Auditor:
-    # Here, since DuckDB takes a tenth of a second to import, of each task that checks nothing, too.
-    from airflow_lakestream.checks.audit import Audit
-
-    return Audit(asked)

@@ -9,6 +9,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
@@ -72,6 +73,7 @@ class MirrorConfig(ExtractConfig):
             raise InvalidArgument(
                 "out_of_range", problem, 'Leave it out, or make the column a string with schema="...".'
             )
+        checks_of_mirror("checks", self.checks)
         object.__setattr__(self, "metadata_columns", self._metadata)
         super().__post_init__()
         check_mirror_name(self.template)
@@ -122,6 +124,7 @@ class MirrorConfig(ExtractConfig):
             source_tables=arguments.regex("source_tables", self.source_tables),
             merge_mode=choose(MergeMode, "merge_mode", self.merge_mode),
             is_key_given=is_given(self.key),
+            auditor=self.auditor,
         )
 
     @property

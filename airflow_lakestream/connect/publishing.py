@@ -14,6 +14,7 @@ from airflow_lakestream.connect.connector import HeadUnknown
 from airflow_lakestream.connect.events import Event, events_of
 from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
 from airflow_lakestream.connect.positions import ConnectPositions
+from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, Engine
 from airflow_lakestream.core.publishing.publish import Publication, begin, publish
@@ -49,10 +50,18 @@ class BranchPublisher:
     :param where: the connection's name, for errors.
     :param group: whose ledger it is.
     :param run_id: the same in every try of one task run.
+    :param auditor: checks the rows before they show; None: nothing does.
     """
 
     def __init__(
-        self, sink: IcebergSink, catalog: Catalog, kafka: Mapping[str, Any], where: str, group: str, run_id: str
+        self,
+        sink: IcebergSink,
+        catalog: Catalog,
+        kafka: Mapping[str, Any],
+        where: str,
+        group: str,
+        run_id: str,
+        auditor: Auditor | None = None,
     ) -> None:
         self._sink = sink
         self._catalog = catalog
@@ -60,6 +69,7 @@ class BranchPublisher:
         self._where = where
         self._group = group
         self._run_id = run_id
+        self._auditor = auditor
         self._groups = Groups(kafka, where)
 
     def check_table(self) -> None:
@@ -95,6 +105,7 @@ class BranchPublisher:
 
     def _publication(self, is_stopped: bool) -> Publication:
         sink, group = self._sink, self._group
+        design = TableDesign(metadata_schema(("topic", "partition", "offset")))
         return Publication(
             run_id=self._run_id,
             table=sink.table,
@@ -103,9 +114,7 @@ class BranchPublisher:
             engine=Engine.CONNECT,
             source=KafkaSource(self._kafka, sink.topic, group, StartAt(), self._where),
             log=LookIntoLog(KafkaReader(self._kafka, group, poll_timeout=_POLL_TIMEOUT_S, where=self._where)),
-            sink=PublishingSink(
-                self._catalog, sink.table, group, TableDesign(metadata_schema(("topic", "partition", "offset")))
-            ),
+            sink=PublishingSink(self._catalog, sink.table, group, design, self._auditor),
             positions=ConnectPositions(sink, self._events, self._committed if is_stopped else None),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_lakestream.core.ports import Conflict, RowSchema
@@ -11,6 +11,11 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The relation with the landing's rows, by which a statement reads them.
 RELATION = "landing"
+# What to do about rows that did not pass, where the task itself reads the records.
+AGAIN = (
+    "Mend what writes the records, the decoding or the check, and run the task again (clear it): it reads the same "
+    "offsets anew, and replaces the branch."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Written:
     :param open: opens one for reading.
     :param rows: how many rows there have to be.
     :param usual: how many the last week's landings had on average; None if there are none, or nobody asks.
+    :param values: of columns that a file's partition has and the file itself lacks, as text, by the file's path.
     """
 
     columns: RowSchema
@@ -86,6 +92,7 @@ class Written:
     open: Callable[[str], Any]
     rows: int
     usual: float | None = None
+    values: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 class Auditor(Protocol):
@@ -103,7 +110,9 @@ class Auditor(Protocol):
 class ChecksFailed(LakestreamError, Terminal):
     """Rows did not pass: they are on a branch, or there are none, and the ledger is where it was."""
 
-    def __init__(self, table: str, offsets: str, branch: str | None, findings: Sequence[Finding]) -> None:
+    def __init__(
+        self, table: str, offsets: str, branch: str | None, findings: Sequence[Finding], remedy: str = AGAIN
+    ) -> None:
         self.table, self.branch, self.findings = table, branch, tuple(findings)
         failed = "\n".join(f"  {finding}" for finding in findings)
         where = "there are no rows to look at."
@@ -111,8 +120,7 @@ class ChecksFailed(LakestreamError, Terminal):
             where = f"they are kept on the branch {branch} of the table, which engines read by its name."
         super().__init__(
             f"{table}: the rows of {offsets} did not pass {len(findings)} of the checks, so main and the ledger are as "
-            f"they were; {where}\n{failed}\nMend what writes the records, the decoding or the check, and run the task "
-            "again (clear it): it reads the same offsets anew, and replaces the branch."
+            f"they were; {where}\n{failed}\n{remedy}"
         )
 
 

@@ -274,6 +274,11 @@ class Landing:
         return {identity: entry.held for identity, entry in self.topics.items()}
 
     @property
+    def touched(self) -> RangeSet:
+        """The offsets that this landing adds to the ledger, or whose rows it replaces."""
+        return union(entry.held | entry.replaced for entry in self.topics.values())
+
+    @property
     def counts(self) -> Counts:
         """The counts of all topics together."""
         return sum((entry.counts for entry in self.topics.values()), Counts())

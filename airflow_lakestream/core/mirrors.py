@@ -23,7 +23,6 @@ FIXED = {
     "home_table": "each topic has one mirror",
     "new_tables": "each topic has one mirror",
     "max_tables": "each topic has one mirror",
-    "checks": "its rows are merged into those that are there",
 }
 
 

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _BEATS_PER_TTL = 6
 _NAME = "lease-"
+# Of an error, which may name rows that did not pass their checks.
+_LONGEST = 4_000
 _STOP = "stop.json"
 
 
@@ -203,7 +205,7 @@ class Lease:
             if self._lost_to or self._record.outcome:
                 return
             self._record = replace(
-                self._record, beat_at=time.time(), outcome=outcome, error=error[:1000], terminal=terminal
+                self._record, beat_at=time.time(), outcome=outcome, error=error[:_LONGEST], terminal=terminal
             )
             self._folder.write(_file(self._record.generation), asdict(self._record))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.checks import auditor_of
+from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.names import check_group, check_table_name, check_topic
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, is_given
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -45,6 +48,7 @@ class FlinkConfig(JobConfig):
     partition_by: Sequence[str] | str | None = None
     table_properties: Mapping[str, str] = field(default_factory=dict)
     on_data_loss: str = OnDataLoss.FAIL
+    checks: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +62,7 @@ class FlinkConfig(JobConfig):
             type_of(one.field_type, one.name)
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
-        _ = self.start, self.design
+        _ = self.start, self.design, self.auditor
 
     @cached_property
     def source_columns(self) -> Schema:
@@ -85,6 +89,11 @@ class FlinkConfig(JobConfig):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
         at = arguments.milliseconds("start_timestamp", self.start_timestamp) if is_given(self.start_timestamp) else None
         return StartAt(offset, at)
+
+    @property
+    def auditor(self) -> Auditor | None:
+        """What looks at the rows before they show; None where nothing does."""
+        return auditor_of(vars(self))
 
     @property
     def on_branch(self) -> str:

@@ -75,6 +75,11 @@ class Jobs:
         known = {name: str(found[name]) for name in Note.__dataclass_fields__ if name in found}
         return Note(**known) if {"job", "program"} <= known.keys() else None
 
+    def are_changed(self) -> bool:
+        """Tell whether the next job does something else than the newest one."""
+        note = self.note()
+        return note is not None and note.program != self._config.program
+
     def running(self) -> str | None:
         """Return the newest job if it runs and does what is wanted; one that does something else is canceled."""
         note = self.note()

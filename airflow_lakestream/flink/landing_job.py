@@ -35,7 +35,7 @@ class LandingJobs(Jobs):
         note = self.note()
         if note is None:
             return ""
-        if note.program != self._config.program:
+        if self.are_changed():
             log.info("The program was changed: the new job begins where the ledger ends, without the old one's state.")
             return ""
         place = note.savepoint or self.checkpoints.newest(note.job) or note.restored

@@ -9,6 +9,7 @@ import uuid
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
+from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine
 from airflow_lakestream.core.policies import OnDataLoss, choose
@@ -58,6 +59,10 @@ class FlinkStream(JobStream):
                 self._land(publication)
             except PositionsUnknown as e:
                 log.warning("%s", e)
+            except ChecksFailed as e:
+                if not self.jobs.are_changed():
+                    raise
+                log.warning("The program was changed, so the records are read anew. %s", e)
         starts = begin(publication)
         state = self.jobs.state_for(starts) if has_branch else ""
         if not state:
@@ -137,7 +142,7 @@ class FlinkStream(JobStream):
             engine=Engine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
             log=LookIntoLog(reader),
-            sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design),
+            sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor),
             positions=FlinkPositions(self.jobs.checkpoints, config.topic, savepoint),
             # A statement may leave records out; without one each record with a value has a row.
             rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,

@@ -24,10 +24,11 @@ _OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id",
 class LakeFormat:
     """One table format. What its tables are opened with, a catalog or a store, is called `lake` below.
 
-    `sink`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of change events, and of another sink
-    with a reject table beside it. `check` is asked whether a table can be designed so. `books` opens a
-    table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap` a module that knows the table which is
-    built aside a mirror, and `beside` one that opens and deletes files which lie beside those of a table.
+    `sink`, `checked`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of records that are checked
+    before they show, of change events, and of another sink with a reject table beside it. `check` is asked whether a
+    table can be designed so. `books` opens a table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap`
+    a module that knows the table which is built aside a mirror, and `beside` one that opens and deletes files which lie
+    beside those of a table.
 
     `columns_taken` are names of columns that its readers need themselves, in lower case; `characters_refused` can be in
     none. `modules` are those that executors need, with the packages that they come from.
@@ -36,6 +37,7 @@ class LakeFormat:
     format: TableFormat
     has_catalog: bool
     sink: str
+    checked: str
     mirror: str
     rejecting: str
     books: str
@@ -69,6 +71,7 @@ _ROWS = (
         format=TableFormat.ICEBERG,
         has_catalog=True,
         sink="airflow_lakestream.iceberg.sink:IcebergSink",
+        checked="airflow_lakestream.iceberg.checked.sink:CheckedSink",
         mirror="airflow_lakestream.cdc.iceberg:MirrorSink",
         rejecting="airflow_lakestream.iceberg.reject_table:RejectingSink",
         books="airflow_lakestream.watching.streams.landings:IcebergStreams",
@@ -81,6 +84,7 @@ _ROWS = (
         format=TableFormat.DELTA,
         has_catalog=False,
         sink="airflow_lakestream.delta.sink:DeltaSink",
+        checked="airflow_lakestream.delta.checked:CheckedDeltaSink",
         mirror="airflow_lakestream.cdc.delta:DeltaMirrorSink",
         rejecting="airflow_lakestream.delta.reject_table:RejectingSink",
         check="airflow_lakestream.delta.design:check_design",

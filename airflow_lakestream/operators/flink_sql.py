@@ -57,10 +57,14 @@ class FlinkSqlOperator(FlinkOperator):
     :param table_properties: of a new table (templated)
     :param on_data_loss: what happens when records left Kafka before they were landed: `"fail"` or `"record"`
         (templated)
+    :param checks: what has to hold of the rows of each publication before they show, such as `{"not_null": ["id"]}`;
+        see docs/checks.md (templated)
     :param kwargs: of `FlinkOperator`: the cluster, parallelism, and checkpoint_interval (each checkpoint with rows is a
         snapshot of the branch); of `SupervisedOperator`: checkpoint_location (which Flink's processes have to share),
         restarts, time-outs, what a kill does, deferring
     """
+
+    template_fields_renderers = {"checks": "json"}
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class FlinkSqlOperator(FlinkOperator):
         partition_by: Sequence[str] | str | None = None,
         table_properties: Mapping[str, str] | None = None,
         on_data_loss: str = "fail",
+        checks: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -99,9 +104,18 @@ class FlinkSqlOperator(FlinkOperator):
         self.partition_by = partition_by
         self.table_properties = table_properties
         self.on_data_loss = on_data_loss
+        self.checks = checks
         own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
         check_literals({name: value for name, value in own.items() if name in _CHECKS}, _CHECKS)
-        others = ("topic", "consumer_group", "start_offset", "start_timestamp", "partition_by", "on_data_loss")
+        others = (
+            "topic",
+            "consumer_group",
+            "start_offset",
+            "start_timestamp",
+            "partition_by",
+            "on_data_loss",
+            "checks",
+        )
         check_literals({name: own[name] for name in others if is_given(own[name])})
 
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)

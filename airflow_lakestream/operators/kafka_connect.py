@@ -58,6 +58,8 @@ class KafkaConnectOperator(SupervisedOperator):
     :param iceberg_conn_id: connection of type `iceberg`, where the sink's table is (templated)
     :param consumer_group: whose ledger the sink's rows belong to; default: the DAG's id (templated)
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
+    :param checks: what has to hold of the rows of each publication of Iceberg's sink before they show, such as
+        `{"not_null": ["id"]}`; see docs/checks.md (templated)
     :param stall_timeout: tasks that run, and have records to take, and neither get on nor commit for so long are
         restarted; default: two commits of the sink with their time-outs, else half an hour (templated)
     :param on_kill_action: what a person's clear or "mark failed" does to the connector: `"stop"`, `"pause"` or
@@ -69,7 +71,7 @@ class KafkaConnectOperator(SupervisedOperator):
     engine = "connect"
     on_kill_actions = OnKillConnector
     place = "connector"
-    template_fields_renderers = {"config": "json"}
+    template_fields_renderers = {"config": "json", "checks": "json"}
     operator_extra_links = links_until_run(TopicLink(), TableLink())
     ui_color = "#d3e4f4"
 
@@ -86,6 +88,7 @@ class KafkaConnectOperator(SupervisedOperator):
         iceberg_conn_id: str = "iceberg_default",
         consumer_group: str | None = None,
         publish_interval: float | str = "60s",
+        checks: Mapping[str, Any] | None = None,
         stall_timeout: float | str | None = None,
         on_kill_action: str = OnKillConnector.STOP.value,
         **kwargs: Any,
@@ -104,7 +107,8 @@ class KafkaConnectOperator(SupervisedOperator):
         self.iceberg_conn_id = iceberg_conn_id
         self.consumer_group = consumer_group
         self.publish_interval = publish_interval
-        check_literals({name: getattr(self, name) for name in (*_CHECKS, "consumer_group")}, _CHECKS)
+        self.checks = checks
+        check_literals({name: getattr(self, name) for name in (*_CHECKS, "consumer_group", "checks")}, _CHECKS)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
             self.spec()
 
@@ -123,6 +127,9 @@ class KafkaConnectOperator(SupervisedOperator):
         if kind is ConnectorKind.ICEBERG_SINK:
             sink = complete(str(self.connector), config, str(self.iceberg_conn_id), interval)
             config = dict(sink.config)
+        elif is_given(self.checks):
+            problem = f"go with kind={ConnectorKind.ICEBERG_SINK.value!r}; no branch of another is published."
+            raise InvalidArgument("checks", problem, "Leave them out.")
         elif not config.get("connector.class"):
             raise InvalidArgument("config", "connector.class is missing.", "It says what the connector is.")
         return ConnectorSpec(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
 from airflow_lakestream.core.policies import MergeMode, OnDataLoss, OnEmpty, OnError, OutOfRange, TableFormat
@@ -89,13 +90,20 @@ class KafkaMirrorOperator(LandingOperator):
         with the reason, in `<table>__rejected`, `"skip"` counts it (templated)
     :param max_rejected: with `"reject"` or `"skip"`: most bad records, as `KafkaExtractOperator` takes it (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
+    :param checks: what has to hold of the new rows of each commit before they show, such as `{"not_null": ["name"]}`;
+        see docs/checks.md (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to apply (templated)
     :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
     :param table_url: where the link Table goes, with `{table}` in it (templated)
     :param allow_group_overlap: apply events that another group's ledger on this table holds already
     """
 
-    template_fields_renderers = {"schema": "sql", "rename_columns": "json", "table_properties": "json"}
+    template_fields_renderers = {
+        "schema": "sql",
+        "rename_columns": "json",
+        "table_properties": "json",
+        "checks": "json",
+    }
     ui_color = "#d5e4f2"
 
     def __init__(
@@ -129,6 +137,7 @@ class KafkaMirrorOperator(LandingOperator):
         on_error: str = OnError.FAIL.value,
         max_rejected: int | float | str | None = None,
         on_data_loss: str = OnDataLoss.FAIL.value,
+        checks: Mapping[str, Any] | None = None,
         on_empty: str = OnEmpty.SUCCESS.value,
         topic_url: str | None = None,
         table_url: str | None = None,
@@ -171,11 +180,13 @@ class KafkaMirrorOperator(LandingOperator):
         self.on_error = on_error
         self.max_rejected = max_rejected
         self.on_data_loss = on_data_loss
+        self.checks = checks
         self.on_empty = on_empty
         self.topic_url = topic_url
         self.table_url = table_url
         self.allow_group_overlap = allow_group_overlap
-        check_literals({name: getattr(self, name) for name in KafkaMirrorOperator.template_fields}, {"table": _one})
+        own = {"table": _one, "checks": checks_of_mirror}
+        check_literals({name: getattr(self, name) for name in KafkaMirrorOperator.template_fields}, own)
 
     template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
 

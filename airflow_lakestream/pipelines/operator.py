@@ -99,7 +99,7 @@ def _of_connect(compiled: Compiled) -> dict[str, Any]:
         found["connect_conn_id"] = own["connection"]
     if "checkpoint_interval" in landing:
         found["publish_interval"] = landing["checkpoint_interval"]
-    names = ("kafka_conn_id", "iceberg_conn_id", "consumer_group")
+    names = ("kafka_conn_id", "iceberg_conn_id", "consumer_group", "checks")
     return {**found, **{name: landing[name] for name in names if name in landing}, **_deferred(compiled)}
 
 

@@ -19,6 +19,7 @@ _ANY = frozenset(
     {"type", "topic", "connection", "consumer_group", "format", "schema_registry", "table", "mode", "schema_"}
     | {"partition_by", "properties", "engine", "schedule", "start_date", "catchup", "checkpoint_interval"}
     | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "alerts", "spark", "flink", "connect"}
+    | {"checks"}
 )
 ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
@@ -79,8 +80,6 @@ def _of_engine(document: Document, pipeline: Pipeline, sink: Sink, sink_at: Path
     if told.engine == "group" and sink.mode != "append":
         yield document.problem((*sink_at, "mode"), f"{sink.mode!r} is for the engines extract and spark.")
     if told.engine == "spark":
-        if pipeline.quality.checks is not None:
-            yield document.problem(("quality", "checks"), "checks are for the engines extract and group.")
         for key, why in _NOT_ON_SPARK.items():
             if getattr(told, key) is not None:
                 yield document.problem(("orchestration", key), f"{key} {why}")
@@ -135,7 +134,5 @@ def _of_mirror(
         for key in _NOT_OF_MIRRORS[str(path[0])]:
             if key in part.model_fields_set:
                 yield document.problem((*path, key), f"{key} is not for a mirror. Leave it out.")
-    if pipeline.quality.checks is not None and pipeline.orchestration.engine != "spark":
-        yield document.problem(("quality", "checks"), "checks are for mode: append, not for a mirror.")
     if pipeline.orchestration.parallelism is not None and pipeline.orchestration.engine == "extract":
         yield document.problem(("orchestration", "parallelism"), "a mirror is merged by one process. Leave it out.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.catalog import Catalog
@@ -19,7 +20,6 @@ from airflow_lakestream.core.ports import Rejects, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.iceberg.checked.sink import CheckedSink
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.reject_table import OneWorkerRejectingSink
@@ -103,10 +103,9 @@ def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: in
         return OneWorkerRejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
     if isinstance(config, MirrorConfig):
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
-    elif (auditor := config.auditor) is not None:
-        catalog, design = cast(Catalog, opened), config.table_design
-        inner = CheckedSink(auditor, catalog, table, group, design, allow_group_overlap=overlap, parts=parts)
     else:
-        inner = lake.part("sink")(opened, table, group, config.table_design, allow_group_overlap=overlap, parts=parts)
+        auditor, common = config.auditor, (opened, table, group, config.table_design)
+        make = lake.part("sink") if auditor is None else partial(lake.part("checked"), auditor)
+        inner = make(*common, allow_group_overlap=overlap, parts=parts)
     sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)
     return sink

@@ -31,7 +31,6 @@ _OTHERWISE = {
     "idle_timeout": 'a query follows the topic by trigger="10 seconds"',
     "max_batch_bytes": "max_offsets_per_trigger bounds a batch",
     "checkpoint_interval": "trigger says how often a batch is landed",
-    "checks": "KafkaExtractOperator and kafka_extract_group check rows before they show",
     "max_records": "max_offsets_per_trigger and max_batches bound what is landed",
 }
 # Settings that only a query has.

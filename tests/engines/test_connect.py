@@ -15,6 +15,7 @@ from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.driving import ConnectDriving
 from airflow_lakestream.connect.events import EventType
+from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.publishing.refusals import PublicationRefused
 from airflow_lakestream.driver.supervisor import Action, DriverState
 from airflow_lakestream.driver.watch import Look
@@ -158,6 +159,34 @@ def test_offsets_that_were_set_back_are_refused_and_main_stays(
     table.manage_snapshots().remove_branch(branch).commit()
     sinks.run(topic, 111)
     assert lake.offsets() == _positions({0: 106, 1: 5})
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def test_rows_that_do_not_pass_their_checks_stay_on_the_sinks_branch(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    produce(topic, 0, events(0, 5, 100))
+    heads = []
+
+    def spoil_once_landed(_: Look) -> bool:
+        if not heads and len(lake.offsets()) >= 110:
+            heads.append(lake.table().current_snapshot())
+            produce(topic, 1, ['{"id":-1,"name":"bad","score":0.5}', *events(1, 6, 4)])
+        return False
+
+    driving = sinks.driving(topic, checks={"not_null": ["name"], "sql": "SELECT * FROM landing WHERE id < 0"})
+    driving.begin()
+    with pytest.raises(ChecksFailed) as failed:
+        sinks.follow_until(driving, spoil_once_landed)
+    assert f"{topic}[1] offset 5: id=-1" in str(failed.value)
+    assert failed.value.branch == sinks.sink(topic).branch
+    assert [lake.table().current_snapshot()] == heads
+    assert lake.landed(topic) == {0: [(0, 105)], 1: [(0, 5)]}
+    # The check is loosened: what the branch has is published.
+    sinks.run(topic, 115, checks={"not_null": ["name"]})
+    assert lake.offsets() == _positions({0: 105, 1: 10})
     assert lake.audit().verdict is AuditVerdict.CLEAN
 
 

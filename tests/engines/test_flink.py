@@ -139,6 +139,31 @@ def test_a_statement_that_leaves_every_record_out_lands_offsets_alone(
     landing.assert_once({})
 
 
+def test_rows_that_do_not_pass_their_checks_stay_on_the_branch_until_the_statement_is_mended(
+    landing: FlinkLanding, produce: Producing
+) -> None:
+    landing.config = {"checks": {"sql": "SELECT * FROM landing WHERE id < 0"}}
+    produce(landing.topic, 0, events(0, 0, 100))
+    driver = landing.start()
+    landing.await_landed({0: 100})
+    job = landing.await_running()
+    main = landing.lake.table().current_snapshot()
+    produce(landing.topic, 0, ['{"id":-1,"name":"bad","score":0.5}', *events(0, 101, 50)])
+    assert driver.wait(120) == 1, landing.log
+    assert "ChecksFailed" in landing.log
+    assert landing.lake.table().current_snapshot() == main
+    assert landing.lake.landed(landing.topic) == {0: [(0, 100)]}
+    assert landing.lease is not None
+    assert landing.lease.terminal
+    assert f"{landing.topic}[0] offset 100: id=-1" in landing.lease.error
+    assert landing.jobs.manager.state(job) is JobState.CANCELED
+    landing.start(sql="SELECT * FROM source WHERE id >= 0", schema="id bigint, name string, score double")
+    landing.await_landed({0: 151})
+    landing.stop()
+    landing.assert_once({0: [*range(100), *range(101, 151)]})
+    assert landing.lake.entry(landing.topic).counts.filtered == 1
+
+
 def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkLanding, produce: Producing) -> None:
     produce(landing.topic, 0, ['{"id": "no number"}'])
     assert landing.start().wait(150) == 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, NoSuchConnector, Workers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
@@ -73,7 +74,12 @@ class Sinks:
         return complete(self.name, sink_config(self.lake, topic, **settings), "iceberg_default", interval)
 
     def driving(
-        self, topic: str, run_id: str = "", limits: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        topic: str,
+        run_id: str = "",
+        limits: Mapping[str, Any] | None = None,
+        checks: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> ConnectDriving:
         """Return what another task run has for the connector."""
         sink = self.sink(topic, **settings)
@@ -82,7 +88,8 @@ class Sinks:
             self.name, ConnectorKind.ICEBERG_SINK, sink.config, bounds, 0.3, 1.0, sink, sink.coordinator_group
         )
         run = run_id or uuid.uuid4().hex
-        publisher = BranchPublisher(sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run)
+        auditor = auditor_of({"checks": checks})
+        publisher = BranchPublisher(sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run, auditor)
         return ConnectDriving(spec, self.client, self.groups, publisher, time.sleep)
 
     def follow_until(

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
@@ -66,8 +67,12 @@ class World:
     def table(self) -> Table:
         return self.catalog().load_table(TABLE)
 
-    def job(self, catalog: Any = None, **job: Any) -> Publication:
-        """Return a publication of its own, such as another task would have."""
+    def job(self, catalog: Any = None, checks: Mapping[str, Any] | None = None, **job: Any) -> Publication:
+        """Return a publication of its own, such as another task would have.
+
+        :param checks: what has to hold of the rows before they show.
+        """
+        auditor = auditor_of({"checks": checks})
         wanted = {**self._design, "schema": job.pop("schema", self._design["schema"])}
         design = TableDesign(metadata_schema(("topic", "partition", "offset")), **wanted)
         given: dict[str, Any] = {
@@ -78,7 +83,7 @@ class World:
             "engine": Engine.FLINK,
             "source": ModelSource(self.log),
             "log": LookIntoLog(ModelReader(self.log, 7)),
-            "sink": PublishingSink(catalog or self.catalog(), TABLE, job.pop("group", GROUP), design),
+            "sink": PublishingSink(catalog or self.catalog(), TABLE, job.pop("group", GROUP), design, auditor),
             "positions": self.positions,
         }
         return Publication(**(given | job))
@@ -168,6 +173,6 @@ def rows_of(positions: Iterable[Position], topic: str = TOPIC, **columns: Any) -
             "_kafka_topic": pa.array([topic] * len(keys), pa.string()),
             "_kafka_partition": pa.array([p for p, _ in keys], pa.int32()),
             "_kafka_offset": pa.array([o for _, o in keys], pa.int64()),
-            **{name: pa.array([value] * len(keys)) for name, value in columns.items()},
+            **{k: v if isinstance(v, pa.Array) else pa.array([v] * len(keys)) for k, v in columns.items()},
         }
     )

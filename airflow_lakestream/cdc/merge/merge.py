@@ -19,6 +19,7 @@ from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of
+from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking
 from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
@@ -85,6 +86,7 @@ class Merger:
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
     :param hands: who works on files.
     :param written: takes all files that were written, for any head.
+    :param look: is shown the rows that come in before anything is written; it raises where they must not.
     """
 
     batch: Newest
@@ -95,6 +97,7 @@ class Merger:
     mode: MergeMode
     hands: Hands
     written: list[File]
+    look: Look | None = None
     _judged: Judged = field(init=False)
 
     def merge(self, head: Head | None) -> Merged:
@@ -115,6 +118,8 @@ class Merger:
         values = Values(self.batch, self.table, self.key, memory, old)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
+        if self.look is not None:
+            self.look(incoming.rows)
         anew, in_place = self._ways(head, changes)
         anew += self._small(head, held, changes) if head is not None else []
         files = self._rewrite(head, anew, incoming) if head is not None else []

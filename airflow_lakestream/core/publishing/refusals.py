@@ -9,6 +9,11 @@ ANEW = (
     "Stop the engine's job. What main lacks is in Kafka: drop the branch (ALTER TABLE ... DROP BRANCH) and start the "
     "job without state, which begins where the ledger ends; or let KafkaExtractOperator go on with the same group."
 )
+CHECKED_AGAIN = (
+    "Loosen the check, and run the task again (clear it): the branch is checked anew, and published. Or mend what "
+    "writes the records, stop the engine's job, drop the branch (ALTER TABLE ... DROP BRANCH), and run the task again: "
+    "it begins where the ledger ends. A changed statement of Flink's needs no dropping."
+)
 
 
 class PublicationRefused(LakestreamError, Terminal):

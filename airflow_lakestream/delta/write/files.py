@@ -130,6 +130,11 @@ class _Ranges(io.RawIOBase):
         return obstore.get_range(self._store, self._path, start=start, end=end)
 
 
+def open_file(store: Any, add: Add) -> Any:
+    """Open a file for reading, of which only what is asked for is fetched."""
+    return _Ranges(store, add)
+
+
 def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
     """Yield a file's rows in the table's columns, those of its partition and those that came later included.
 

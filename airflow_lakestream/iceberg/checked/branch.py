@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 
 PREFIX = "lakestream_checks_"
 # In the summary of a branch's snapshot. None of them is the ledger's: these rows have not landed.
-GROUP, RUN_ID, RANGES, HANDED = (f"lakestream.checks.{name}" for name in ("group", "run-id", "ranges", "handed"))
+GROUP, RUN_ID, RANGES, HANDED, REPLACES = (
+    f"lakestream.checks.{name}" for name in ("group", "run-id", "ranges", "handed", "replaces")
+)
 DROP_TRIES, PAUSE = 5, 0.2
 
 
@@ -62,6 +64,11 @@ class Branch:
     def ranges(self) -> RangeSet:
         """The offsets of its rows, and of the records beside them that became none."""
         return RangeSet(OffsetRange(*one) for one in json.loads(self._summary.get(RANGES, "[]")))
+
+    @property
+    def replaces(self) -> bool:
+        """Whether its rows are to take the place of others, of offsets that the ledger has."""
+        return REPLACES in self._summary
 
     @property
     def owns_files(self) -> bool:
@@ -122,10 +129,12 @@ def stage(
     :param handed: other tasks wrote some of the files.
     """
     name = PREFIX + landing.landing_id[:16]
-    ranges = [[r.topic, r.partition, r.from_offset, r.until_offset] for r in union(landing.held.values())]
+    ranges = [[r.topic, r.partition, r.from_offset, r.until_offset] for r in landing.touched]
     summary = {GROUP: group, RUN_ID: landing.run_id, RANGES: json.dumps(ranges, separators=(",", ":"))}
     if handed:
         summary[HANDED] = "true"
+    if any(entry.replaced for entry in landing.topics.values()):
+        summary[REPLACES] = "true"
     location, io, config = current.metadata_location, current.io, current.config
     table = Table(current.name(), current.metadata, location, io, cast(Catalog, _Through(catalog)), config)
     transaction = LandingTransaction(table)
@@ -179,7 +188,8 @@ def drop_superseded(
             return
         done = union([ranges, *(entry.held for entry in ledger_store.read_ledger(table, group).topics.values())])
         for branch in others:
-            if branch.ranges & done:
+            # Windows that a watermark closes are rows of no offset.
+            if branch.ranges & (ranges if branch.replaces else done) or not branch.ranges:
                 _drop_with_rows(catalog, name, branch)
     except Exception as e:  # noqa: BLE001  # the landing is decided; a branch left over harms nobody
         log.warning("%s: branches of earlier checks were left in place: %r", name, e)

@@ -3,50 +3,53 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed, Written
-from airflow_lakestream.core.ledger import Landing, TopicEntry, union
+from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed
+from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
 from airflow_lakestream.iceberg.checked.branch import Branch
+from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
-from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
+from airflow_lakestream.iceberg.sink import IcebergSink, Kind
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
-from airflow_lakestream.tables.schema.types import arrow_schema
+from airflow_lakestream.tables.examiner import brings_any
+from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
 
-WEEK = timedelta(days=7)
+Done = TypeVar("Done")
 
 
 class PublishGuard(CommitGuard):
-    """The compare-and-set of a landing on a branch: rows and ledger get on main, and the branch goes, or nothing."""
+    """The compare-and-set of a landing on a branch: rows and ledger get on main, and the branch goes, or nothing.
 
-    def __init__(self, *args: Any, branch: Branch, described: Sequence[str], **facts: Any) -> None:
-        super().__init__(*args, **facts)
-        self._branch, self._described = branch, described
+    Without a branch it is any landing's.
+    """
+
+    branch: Branch | None = None
+    # The files that describe the branch's snapshot.
+    described: Sequence[str] = ()
 
     def check_ledger(self, current: Table) -> None:
         """Refuse what the ledger forbids, and rows whose branch is gone: their files may be gone, too."""
         super().check_ledger(current)
-        if not self._branch.is_in(current.metadata):
-            raise Refused(BranchDropped(ledger_store.name_of(current), self._branch.name))
+        if self.branch is not None and not self.branch.is_in(current.metadata):
+            raise Refused(BranchDropped(ledger_store.name_of(current), self.branch.name))
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -54,15 +57,21 @@ class PublishGuard(CommitGuard):
         """Commit as every landing does; then what described the branch is deleted."""
         response = super().commit_table(table, requirements, updates)
         # Not before: what expires with the landing is told by the snapshots that there were.
-        if response.metadata.snapshot_by_id(self._branch.snapshot.snapshot_id) is None:
-            delete_files(table.io, self._described)
+        if self.branch is not None and response.metadata.snapshot_by_id(self.branch.snapshot.snapshot_id) is None:
+            delete_files(table.io, self.described)
         return response
 
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        removal = self._branch.removal(table.metadata)
-        return super()._commit(table, (*requirements, self._branch.requirement()), (*updates, *removal))
+        if self.branch is not None:
+            requirements = (*requirements, self.branch.requirement())
+            updates = (*updates, *self.branch.removal(table.metadata))
+        return super()._commit(table, requirements, updates)
+
+
+class PublishReplaceGuard(PublishGuard, ReplaceGuard):
+    """The same of a replace."""
 
 
 class CheckedSink(IcebergSink):
@@ -70,6 +79,11 @@ class CheckedSink(IcebergSink):
 
     :param auditor: checks them.
     """
+
+    _append_guard = PublishGuard
+    _replace_guard = PublishReplaceGuard
+    # The branch that a commit under way publishes.
+    _branch: Branch | None = None
 
     def __init__(
         self,
@@ -83,15 +97,12 @@ class CheckedSink(IcebergSink):
         parts: int = 1,
     ) -> None:
         super().__init__(catalog, table, consumer_group, design, allow_group_overlap=allow_group_overlap, parts=parts)
-        self._auditor = auditor
+        self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again, and whether the checks fit its columns, where these are known before the records."""
         state = super().load(run_id)
-        if self._change is not None and not self._design.grows:
-            self._auditor.check_columns(arrow_schema(self._change.schema))
-        elif self._change is None and self._design.schema is not None:
-            self._auditor.check_columns(arrow_schema(whole_schema(self._design, None)))
+        self._examiner.check_columns(self._design, self._change)
         return state
 
     def commit(self, landing: Landing) -> int:
@@ -99,61 +110,51 @@ class CheckedSink(IcebergSink):
 
         Raises ChecksFailed, after which the branch stays.
         """
+        if not brings_any(landing):
+            return super().commit(landing)
+        if self._files:
+            self._begin(landing)
+        return self._checked(landing, partial(super().commit, landing))
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Do the same with rows that take the place of others; also where there are none: main would lose these."""
+        return self._checked(landing, partial(super().replace, landing))
+
+    def _checked(self, landing: Landing, publish: Callable[[], Done]) -> Done:
         files = self._files
-        if not landing.counts.read:
-            # Only the books change: no record is there that could be checked.
-            return super().commit(landing)
-        if not files:
-            self._audit(landing, files, None)
-            return super().commit(landing)
-        self._begin(landing)
-        branch = self._staged_on_branch(landing, files)
+        branch = self._staged_on_branch(landing, files) if files else None
         try:
             self._audit(landing, files, branch)
-            snapshot_id = self._publish(landing, files, branch)
-        except ChecksFailed:
-            # The branch has the files now.
-            self._leave_in_place()
-            self._drop_superseded(landing, branch)
-            raise
-        except FileNotFoundError as e:
-            # Another run has landed these offsets, or checked them, and dropped the branch with its files.
+            self._branch = branch
+            done = publish()
+        except BaseException as e:
+            if branch is None:
+                raise
+            if isinstance(e, ChecksFailed):
+                # The branch has the files now.
+                self._leave_in_place()
+                self._drop_superseded(landing, branch)
+                raise
             self._withdraw(branch)
-            raise BranchDropped(self._name, branch.name) from e
-        except BaseException:
-            self._withdraw(branch)
+            if isinstance(e, FileNotFoundError):
+                # Another run has landed these offsets, or checked them, and dropped the branch with its files.
+                raise BranchDropped(self._name, branch.name) from e
             raise
+        finally:
+            self._branch = None
         self._drop_superseded(landing, None)
-        return snapshot_id
+        return done
 
-    def _publish(self, landing: Landing, files: Sequence[DataFile], branch: Branch) -> int:
-        overlap = self._allow_group_overlap
-        described = branch.described_by(self._io())
-        guard = self._guard(landing, PublishGuard, branch=branch, described=described, allow_group_overlap=overlap)
-        return self._drive(AppendAttempt(self._catalog, self._name, guard, self._summary(landing)), landing, files)
+    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
+        guard = super()._guard(landing, kind, **facts)
+        if self._branch is not None and isinstance(guard, PublishGuard):
+            guard.branch, guard.described = self._branch, self._branch.described_by(self._io())
+        return guard
 
     def _audit(self, landing: Landing, files: Sequence[DataFile], branch: Branch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
-        io = self._io()
-        written = Written(
-            arrow_schema(self._planned(None).schema) if files else pa.schema([]),
-            {file.file_path: file.file_size_in_bytes for file in files},
-            lambda path: io.new_input(path).open(),
-            landing.rows,
-            self._usual_rows(landing),
-        )
-        if findings := self._auditor.findings(written):
-            offsets = str(union(landing.held.values()))
-            raise ChecksFailed(self._name, offsets, None if branch is None else branch.name, findings)
-
-    def _usual_rows(self, landing: Landing) -> float | None:
-        """Return how many rows the topic's landings of the last week had on average; None where nobody asks."""
-        bounds = self._auditor.checks.row_count
-        if bounds is None or not bounds.asks_history or self._table is None:
-            return None
-        topics = {identity.topic for identity in landing.topics}
-        now = self._catalog.load_table(self._name)
-        return usual_rows(now, self._group, topics)
+        written = self._examiner.written(landing, self._planned(None).schema, self._io(), files)
+        self._examiner.examine(landing, written, None if branch is None else branch.name)
 
     def _begin(self, landing: Landing) -> None:
         """Write down where the group begins, in a snapshot without rows that creates a new table.
@@ -201,25 +202,6 @@ class CheckedSink(IcebergSink):
             self._leave_in_place()
 
     def _drop_superseded(self, landing: Landing, own: Branch | None) -> None:
-        ranges = union(landing.held.values())
         # The commit has just looked at the table again.
         seen = self._table if own is None else None
-        branches.drop_superseded(self._catalog, self._name, self._group, own, ranges, seen)
-
-
-def usual_rows(table: Table, consumer_group: str, topics: set[str]) -> float | None:
-    """Return how many rows a group's landings of these topics had on average in the last week, as far as it is known.
-
-    Those count that read anything and put nothing in the place of other rows. None without any.
-    """
-    since = (time.time() - WEEK.total_seconds()) * 1000
-    rows = []
-    for snapshot in ledger_store.live_ancestors(table.metadata):
-        if snapshot.timestamp_ms < since:
-            break
-        if (landing := ledger_store.landing_of(snapshot, consumer_group)) is None:
-            continue
-        of_topics = [entry for identity, entry in landing.topics.items() if identity.topic in topics]
-        if any(entry.counts.read for entry in of_topics) and not any(entry.replaced for entry in of_topics):
-            rows.append(sum(entry.counts.written for entry in of_topics))
-    return sum(rows) / len(rows) if rows else None
+        branches.drop_superseded(self._catalog, self._name, self._group, own, landing.touched, seen)

@@ -1,4 +1,7 @@
-"""An Iceberg table whose next commit takes the files that another engine wrote to a branch of it."""
+"""An Iceberg table whose next commit takes the files that another engine wrote to a branch of it.
+
+With checks, the rows are looked at where they are: the engine's branch is the one that keeps what did not pass.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,68 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.manifest import DataFile
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.schema import index_name_by_id
 from pyiceberg.table import FileScanTask, Table
 
-from airflow_lakestream.core.ledger import TopicIdentity, union
+from airflow_lakestream.core.checks import Auditor
+from airflow_lakestream.core.ledger import Landing, TopicIdentity, union
+from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, Positions, Step
-from airflow_lakestream.core.publishing.refusals import BranchFileGone
+from airflow_lakestream.core.publishing.refusals import CHECKED_AGAIN, BranchFileGone
+from airflow_lakestream.iceberg.checked.branch import drop_superseded
+from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.publishing import branch as branches
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.examiner import brings_any
 from airflow_lakestream.tables.guards import check_columns
 
 
 class PublishingSink(IcebergSink):
-    """`core.publishing.branch.BranchSink` on an Iceberg table."""
+    """`core.publishing.branch.BranchSink` on an Iceberg table.
+
+    :param auditor: checks the rows before they show; None: nothing does.
+    """
 
     _branch = ""
+
+    def __init__(
+        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, auditor: Auditor | None = None
+    ) -> None:
+        super().__init__(catalog, table, consumer_group, design)
+        self._examiner = None if auditor is None else IcebergExaminer(auditor, catalog, table, consumer_group)
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table again, and whether the checks fit its columns."""
+        state = super().load(run_id)
+        if self._examiner is not None:
+            self._examiner.check_columns(self._design, self._change)
+        return state
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the files taken and the landing in one snapshot, once the rows have passed the checks.
+
+        Raises ChecksFailed, after which the branch is as it was.
+        """
+        if self._examiner is None:
+            return super().commit(landing)
+        if brings_any(landing):
+            written = self._examiner.written(landing, self._planned(None).schema, self._io(), self._files)
+            try:
+                self._examiner.examine(landing, written, self._branch, CHECKED_AGAIN)
+            except FileNotFoundError as e:
+                raise BranchFileGone(self._name, self._branch, str(e.filename or e)) from e
+        snapshot_id = super().commit(landing)
+        # Of an extract's, or of Spark's.
+        drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
+        return snapshot_id
 
     def news(self, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
         """Return what came to the branch since the marker, oldest first; None without such a branch."""
@@ -49,12 +96,14 @@ class PublishingSink(IcebergSink):
         """Take the branch's files for the next commit; those of another partitioning are written anew.
 
         A commit puts files into one partitioning only, the table's own. Another schema of the table does no harm: rows
-        are read by the ids of their columns.
+        are read by the ids of their columns. But by checks they are read by name: files with other names are written
+        anew for these.
         """
         table = self._there()
         for one in files:
             file: DataFile = one.file
-            if file.spec_id == table.metadata.default_spec_id:
+            fits = self._examiner is None or self._has_names_of(table, one)
+            if fits and file.spec_id == table.metadata.default_spec_id:
                 self._adopted.append(file)
                 continue
             for rows in self._rows_of(one):
@@ -79,3 +128,14 @@ class PublishingSink(IcebergSink):
             yield from read_rows(table.metadata, table.io, FileScanTask(file.file), columns=columns)
         except FileNotFoundError as e:
             raise BranchFileGone(self._name, self._branch, file.path) from e
+
+    def _has_names_of(self, table: Table, file: BranchFile) -> bool:
+        """Tell whether a file has the table's columns, by their names of today, as DuckDB can read it."""
+        if file.file.file_format is not FileFormat.PARQUET:
+            return False
+        try:
+            with table.io.new_input(file.path).open() as stream:
+                found = pyarrow_to_schema(pq.read_schema(stream), name_mapping=table.name_mapping())
+        except FileNotFoundError as e:
+            raise BranchFileGone(self._name, self._branch, file.path) from e
+        return index_name_by_id(found) == index_name_by_id(table.schema())

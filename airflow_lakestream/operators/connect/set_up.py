@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
 from airflow_lakestream.connect.publishing import BranchPublisher
@@ -36,7 +37,9 @@ def driving_of(
         groups = Groups(kafka, hook.where)
         if spec.sink is not None:
             catalog = IcebergHook(operator.iceberg_conn_id).open_catalog()
-            publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, operator.group(), run_key(context))
+            auditor = auditor_of({"checks": operator.checks})
+            run_id, group = run_key(context), operator.group()
+            publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, group, run_id, auditor)
     elif spec.sink is not None:
         raise InvalidArgument("kafka_conn_id", "is None; where the sink begins is set by it, and checked.")
     return ConnectDriving(spec, client, groups, publisher, wait, handed_on)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 
 _SAME = ("topic", "table", "columns", "format", "start_offset", "on_data_loss")
-_OPTIONAL = ("sql", "schema", "start_timestamp", "partition_by", "branch")
+_OPTIONAL = ("sql", "schema", "start_timestamp", "partition_by", "branch", "checks")
 
 
 class FlinkBackend(DetachedBackend):

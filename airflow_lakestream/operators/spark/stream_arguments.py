@@ -65,9 +65,6 @@ class StreamArguments(SparkArguments):
         self.packages = packages
         check_literals({name: getattr(self, name) for name in StreamArguments.template_fields}, _CHECKS)
         if app not in (None, MAINTAIN_ICEBERG):
-            if is_given(self.app_config.get("checks")):
-                remedy = "KafkaExtractOperator and kafka_extract_group check rows before they show."
-                raise InvalidArgument("checks", "is not for Spark.", remedy)
             check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
             check_literals({"table_format": "delta" if app in DELTA_APPS else "iceberg", **self.app_config})
 

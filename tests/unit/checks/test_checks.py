@@ -229,10 +229,8 @@ def test_numbers_may_be_texts_as_templates_render_them() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"replace": True, "mode": "ranges", "ranges": [[0, 0, 1]]}, "replace=True does not go with checks"),
         ({"table": "lake.{header:kind}"}, "several tables"),
         ({"schema_evolution": "widen"}, "schema_evolution='widen' does not go with checks"),
-        ({"table": "/lake/events", "table_format": "delta"}, "Delta tables have no branches"),
         ({"metadata_columns": ["topic", "offset"]}, 'checks.freshness: needs "timestamp" in metadata_columns'),
     ],
 )
@@ -518,6 +516,67 @@ def test_what_several_tasks_read_is_checked_by_the_one_that_commits(lake: GivenL
     land_pieces(lenient, pieces, plan.within, folder)
     assert (sorted(ids(lake)), kept(lake)) == ([1, 2, 3, 4], [])
     assert parquet_files(lake) == {Path(path).name for path in lake.files()}
+
+
+REPLACE: dict[str, Any] = {"mode": "ranges", "ranges": [[0, 0, 3]], "replace": True}
+ANEW = [record(1), record(5), record(6)]
+
+
+def unreferenced(lake: GivenLake) -> set[str]:
+    known = lake.iceberg().inspect.all_data_files()["file_path"].to_pylist()
+    return parquet_files(lake) - {Path(path).name for path in known}
+
+
+def test_a_replace_that_does_not_pass_leaves_the_rows_as_they_were(lake: GivenLake) -> None:
+    lake.land(RECORDS)
+    bad = [record(1), record(5, "bad"), record(6)]
+    for _ in range(2):
+        with pytest.raises(ChecksFailed, match=r"the rows of given\[0\] \[0,3\) did not pass") as caught:
+            lake.land(bad, checks=NO_BAD, **REPLACE)
+        assert "given[0] offset 1: id=5, name=bad" in str(caught.value)
+        (branch,) = kept(lake)
+        assert (ids(lake), landed(lake), rows_of(lake.iceberg(), branch)) == ([1, 2, 3], 3, [1, 5, 6])
+    # The group's landings go on, and leave the branch for a look.
+    lake.land([*RECORDS, record(4)], checks=NO_BAD)
+    assert (ids(lake), kept(lake)) == ([1, 2, 3, 4], [branch])
+    report = lake.land([*ANEW, record(4)], checks=NO_BAD, **REPLACE)
+    assert (ids(lake), landed(lake), kept(lake)) == ([1, 5, 6, 4], 4, [])
+    assert len(report.snapshot_ids) == 1
+    assert unreferenced(lake) == set()
+
+
+def test_a_replace_that_would_leave_no_rows_is_checked(lake: GivenLake) -> None:
+    lake.land(RECORDS)
+    with pytest.raises(ChecksFailed, match="0 rows, fewer than 1"):
+        lake.land([Record(None)] * 3, checks={"row_count": {"min": 1}}, tombstones="skip", **REPLACE)
+    assert ids(lake) == [1, 2, 3]
+
+
+def test_a_replace_is_made_for_the_head_that_it_finds(lake: GivenLake) -> None:
+    lake.land(RECORDS)
+    other = before(lambda: lake.land([*RECORDS, record(4)]))
+    land(job_of(lake, [*ANEW, record(4)], FaultyCatalog(lake.catalog(), passed, other), **REPLACE))
+    assert (ids(lake), landed(lake), kept(lake)) == ([1, 5, 6, 4], 4, [])
+    assert unreferenced(lake) == set()
+
+
+def _die_replacing(folder: str, kind: Callable[..., Any]) -> None:
+    lake = GivenLake(Path(folder))
+    faults = (passed, kind(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    land(job_of(lake, ANEW, FaultyCatalog(lake.catalog(), *faults), **REPLACE))
+
+
+@pytest.mark.parametrize(("kind", "by_then"), [(before, [1, 2, 3]), (after, [1, 5, 6])], ids=["before", "after"])
+def test_a_replace_killed_between_audit_and_publish(lake: GivenLake, kind: Callable[..., Any], by_then: Any) -> None:
+    lake.land(RECORDS)
+    process = multiprocessing.get_context("spawn").Process(target=_die_replacing, args=(str(lake.folder), kind))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert ids(lake) == by_then
+    land(job_of(lake, ANEW, lake.catalog(), **REPLACE))
+    assert (ids(lake), landed(lake), kept(lake)) == ([1, 5, 6], 3, [])
+    assert unreferenced(lake) == set()
 
 
 # Each landing: so many records more, each of them bad or not; and whether the check is on.

@@ -27,7 +27,8 @@ def config(**changed: Any) -> FlinkConfig:
 
 
 def test_it_goes_through_its_file_unchanged() -> None:
-    made = config(sql="SELECT * FROM source", schema="id bigint", parallelism=2, partition_by=["id"])
+    checks = {"not_null": ["id"], "row_count": {"max": 5}}
+    made = config(sql="SELECT * FROM source", schema="id bigint", parallelism=2, partition_by=["id"], checks=checks)
     assert FlinkConfig.parse(made.to_dict()) == made
     assert made.on_branch == "flink-g"
 
@@ -43,6 +44,7 @@ def test_it_goes_through_its_file_unchanged() -> None:
         ({"format": "avro"}, "format"),
         ({"start_offset": "timestamp"}, "start_timestamp"),
         ({"on_data_loss": "ignore"}, "on_data_loss"),
+        ({"checks": {"sql": "DELETE FROM landing"}}, "checks.sql"),
     ],
 )
 def test_what_can_not_work_is_named(changed: dict[str, Any], argument: str) -> None:
@@ -66,3 +68,9 @@ def test_another_interval_is_another_configuration_of_the_same_program() -> None
     assert other.program == config().program
     assert other.fingerprint != config().fingerprint
     assert config(sql="SELECT * FROM source").program != config().program
+
+
+def test_changed_checks_make_another_driver_and_the_same_job() -> None:
+    other = config(checks={"not_null": "id"})
+    assert other.fingerprint != config().fingerprint
+    assert other.program == config().program

@@ -11,6 +11,8 @@ from airflow.sdk import DAG, task
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
+from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
+from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
@@ -36,6 +38,16 @@ def stream(**more: Any) -> object:
     config = {"topic": "orders", "table": "lake.orders", **more.pop("app_config", {})}
     given = {"task_id": "stream", "app": "kafka_to_iceberg", "app_config": config, **more}
     return SparkStreamingSubmitOperator(**given)
+
+
+def flink(**more: Any) -> object:
+    given = {"task_id": "land", "topic": "orders", "table": "lake.orders", "columns": "id bigint", **more}
+    return FlinkSqlOperator(**given)
+
+
+def connect(**more: Any) -> object:
+    given = {"task_id": "land", "connector": "c", "kind": "sink", "config": {"connector.class": "x"}, **more}
+    return KafkaConnectOperator(**given)
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
@@ -75,16 +87,10 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (extract, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
     (extract, {"checks": {"row_count": {"min": "few"}}}, "checks.row_count.min: 'few' is not a whole number from 0"),
     (extract, {"checks": {"freshness": "soon"}}, "checks.freshness: 'soon' is not a number of seconds"),
-    (extract, {"checks": {"unique": "id"}, "replace": True}, "checks: replace=True does not go with checks: rows that"),
     (
         extract,
         {"checks": {"unique": "id"}, "table": "lake.{key}"},
         "checks: table='lake.{key}' does not go with",
-    ),
-    (
-        extract,
-        {"checks": {"unique": "id"}, "table": "s3://lake/orders", "table_format": "delta"},
-        "checks: table_format='delta' does not go with checks: Delta tables have no branches. Leave one out.",
     ),
     (mirror, {"table": "orders"}, "table: 'orders' is not of the form namespace.table"),
     (mirror, {"table": "lake.{header:kind}"}, "table: 'lake.{header:kind}': each topic has one mirror. Write"),
@@ -102,8 +108,15 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         "replace: is not for a mirror: rows of a mirror are states, not records.",
     ),
     (mirror, {"sql": "select 1"}, "sql: is not for a mirror: a mirror has the rows of the database's table."),
-    (mirror, {"checks": {"unique": "id"}}, "checks: is not for a mirror: its rows are merged into those"),
-    (stream, {"app_config": {"checks": {"unique": "id"}}}, "checks: is not for Spark"),
+    (
+        mirror,
+        {"checks": {"freshness": "1h"}},
+        "checks.freshness: is not for a mirror: its rows keep no time of Kafka's.",
+    ),
+    (stream, {"app_config": {"checks": {"notnull": "id"}}}, "checks: 'notnull' is not one of 'sql', 'not_null'"),
+    (flink, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
+    (connect, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
+    (connect, {"checks": {"unique": "id"}}, "checks: go with kind='iceberg_sink'; no branch of another is published."),
     (group, {"checks": {"row_count": 1}}, "checks.row_count: 1 says no bounds"),
     (group, {"mode": "append"}, "mode: 'append' is not one of"),
     (group, {"topic": "^orders-.*"}, "topic: a regex is not for a group of tasks. Use KafkaExtractOperator."),

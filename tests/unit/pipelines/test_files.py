@@ -169,11 +169,13 @@ quality:
 """
 
 
-@pytest.mark.parametrize("engine", ["extract", "group"])
+@pytest.mark.parametrize("engine", ["extract", "group", "spark", "flink", "connect"])
 def test_checks_are_the_operators_argument(tmp_path: Path, engine: str) -> None:
-    found = compiled(tmp_path, PLAIN + f"orchestration: {{engine: {engine}}}" + CHECKED)
+    text = PLAIN.replace("table: lake.orders", 'table: lake.orders, schema: "id bigint"', 1)
+    found = compiled(tmp_path, text + f"orchestration: {{engine: {engine}}}" + CHECKED)
     assert check(found).auditor is not None
-    assert operator_of(found).arguments["checks"] == {
+    arguments = operator_of(found).arguments
+    assert arguments.get("app_config", arguments)["checks"] == {
         "sql": ["SELECT * FROM landing WHERE id < 0"],
         "not_null": ["id"],
         "row_count": {"min": 1, "max_of_week": 3},
@@ -185,13 +187,8 @@ def test_checks_are_the_operators_argument(tmp_path: Path, engine: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("type: iceberg, table: lake.orders", "type: delta, table: /lake/orders", "Delta tables have no branches"),
-        ("table: lake.orders", "table: lake.orders, mode: mirror", "checks are for mode: append, not for a mirror."),
-        ("table: lake.orders", "table: lake.orders, mode: replace", "replace=True does not go with checks"),
+        ("table: lake.orders", "table: lake.orders, mode: mirror", "freshness: is not for a mirror"),
         ("table: lake.orders", "table: lake.orders, schema_evolution: widen", "does not go with checks"),
-        ("engine: extract", "engine: flink", "checks is not for the engine flink."),
-        ("engine: extract", "engine: connect", "checks is not for the engine connect."),
-        ("engine: extract", "engine: spark", "checks are for the engines extract and group."),
     ],
 )
 def test_where_there_are_no_checks(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -1,0 +1,40 @@
+"""The look at the rows that a commit brings into a mirror, complete as the merge has made them, before they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_lakestream.core.checks import Auditor, Written
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.tables.examiner import Examiner
+
+Look = Callable[[pa.Table], None]
+Conform = Callable[[pa.Table], pa.Table]
+
+NOT_KEPT = (
+    "A mirror has no branch that could keep the rows: their events are in Kafka. Mend the rows in the database, or the "
+    "check, and run the task again (clear it): it applies the same events anew, and those that came after them."
+)
+
+
+def look_of(auditor: Auditor | None, table: str, landing: Landing, conform: Conform) -> Look | None:
+    """Return what raises ChecksFailed for rows that do not pass; None where nothing is asked.
+
+    :param conform: returns rows with the mirror's columns.
+    """
+    if auditor is None:
+        return None
+    examiner = Examiner(auditor, table)
+
+    def look(rows: pa.Table) -> None:
+        rows, sink = conform(rows), pa.BufferOutputStream()
+        pq.write_table(rows, sink)
+        data = sink.getvalue()
+        files = {"rows": data.size} if rows.num_rows else {}
+        written = Written(rows.schema, files, lambda _: pa.BufferReader(data), rows.num_rows)
+        examiner.examine(landing, written, None, NOT_KEPT)
+
+    return look

@@ -1,0 +1,76 @@
+"""Batches of Spark that are checked before they show, on a real Spark and a real broker."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_lakestream.core.checks import ChecksFailed
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.iceberg.checked import branch as branches
+from tests.support import frames, streams
+from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
+from tests.support.spark import SparkRun
+
+pytestmark = pytest.mark.integration
+
+BAD = '{"id":-1,"name":"bad","score":0.5}'
+NO_BAD = {"sql": "SELECT * FROM landing WHERE id < 0", "unique": "id"}
+
+
+def failed(run: SparkRun, spark: SparkSession, **settings: int) -> ChecksFailed:
+    """Run, and return which checks failed: the driver's lease has them, and that a restart can't help."""
+    with pytest.raises(ChecksFailed) as caught:
+        run.run(spark, **settings)
+    lease = read_lease(str(run.checkpoint))
+    assert lease is not None
+    assert (lease.terminal, lease.error) == (True, str(caught.value))
+    return caught.value
+
+
+def kept(lake: Lake) -> list[str]:
+    """Return the branches whose rows are not published; Delta tables have none."""
+    return [one.name for one in branches.kept(lake.table(), GROUP)] if lake.name == TABLE else []
+
+
+@EACH_FORMAT
+def test_a_batch_that_does_not_pass_ends_the_query(
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    name = topic(partitions=2)
+    produce(name, 0, events(0, 0, 40))
+    produce(name, 1, [*events(1, 0, 10), BAD, *events(1, 11, 29)])
+    run = SparkRun(lake, name, {"schema": frames.SCHEMA, "checks": NO_BAD})
+    error = failed(run, spark, max_offsets_per_trigger=20)
+    assert f"{name}[1] offset 10: id=-1" in str(error)
+    assert lake.landed(name) == {0: [(0, 10)], 1: [(0, 10)]}
+    assert_landed_once(lake, name, {0: 10, 1: 10})
+    # Once more: the batch is read anew, and takes the branch's place.
+    error = failed(run, spark, max_offsets_per_trigger=20)
+    assert kept(lake) == ([error.branch] if lake.name == TABLE else [])
+    assert lake.landed(name) == {0: [(0, 10)], 1: [(0, 10)]}
+    run.run(spark, checks={"unique": "id"})
+    assert lake.landed(name) == {0: [(0, 40)], 1: [(0, 40)]}
+    assert lake.offsets() == [(p, o) for p in (0, 1) for o in range(40)]
+    assert kept(lake) == []
+    lake.assert_whole()
+
+
+def test_what_functions_make_is_checked(lake: Lake, topic: Topics, produce: Producing, spark: SparkSession) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, streams.clicks(0, range(300)))
+    given = {"schema": streams.SCHEMA, "stream_transform": "tests.support.streams:windows"}
+    run = SparkRun(lake, name, {**given, "checks": {"row_count": {"max": 0}}})
+    # The batch that closes windows has no records.
+    told = str(failed(run, spark, max_offsets_per_trigger=75))
+    assert "the rows of a batch without records did not pass" in told
+    assert "rows, more than 0" in told
+    assert lake.scan().num_rows == 0
+    assert lake.landed(name) == {0: [(0, 150)]}
+    run.run(spark, checks={"not_null": ["k", "n"]})
+    assert lake.landed(name) == {0: [(0, 150)]}
+    assert {row["start"].second for row in lake.scan().to_pylist()} == {0, 10}
+    assert kept(lake) == []
+    lake.assert_whole()
