@@ -156,7 +156,8 @@ def test_rows_that_do_not_pass_their_checks_stay_on_the_branch_until_the_stateme
     assert landing.lease is not None
     assert landing.lease.terminal
     assert f"{landing.topic}[0] offset 100: id=-1" in landing.lease.error
-    assert landing.jobs.manager.state(job) is JobState.CANCELED
+    # Flink answers before it has canceled a job.
+    poll_until(lambda: landing.jobs.manager.state(job) is JobState.CANCELED, "the job to be canceled", 60)
     landing.start(sql="SELECT * FROM source WHERE id >= 0", schema="id bigint, name string, score double")
     landing.await_landed({0: 151})
     landing.stop()
