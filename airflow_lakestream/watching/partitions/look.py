@@ -17,7 +17,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.names import check_group, check_table_name
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.core.ports import Boundary
-from airflow_lakestream.core.ranges import Interval
+from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
@@ -26,7 +26,16 @@ from airflow_lakestream.watching.causes import Cause, Reason, told
 from airflow_lakestream.watching.freshness.completeness import Completing, Step, begins_of, completeness
 from airflow_lakestream.watching.lag.waiting import Backlog, topics_of
 from airflow_lakestream.watching.partitions.late import check_columns, late_rows
-from airflow_lakestream.watching.partitions.telling import Every, Telling, Told, candidates, late_of, tell
+from airflow_lakestream.watching.partitions.telling import (
+    Begun,
+    Every,
+    Incarnation,
+    Telling,
+    Told,
+    candidates,
+    late_of,
+    tell,
+)
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import ledgers
 
@@ -102,14 +111,19 @@ class PartitionsLook:
         completing = Completing(watch, self.kafka_conn_id, self.table)
         reasons: list[Reason] = []
         losses: list[DataLoss] = []
+        by_origin: dict[Incarnation, set[Interval]] = {}
         for topic in topics_of(ledger) if spans else ():
             backlog = yield from completing.backlog(ledger, topic)
-            one = _OfTopic(completing, backlog, self.consumer_group, self.idle_seconds, now_ms)
+            key = backlog.state.identity.topic, backlog.state.identity.topic_id
+            one = _OfTopic(
+                completing, backlog, self.consumer_group, self.idle_seconds, now_ms, begun=before.begun.get(key)
+            )
             # In the end those that are complete in all topics.
             spans = yield from one.complete(spans)
             reasons += one.reasons
             losses += one.losses
-        telling = tell(before, ledger, late, spans)
+            by_origin[key] = one.by_origin
+        telling = tell(before, ledger, late, spans, by_origin)
         if losses and telling is None:
             raise losses[0]
         return Looked(telling, (*reasons, *(Reason(Cause.LOST_RECORDS, str(loss)) for loss in losses[:1])))
@@ -119,16 +133,25 @@ class _OfTopic:
     """Looks for the spans that are complete in one topic."""
 
     def __init__(
-        self, completing: Completing, backlog: Backlog, group: str, idle_seconds: float | None, now_ms: int
+        self,
+        completing: Completing,
+        backlog: Backlog,
+        group: str,
+        idle_seconds: float | None,
+        now_ms: int,
+        *,
+        begun: Begun | None,
     ) -> None:
         self._completing = completing
         self._backlog = backlog
         self._group = group
         self._idle_seconds = idle_seconds
         self._now_ms = now_ms
+        self._begun = begun
         self._bounds: dict[int, Mapping[int, Boundary]] = {}
         self._why: dict[Interval, list[Reason]] = {}
         self.losses: list[DataLoss] = []
+        self.by_origin: set[Interval] = set()
         self.reasons: list[Reason] = []
 
     def complete(self, spans: Sequence[Interval]) -> Step:
@@ -142,18 +165,41 @@ class _OfTopic:
                 continue
             these = list(group)
             lows = None if part is None else (yield from self._at(part[0]))
+            if lows is not None and (doubtful := self._doubtful(lows)):
+                text = f"Kafka has removed records that may be of the covered time and are not landed: {doubtful}"
+                self.reasons = self.reasons or [Reason(Cause.LOST_RECORDS, text)]
+                continue
             first = 0 if part is not None else (yield from _first(these, self._begins_by))
             last = yield from _first(these[first:], partial(self._lacks, lows=lows))
             found += these[first : first + last]
+            if part is None:
+                self.by_origin.update(these[first : first + last])
             if first + last < len(these) and not self.reasons:
                 self.reasons = self._why.get(these[first + last], [])
         return found
 
+    def _doubtful(self, lows: Mapping[int, Boundary]) -> str:
+        """Return before which offsets a covered time may have begun, where the log's start does not tell."""
+        state, held = self._backlog.state, self._backlog.entry.held
+        topic = state.identity.topic
+        starts = [(p, low.offset) for p, low in lows.items() if 0 < low.offset == state.marks[p].low]
+        return ", ".join(
+            f"{topic}[{p}] before {start}" for p, start in starts if not held & RangeSet.of(topic, p, start - 1, start)
+        )
+
     def _begins_by(self, span: Interval) -> Step:
-        """Tell whether the group begins at the span's start, or before."""
-        lows = yield from self._at(span[0])
-        begins = begins_of(self._backlog, lows, None)
-        return all(begins[p] <= low.offset for p, low in lows.items())
+        """Tell whether it is certain that the group begins at the span's start, or before.
+
+        Where the log begins with the span, Kafka may have lost records of the span. Those below the group's beginning
+        were never landed.
+        """
+        if self._begun is not None and self._begun.holds(span, self._backlog.entry):
+            return True
+        bounds, marks = (yield from self._at(span[0])), self._backlog.state.marks
+        begins = begins_of(self._backlog, bounds, None)
+        return all(
+            begins[p] == 0 or (begins[p] <= bound.offset and bound.offset > marks[p].low) for p, bound in bounds.items()
+        )
 
     def _lacks(self, span: Interval, lows: Mapping[int, Boundary] | None) -> Step:
         """Tell whether something of the span is not landed, or may still come."""

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
-from airflow_lakestream.core.ledger import Ledger, union
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce, overlapping
 
 # So many are told at a time; the rest by the next runs. Each is an event, and Airflow writes them in one transaction.
@@ -46,18 +46,45 @@ class Every(StrEnum):
         return [(at, at + self.width_ms) for at in range(first, until_ms - self.width_ms + 1, self.width_ms)]
 
 
+class Begun(NamedTuple):
+    """A time by which a group had begun, in milliseconds since the epoch, and with which origin, as text.
+
+    A rollback to before its first landing lets it begin anew, with another one.
+    """
+
+    at_ms: int
+    origin: str
+
+    @classmethod
+    def first_of(cls, spans: Iterable[Interval], entry: TopicEntry) -> Begun | None:
+        """Return that the group had begun by the first of these spans; None without one."""
+        first = min((start for start, _ in spans), default=None)
+        return None if first is None else cls(first, cls.text_of(entry))
+
+    def holds(self, span: Interval, entry: TopicEntry) -> bool:
+        """Tell whether it says that the group had begun by a span's start."""
+        return self.at_ms <= span[0] and self.origin == self.text_of(entry)
+
+    @staticmethod
+    def text_of(entry: TopicEntry) -> str:
+        """Return the origin as text."""
+        return ",".join(f"{partition}:{offset}" for partition, offset in sorted(entry.origin.items()))
+
+
 @dataclass(frozen=True)
 class Told:
     """All that was told up to a telling.
 
     `spans` are the times of the partitions that were told. `landed` are the offsets that the table held then. `waiting`
-    are rows that landed late in a told partition, by its start, and are still to be told.
+    are rows that landed late in a told partition, by its start, and are still to be told. `begun` says, by topic, by
+    when the group had begun: seen when Kafka still had the records of then.
     """
 
     number: int = 0
     spans: tuple[Interval, ...] = ()
     landed: Mapping[Incarnation, RangeSet] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
+    begun: Mapping[Incarnation, Begun] = field(default_factory=dict)
 
     def has(self, span: Interval) -> bool:
         """Tell whether a partition was told."""
@@ -76,6 +103,7 @@ class Told:
             "spans": [list(span) for span in self.spans],
             "landed": [[*key, encode_ranges(ranges, key[0])] for key, ranges in self.landed.items()],
             "waiting": [list(one) for one in self.waiting.items()],
+            "begun": [[*key, *one] for key, one in self.begun.items()],
         }
 
     @classmethod
@@ -86,6 +114,7 @@ class Told:
             tuple((start, end) for start, end in value["spans"]),
             {(topic, topic_id): decode_ranges(text, topic) for topic, topic_id, text in value["landed"]},
             dict(value["waiting"]),
+            {(topic, topic_id): Begun(*one) for topic, topic_id, *one in value["begun"]},
         )
 
 
@@ -124,14 +153,19 @@ def candidates(before: Told, every: Every, since_ms: int, until_ms: int, late: I
 
 
 def tell(
-    before: Told, ledger: Ledger, late: Mapping[int, int], complete: Collection[Interval], most: int = MOST_TOLD
+    before: Told,
+    ledger: Ledger,
+    late: Mapping[int, int],
+    complete: Collection[Interval],
+    by_origin: Mapping[Incarnation, Collection[Interval]] | None = None,
 ) -> Telling | None:
     """Return what is to be told, the oldest first; None if that is nothing.
 
     :param late: see `late_of`.
     :param complete: the candidates that are complete.
+    :param by_origin: by topic, those that are because the group had begun by then.
     """
-    spans = sorted(complete)[:most]
+    spans = sorted(complete)[:MOST_TOLD]
     if not spans:
         return None
     reopened = {start: late[start] for start, _ in spans if start in late}
@@ -140,5 +174,20 @@ def tell(
         coalesce([*before.spans, *spans]),
         landed_of(ledger),
         {start: rows for start, rows in late.items() if start not in reopened},
+        {**before.begun, **_begun(before, ledger, by_origin or {}, spans)},
     )
     return Telling(tuple(start for start, _ in spans if start not in late), reopened, after)
+
+
+def _begun(
+    before: Told, ledger: Ledger, by_origin: Mapping[Incarnation, Collection[Interval]], told: Collection[Interval]
+) -> dict[Incarnation, Begun]:
+    """Return what is known anew of when the group had begun, by topic."""
+    found = {}
+    for identity, entry in ledger.topics.items():
+        key = identity.topic, identity.topic_id
+        one = Begun.first_of((span for span in told if span in by_origin.get(key, ())), entry)
+        known = before.begun.get(key)
+        if one is not None and (known is None or known.origin != one.origin):
+            found[key] = one
+    return found
