@@ -31,6 +31,7 @@ PUBLIC = {
     "airflow_lakestream.iceberg.ledger_store": ["read_ledger"],
     # Serialized DAGs name links by their class.
     "airflow_lakestream.links": ["DriverLogLink", "SparkUILink", "TableLink", "TopicLink"],
+    "airflow_lakestream.operators.asset_partitions": ["AssetPartitionsOperator"],
     "airflow_lakestream.operators.audit": ["LakestreamAuditOperator"],
     "airflow_lakestream.operators.kafka_connect": ["KafkaConnectOperator"],
     "airflow_lakestream.operators.kafka_extract": ["KafkaExtractOperator"],
