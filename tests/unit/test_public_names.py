@@ -26,6 +26,7 @@ PUBLIC = {
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],
     "airflow_lakestream.hooks.kafka_connect": ["KafkaConnectHook"],
+    "airflow_lakestream.hooks.places": ["AirflowPlaces"],
     "airflow_lakestream.hooks.registry": ["registry_of"],
     "airflow_lakestream.hooks.spark": ["SparkHook"],
     "airflow_lakestream.iceberg.ledger_store": ["read_ledger"],
@@ -62,6 +63,7 @@ PUBLIC = {
     "airflow_lakestream.triggers.kafka_connect": ["KafkaConnectTrigger"],
     "airflow_lakestream.triggers.look": ["LookTrigger"],
     "airflow_lakestream.triggers.spark_stream": ["SparkStreamTrigger"],
+    "airflow_lakestream.watching.proposals": ["Proposing"],
 }
 
 
