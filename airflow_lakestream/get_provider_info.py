@@ -46,6 +46,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Lakestream",
                 "python-modules": [
+                    "airflow_lakestream.operators.asset_partitions",
                     "airflow_lakestream.operators.audit",
                     "airflow_lakestream.operators.flink_script",
                     "airflow_lakestream.operators.flink_sql",

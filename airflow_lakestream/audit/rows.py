@@ -39,7 +39,7 @@ class UnreadableTable(LakestreamError, Terminal):
     def __init__(self, table: str, cause: Exception) -> None:
         super().__init__(
             f"the rows of {table} can't be read: {cause}. If these are equality deletes, rewrite the data files "
-            "with the engine that wrote them (Spark: CALL system.rewrite_data_files), then audit again."
+            "with the engine that wrote them (Spark: CALL system.rewrite_data_files), then try again."
         )
 
 

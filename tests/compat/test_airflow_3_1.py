@@ -84,3 +84,11 @@ def test_a_retry_policy_is_refused_with_the_reason() -> None:
 
     with pytest.raises(AirflowTooOld, match=r"needs Airflow 3\.3"):
         LakestreamRetryPolicy()
+
+
+def test_partitions_of_assets_are_refused_with_the_reason() -> None:
+    from airflow_lakestream.exceptions import AirflowTooOld
+    from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperator
+
+    with pytest.raises(AirflowTooOld, match=r"needs Airflow 3\.3 or newer"):
+        AssetPartitionsOperator(task_id="tell", table="lake.t", since="2026-01-01T00:00:00Z")

@@ -69,14 +69,17 @@ SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.
 IS_EVENT = [s for s in SNIPPETS if s.language == "python" and "once_per_landing" in s.text]
 # Those of another engine: tests/engines.
 IS_CONNECT = [s for s in SNIPPETS if s.language == "python" and "KafkaConnectOperator(" in s.text]
-IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in [*IS_CONNECT, *IS_EVENT]]
+# Those of partitions: tests/integration/test_asset_partitions.py.
+IS_PARTITIONS = [s for s in SNIPPETS if s.language == "python" and "PartitionedAssetTimetable(" in s.text]
+NOT_LANDING = [*IS_CONNECT, *IS_EVENT, *IS_PARTITIONS]
+IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in NOT_LANDING]
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
 FLINK = ("FlinkSqlOperator(", "FlinkScriptOperator(")
 IS_FLINK = [s for s in SNIPPETS if s.language == "python" and any(o in s.text for o in FLINK) and s not in IS_DAG]
-OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_EVENT, *IS_CONNECT, *IS_FLINK]
+OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *NOT_LANDING, *IS_FLINK]
 IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in OTHERS]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_YAML = [s for s in SNIPPETS if s.language == "yaml"]

@@ -197,7 +197,6 @@ class AirflowHome:
     def clear_and_run(self, dag: DAG, run: Run, task_id: str = "land") -> None:
         """Clear a task of a finished run, as the button in the UI does, and run it again."""
         from airflow.models.taskinstance import TaskInstance, clear_task_instances
-        from airflow.sdk.definitions.dag import _run_task
         from airflow.utils.session import create_session
         from sqlalchemy import select
 
@@ -205,8 +204,20 @@ class AirflowHome:
             wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id=task_id)
             clear_task_instances(list(session.scalars(wanted)), session)
         with create_session() as session:
+            session.scalars(wanted).one().try_number += 1
+        self.run_task(dag, run, task_id)
+
+    def run_task(self, dag: DAG, run: Run, task_id: str) -> None:
+        """Run a task of a run that was started, in this process; or go on with one that has waited."""
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.sdk.definitions.dag import _run_task
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id=task_id)
             ti = session.scalars(wanted).one()
-            ti.try_number += 1
+            ti.try_number = max(1, ti.try_number)
             session.flush()
             session.expunge(ti)
         with _own_signals():

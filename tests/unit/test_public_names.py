@@ -27,11 +27,13 @@ PUBLIC = {
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],
     "airflow_lakestream.hooks.kafka_connect": ["KafkaConnectHook"],
+    "airflow_lakestream.hooks.places": ["AirflowPlaces"],
     "airflow_lakestream.hooks.registry": ["registry_of"],
     "airflow_lakestream.hooks.spark": ["SparkHook"],
     "airflow_lakestream.iceberg.ledger_store": ["read_ledger"],
     # Serialized DAGs name links by their class.
     "airflow_lakestream.links": ["DriverLogLink", "SparkUILink", "TableLink", "TopicLink"],
+    "airflow_lakestream.operators.asset_partitions": ["AssetPartitionsOperator"],
     "airflow_lakestream.operators.audit": ["LakestreamAuditOperator"],
     "airflow_lakestream.operators.kafka_connect": ["KafkaConnectOperator"],
     "airflow_lakestream.operators.kafka_extract": ["KafkaExtractOperator"],
@@ -62,6 +64,7 @@ PUBLIC = {
     "airflow_lakestream.triggers.kafka_connect": ["KafkaConnectTrigger"],
     "airflow_lakestream.triggers.look": ["LookTrigger"],
     "airflow_lakestream.triggers.spark_stream": ["SparkStreamTrigger"],
+    "airflow_lakestream.watching.proposals": ["Proposing"],
 }
 
 

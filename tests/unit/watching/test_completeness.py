@@ -9,7 +9,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.watching.causes import Cause
-from airflow_lakestream.watching.freshness.check import Completeness, completeness, covered_part
+from airflow_lakestream.watching.freshness.completeness import Completeness, completeness, covered_part
 from airflow_lakestream.watching.lag.waiting import backlog_of
 
 TOPIC = TopicIdentity("t", "id", "c")

@@ -1,0 +1,197 @@
+"""AssetPartitionsOperator: tells Airflow which hours or days of a table are complete, as partitions of an asset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, AssetAlias, BaseOperator
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.policies import TableFormat, is_template
+from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
+from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.outlets import table_asset
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.watching.partitions.telling import Told
+
+log = logging.getLogger(__name__)
+
+_OURS = "lakestream_partitions"
+# Airflow answers nothing about an asset's events while a run that they have started is queued. So what was told stands
+# in the event of an asset of its own, which starts nothing. It is stored in the same transaction.
+_BOOK = "lakestream://told/"
+_KEY_CHARACTERS = 512
+# Where the asset's state is lost, the newest telling is looked for among so many events.
+_MOST_EVENTS = 1_000
+# The values of `watching.partitions.telling.Every`, which a DAG file must not import.
+_EVERY = ("hour", "day")
+
+
+class AssetPartitionsOperator(BaseOperator):
+    """Tell of each hour, or day, of a table once it is complete: as a partition of an asset, on Airflow 3.3 and newer.
+
+    An hour is complete when the ledger has all offsets from before its end, and each partition of the topics has a
+    later record. Rows that land late in an hour that was told make it told again, marked. All that was told stands in
+    an event of a second asset, which Airflow stores together with the others and the task's success: so nothing is lost
+    and nothing is told twice if the task is killed, tried again or cleared. Without something to tell, the task is
+    skipped.
+
+    Returns `partitions`, the keys that are told, and `reopened`: of those that are told again, how many rows came late.
+
+    .. seealso:: docs/partitions.md
+
+    :param table: `namespace.table`, an Iceberg table with a ledger (templated)
+    :param since: a time with its zone: the first partition that is told is the first that begins then, or later
+        (templated)
+    :param every: `"hour"`, or `"day"` of UTC
+    :param consumer_group: the ledger's name; default: the DAG's id (templated)
+    :param event_time_column: the column of times that says in which partition a row is late: of type timestamp, or
+        date with `every="day"` (templated)
+    :param idle_after: a Kafka partition without a later record counts as done once all of it is landed and this long
+        has passed since the hour's end; default: never (templated)
+    :param outlets: the asset, just one; default: the table's, as the landing operators name it
+    :param kafka_conn_id: connection of type `kafka` (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    """
+
+    ui_color = "#dfe8f7"
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        since: str | datetime,
+        every: str = "hour",
+        consumer_group: str = "{{ dag.dag_id }}",
+        event_time_column: str = "_kafka_timestamp",
+        idle_after: float | str | timedelta | None = None,
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        **kwargs: Any,
+    ) -> None:
+        if not AIRFLOW_V_3_3_PLUS:
+            raise AirflowTooOld(
+                "AssetPartitionsOperator needs Airflow 3.3 or newer: before that, a task can't tell an asset's "
+                "partitions. Wait with IcebergSnapshotFreshnessSensor and complete_through instead."
+            )
+        if every not in _EVERY:
+            raise UnknownValue("every", every, _EVERY)
+        self._check_table(table)
+        asset = _asset(kwargs.get("outlets"), table)
+        book = Asset(name=f"{_BOOK}{asset.name}", uri=f"{_BOOK}{quote(asset.name, safe='')}")
+        kwargs["outlets"] = [asset, book]
+        kwargs["inlets"] = [*_listed(kwargs.get("inlets")), book]
+        if kwargs.setdefault("max_active_tis_per_dag", 1) != 1:
+            raise InvalidArgument(
+                "max_active_tis_per_dag",
+                "is not 1: two runs at the same time could both tell an hour.",
+                "Leave it out.",
+            )
+        super().__init__(**kwargs)
+        self.table = table
+        # Airflow renders texts only.
+        self.since = since.isoformat() if isinstance(since, datetime) else since
+        self.every = every
+        self.consumer_group = consumer_group
+        self.event_time_column = event_time_column
+        self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        check_literals(self._arguments(), {"since": arguments.milliseconds})
+
+    template_fields: Sequence[str] = templated(__init__, "every")
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look, and tell; see the class."""
+        with late_imports():
+            from airflow_lakestream.hooks.places import AirflowPlaces
+            from airflow_lakestream.watching.asking import run_now
+            from airflow_lakestream.watching.partitions.look import PartitionsLook
+
+        with airflow_errors():
+            look = PartitionsLook(**self._arguments())
+            before = self._told(context, look.name)
+            found = run_now(look.look(AirflowPlaces(), before))
+        if found.telling is None:
+            raise AirflowSkipException(f"No {self.every} of {self.table} is to be told: {found.text}")
+        telling = found.telling
+        keys = [look.size.key(start) for start in telling.starts]
+        reopened = {look.size.key(start): rows for start, rows in telling.reopened.items()}
+        asset, book = self.outlets
+        context["outlet_events"][book].extra = {_OURS: {"name": look.name, **telling.after.to_json()}}
+        event = context["outlet_events"][asset]
+        event.extra = {
+            "table": self.table,
+            "consumer_group": self.consumer_group,
+            "every": self.every,
+            "reopened": reopened,
+        }
+        event.add_partitions(keys)
+        log.info("Told %s %ss of %s, from %s to %s.", len(keys), self.every, self.table, keys[0], keys[-1])
+        for key, rows in reopened.items():
+            log.info("%s is told again: %s rows landed since it was told.", key, rows)
+        return {"partitions": keys, "reopened": reopened}
+
+    def _told(self, context: Context, name: str) -> Told:
+        """Return what was told up to now: what the newest telling says.
+
+        The state of the book's asset keeps the newest one that a run has found: earlier events are not needed again.
+        """
+        from airflow_lakestream.watching.partitions.telling import Told
+
+        _, book = self.outlets
+        store, key = context["asset_state_store"][book], f"{_OURS}/{name}"[:_KEY_CHARACTERS]
+        kept: Any = store.get(key)
+        events = context["inlet_events"][book].ascending(False)
+        events = events.after(kept["at"]) if kept is not None else events.limit(_MOST_EVENTS)
+        newest = max(_tellings(events, name), key=lambda one: one["told"]["number"], default=None)
+        if newest is not None and (kept is None or newest["told"]["number"] > kept["told"]["number"]):
+            store.set(key, newest)
+            kept = newest
+        return Told() if kept is None else Told.parse(kept["told"])
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*self.template_fields, "every")}
+
+    @staticmethod
+    def _check_table(table: str) -> None:
+        if not is_template(table) and TableFormat.of(table) is TableFormat.DELTA:
+            raise InvalidArgument("table", f"{table!r} is a Delta table.", "Only Iceberg tables have partitions told.")
+
+
+def _asset(outlets: Any, table: str) -> Asset:
+    """Return the one asset whose partitions are told."""
+    given = _listed(outlets)
+    if not given:
+        if is_template(table):
+            raise InvalidArgument("outlets", "is missing, and the table is a template.", "Give outlets=[Asset(...)].")
+        return table_asset(table)
+    if len(given) != 1 or isinstance(given[0], AssetAlias) or not isinstance(given[0], Asset):
+        raise InvalidArgument(
+            "outlets", "is not one asset; Airflow knows no partitions of an alias.", "Give outlets=[Asset(...)]."
+        )
+    return given[0]
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple | set) else [given]
+
+
+def _tellings(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
+    """Yield what each telling of these partitions says, and when Airflow stored it."""
+    for event in events:
+        said = (event.extra or {}).get(_OURS)
+        if isinstance(said, Mapping) and said.get("name") == name:
+            yield {"at": event.timestamp.isoformat(), "told": dict(said)}

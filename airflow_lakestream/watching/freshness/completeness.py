@@ -1,0 +1,154 @@
+"""Whether a table is complete up to a time.
+
+The rule is the ledger's: B(t) is a partition's first offset with a timestamp at or after t; without such a record the
+boundary is open. The time is complete if the ledger holds all offsets below B(t), and no boundary is open. Then no
+record from before it can come, but for late ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
+from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.watching.asking import Ask
+from airflow_lakestream.watching.causes import Cause, Reason, some
+from airflow_lakestream.watching.lag.waiting import Backlog, backlog_of
+
+# A step of a look: asks questions, and returns a result.
+Step = Generator[Ask, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """What keeps a time from being complete; nothing if it is complete.
+
+    `missing` are offsets below the boundaries that are not landed. `open` are the partitions whose boundary is open,
+    `before` those in which the group begins after the time. `covered`: the ledger says where the time's offsets begin.
+    """
+
+    topic: str
+    partitions: int
+    missing: RangeSet
+    open: tuple[int, ...]
+    before: tuple[int, ...]
+    covered: bool = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is landed and no more can come."""
+        return self.covered and not (self.missing or self.open or self.before)
+
+    def reasons(self, group: str, at: str) -> list[Reason]:
+        """Return what keeps the time from being complete.
+
+        :param at: the time, as text.
+        """
+        found = []
+        if not self.covered:
+            text = f"group {group} has neither resumed on {self.topic} nor landed an interval that reaches {at}"
+            return [Reason(Cause.NOT_COVERED, text)]
+        if self.before:
+            where = _names(self.topic, self.before)
+            found.append(Reason(Cause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
+        if self.missing:
+            text = f"group {group} lacks {self.missing.width} offsets from before {at}: {some(self.missing)}"
+            found.append(Reason(Cause.SLOW_CONSUMER, text))
+        if self.open and len(self.open) < self.partitions:
+            where = _names(self.topic, self.open)
+            found.append(Reason(Cause.LATE_PARTITION, f"{where} have no record at or after {at} yet; the others have"))
+        elif self.open:
+            text = f"no partition of {self.topic} has a record at or after {at} yet: more may come from before it"
+            found.append(Reason(Cause.OPEN_INTERVAL, text))
+        return found
+
+
+def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
+    """Return the covered time that reaches up to `at_ms`, in milliseconds since the epoch, or None."""
+    return next((part for part in entry.covered if part[0] < at_ms <= part[1]), None)
+
+
+def completeness(
+    backlog: Backlog,
+    highs: Mapping[int, Boundary],
+    lows: Mapping[int, Boundary] | None,
+    table: str,
+    *,
+    idle_closes: bool,
+) -> Completeness:
+    """Decide whether all of a topic is landed up to a time.
+
+    :param highs: the boundary of the time, by partition.
+    :param lows: where the covered time that reaches up to it begins; None without one.
+    :param idle_closes: a partition without a record at or after the time counts as closed once all of it is landed.
+
+    Raises DataLoss for offsets that Kafka no longer has.
+    """
+    state, entry, topic = backlog.state, backlog.entry, backlog.topic
+    if not entry.origin and lows is None:
+        return Completeness(topic, len(highs), RangeSet(), (), (), covered=False)
+    begins = begins_of(backlog, highs, lows)
+    missing = union(RangeSet.of(topic, p, begins[p], high.offset) for p, high in highs.items()) - entry.held
+    below_low = union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
+    if lost := missing & below_low:
+        raise DataLoss(lost, table)
+    is_open = [p for p, high in highs.items() if high.is_open]
+    if idle_closes:
+        is_open = [p for p in is_open if missing.intervals(topic, p)]
+    before = tuple(sorted(p for p, high in highs.items() if begins[p] > high.offset))
+    return Completeness(topic, len(highs), missing, tuple(sorted(is_open)), before)
+
+
+def begins_of(
+    backlog: Backlog, partitions: Mapping[int, object], lows: Mapping[int, Boundary] | None
+) -> dict[int, int]:
+    """Return, by partition, the first offset that belongs to the group, for a time.
+
+    :param lows: where the covered time that reaches up to it begins; None without one.
+    """
+    return {p: _begin(backlog, lows or {}, p) for p in partitions}
+
+
+def _begin(backlog: Backlog, lows: Mapping[int, Boundary], partition: int) -> int:
+    """Return the partition's first offset that belongs to the group, for this time."""
+    origin = backlog.entry.origin
+    # A partition added after the origin was fixed begins at 0.
+    begins = [origin.get(partition, 0)] if origin else []
+    begins += [lows[partition].offset] if partition in lows else []
+    return min(begins, default=0)
+
+
+def _names(topic: str, partitions: tuple[int, ...]) -> str:
+    return f"{topic}[{', '.join(map(str, partitions))}]"
+
+
+@dataclass(frozen=True)
+class Completing:
+    """Asks of one table's topics what completeness is decided by; `conn_id` names the watch in questions."""
+
+    watch: KafkaWatch
+    conn_id: str
+    table: str
+
+    def backlog(self, ledger: Ledger, topic: str) -> Step:
+        """Return what a ledger lacks of a topic. Raises TopicReplaced, LogTruncated."""
+        key, answer = ("topic", self.conn_id, topic), partial(self.watch.topic, topic)
+        state = yield Ask((*key, True), answer)
+        try:
+            return backlog_of(ledger, state, self.table)
+        except LogTruncated:
+            # The shared answer may be older than the ledger: ask Kafka once more.
+            return backlog_of(ledger, (yield Ask((*key, False), answer, keep=0.0)), self.table)
+
+    def boundaries(self, backlog: Backlog, at_ms: int) -> Ask:
+        """Ask for the boundary of a time, by partition."""
+        # Use the ends of the same look: a boundary at or past them is open.
+        ends = tuple(sorted((p, marks.end) for p, marks in backlog.state.marks.items()))
+        key = ("boundaries", self.conn_id, backlog.state.identity, ends, at_ms)
+        return Ask(key, partial(self.watch.boundaries, backlog.state, at_ms))

@@ -1,0 +1,244 @@
+"""The look of one who tells a table's partitions: which of them are complete, and which have got late rows."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pyiceberg.table import Table
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.landing.plan import DataLoss
+from airflow_lakestream.core.ledger import Ledger, TopicEntry
+from airflow_lakestream.core.names import check_group, check_table_name
+from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.watching.asking import Ask, NotThere, Places
+from airflow_lakestream.watching.causes import Cause, Reason, told
+from airflow_lakestream.watching.freshness.completeness import Completing, Step, begins_of, completeness
+from airflow_lakestream.watching.lag.waiting import Backlog, topics_of
+from airflow_lakestream.watching.partitions.late import check_columns, late_rows
+from airflow_lakestream.watching.partitions.telling import (
+    Begun,
+    Every,
+    Incarnation,
+    Telling,
+    Told,
+    candidates,
+    late_of,
+    tell,
+)
+from airflow_lakestream.watching.source import ask_kafka, ask_table
+from airflow_lakestream.watching.streams.landings import ledgers
+
+# Of a span: whether something holds. Asks questions.
+Holds = Callable[[Interval], Generator[Ask, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look found: what is to be told, if anything, and why the next partition is not complete yet."""
+
+    telling: Telling | None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The reasons as text."""
+        return told(self.reasons) or "all of its partitions up to now are told"
+
+
+@dataclass(frozen=True)
+class PartitionsLook:
+    """The table whose partitions are told; see `AssetPartitionsOperator` for the fields. Raises InvalidArgument."""
+
+    table: str
+    consumer_group: str
+    since: Any
+    every: Any = Every.HOUR
+    event_time_column: str = "_kafka_timestamp"
+    idle_after: Any = None
+    kafka_conn_id: str = "kafka_default"
+    iceberg_conn_id: str = "iceberg_default"
+    size: Every = field(init=False)
+    since_ms: int = field(init=False)
+    idle_seconds: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_table_name(self.table)
+        check_group(self.consumer_group)
+        object.__setattr__(self, "size", choose(Every, "every", self.every))
+        object.__setattr__(self, "since_ms", check_since("since", self.since))
+        idle = seconds("idle_after", self.idle_after) if is_given(self.idle_after) else None
+        object.__setattr__(self, "idle_seconds", idle)
+
+    @property
+    def name(self) -> str:
+        """What tells these partitions from all others that may be told of the same asset."""
+        return f"{self.table}/{self.consumer_group}/{self.size}"
+
+    def look(self, places: Places, before: Told, now_ms: int | None = None) -> Step:
+        """Look once. Returns `Looked`.
+
+        Raises NotThere, DataLoss, UnreadableTable, NoPositions, InvalidArgument, and the errors of ledgers and Kafka.
+        """
+        now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+        table: Table = yield from ask_table(places, self.iceberg_conn_id, self.table)
+        check_columns(table, self.event_time_column, self.size)
+        # Before Kafka is asked: what is complete is complete by offsets that this table has.
+        ledger = ledgers(table, self.consumer_group)[self.consumer_group]
+        if not ledger.topics:
+            raise NotThere(f"consumer_group: {self.table} has no ledger of {self.consumer_group!r}.")
+        found = late_rows(table, self.event_time_column, self.size, before, before.unseen(ledger))
+        watch: KafkaWatch = yield ask_kafka(places, self.kafka_conn_id)
+        return (yield from self.decide(watch, ledger, before, found, now_ms))
+
+    def decide(self, watch: KafkaWatch, ledger: Ledger, before: Told, found: Mapping[int, int], now_ms: int) -> Step:
+        """Decide what is to be told. Returns `Looked`; raises DataLoss where that keeps everything from being told.
+
+        :param found: by the starts of partitions that were told, how many rows they have got since.
+        """
+        late = late_of(before, found)
+        spans: Sequence[Interval] = candidates(before, self.size, self.since_ms, now_ms, late)
+        completing = Completing(watch, self.kafka_conn_id, self.table)
+        reasons: list[Reason] = []
+        losses: list[DataLoss] = []
+        by_origin: dict[Incarnation, set[Interval]] = {}
+        for topic in topics_of(ledger) if spans else ():
+            backlog = yield from completing.backlog(ledger, topic)
+            key = backlog.state.identity.topic, backlog.state.identity.topic_id
+            one = _OfTopic(
+                completing, backlog, self.consumer_group, self.idle_seconds, now_ms, begun=before.begun.get(key)
+            )
+            # In the end those that are complete in all topics.
+            spans = yield from one.complete(spans)
+            reasons += one.reasons
+            losses += one.losses
+            by_origin[key] = one.by_origin
+        telling = tell(before, ledger, late, spans, by_origin)
+        if losses and telling is None:
+            raise losses[0]
+        return Looked(telling, (*reasons, *(Reason(Cause.LOST_RECORDS, str(loss)) for loss in losses[:1])))
+
+
+class _OfTopic:
+    """Looks for the spans that are complete in one topic."""
+
+    def __init__(
+        self,
+        completing: Completing,
+        backlog: Backlog,
+        group: str,
+        idle_seconds: float | None,
+        now_ms: int,
+        *,
+        begun: Begun | None,
+    ) -> None:
+        self._completing = completing
+        self._backlog = backlog
+        self._group = group
+        self._idle_seconds = idle_seconds
+        self._now_ms = now_ms
+        self._begun = begun
+        self._bounds: dict[int, Mapping[int, Boundary]] = {}
+        self._why: dict[Interval, list[Reason]] = {}
+        self.losses: list[DataLoss] = []
+        self.by_origin: set[Interval] = set()
+        self.reasons: list[Reason] = []
+
+    def complete(self, spans: Sequence[Interval]) -> Step:
+        """Return the complete ones of sorted spans.
+
+        Of those that lie in the same covered time, or in none, each is complete if a later one is. So few are asked.
+        """
+        found: list[Interval] = []
+        for part, group in itertools.groupby(spans, partial(part_of, self._backlog.entry)):
+            if part is None and not self._backlog.entry.origin:
+                continue
+            these = list(group)
+            lows = None if part is None else (yield from self._at(part[0]))
+            if lows is not None and (doubtful := self._doubtful(lows)):
+                text = f"Kafka has removed records that may be of the covered time and are not landed: {doubtful}"
+                self.reasons = self.reasons or [Reason(Cause.LOST_RECORDS, text)]
+                continue
+            first = 0 if part is not None else (yield from _first(these, self._begins_by))
+            last = yield from _first(these[first:], partial(self._lacks, lows=lows))
+            found += these[first : first + last]
+            if part is None:
+                self.by_origin.update(these[first : first + last])
+            if first + last < len(these) and not self.reasons:
+                self.reasons = self._why.get(these[first + last], [])
+        return found
+
+    def _doubtful(self, lows: Mapping[int, Boundary]) -> str:
+        """Return before which offsets a covered time may have begun, where the log's start does not tell."""
+        state, held = self._backlog.state, self._backlog.entry.held
+        topic = state.identity.topic
+        starts = [(p, low.offset) for p, low in lows.items() if 0 < low.offset == state.marks[p].low]
+        return ", ".join(
+            f"{topic}[{p}] before {start}" for p, start in starts if not held & RangeSet.of(topic, p, start - 1, start)
+        )
+
+    def _begins_by(self, span: Interval) -> Step:
+        """Tell whether it is certain that the group begins at the span's start, or before.
+
+        Where the log begins with the span, Kafka may have lost records of the span. Those below the group's beginning
+        were never landed.
+        """
+        if self._begun is not None and self._begun.holds(span, self._backlog.entry):
+            return True
+        bounds, marks = (yield from self._at(span[0])), self._backlog.state.marks
+        begins = begins_of(self._backlog, bounds, None)
+        return all(
+            begins[p] == 0 or (begins[p] <= bound.offset and bound.offset > marks[p].low) for p, bound in bounds.items()
+        )
+
+    def _lacks(self, span: Interval, lows: Mapping[int, Boundary] | None) -> Step:
+        """Tell whether something of the span is not landed, or may still come."""
+        highs = yield from self._at(span[1])
+        idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
+        try:
+            found = completeness(self._backlog, highs, lows, self._completing.table, idle_closes=idle)
+        except DataLoss as e:
+            self.losses.append(e)
+            return True
+        self._why[span] = found.reasons(self._group, iso(span[1]))
+        return not found.is_complete
+
+    def _at(self, at_ms: int) -> Step:
+        if at_ms not in self._bounds:
+            self._bounds[at_ms] = yield self._completing.boundaries(self._backlog, at_ms)
+        return self._bounds[at_ms]
+
+
+def part_of(entry: TopicEntry, span: Interval) -> Interval | None:
+    """Return the covered time in which a span lies; None if it lies in none."""
+    return next((part for part in entry.covered if part[0] <= span[0] and span[1] <= part[1]), None)
+
+
+def check_since(argument: str, value: object) -> int:
+    """Return a time from 1970 on, in milliseconds since then. Raises InvalidArgument."""
+    at_ms = arguments.milliseconds(argument, value)
+    if at_ms < 0:
+        raise InvalidArgument(argument, f"{value!r} is before 1970.", "Kafka has no such times.")
+    return at_ms
+
+
+def _first(spans: Sequence[Interval], holds: Holds) -> Step:
+    """Return the place of the first span of which something holds, if it also holds of all later ones."""
+    low, high = 0, len(spans)
+    while low < high:
+        middle = (low + high) // 2
+        if (yield from holds(spans[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,193 @@
+"""Which hours or days are told, and which are told again: pure values and arithmetic.
+
+The rule: an hour is told once it is complete, and never before. From then on, rows that land with a time in it make it
+told again, marked, as soon as it is complete with them. All that has to be remembered goes with the telling itself: who
+knows the newest one knows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from airflow_lakestream.core.codec import decode_ranges, encode_ranges
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
+from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce, overlapping
+
+# So many are told at a time; the rest by the next runs. Each is an event, and Airflow writes them in one transaction.
+MOST_TOLD = 240
+# Topic and topic id.
+Incarnation = tuple[str, str]
+
+
+class Every(StrEnum):
+    """How long a partition is."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+    @property
+    def width_ms(self) -> int:
+        """Its length in milliseconds; days are those of UTC."""
+        return 3_600_000 if self is Every.HOUR else 86_400_000
+
+    def key(self, start_ms: int) -> str:
+        """Return the partition key, in the form that Airflow's mappers of time read and write."""
+        return datetime.fromtimestamp(start_ms / 1000, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%S" if self is Every.HOUR else "%Y-%m-%d"
+        )
+
+    def between(self, since_ms: int, until_ms: int) -> list[Interval]:
+        """Return the whole ones of a time, in order."""
+        first = -(-since_ms // self.width_ms) * self.width_ms
+        return [(at, at + self.width_ms) for at in range(first, until_ms - self.width_ms + 1, self.width_ms)]
+
+
+class Begun(NamedTuple):
+    """A time by which a group had begun, in milliseconds since the epoch, and with which origin, as text.
+
+    A rollback to before its first landing lets it begin anew, with another one.
+    """
+
+    at_ms: int
+    origin: str
+
+    @classmethod
+    def first_of(cls, spans: Iterable[Interval], entry: TopicEntry) -> Begun | None:
+        """Return that the group had begun by the first of these spans; None without one."""
+        first = min((start for start, _ in spans), default=None)
+        return None if first is None else cls(first, cls.text_of(entry))
+
+    def holds(self, span: Interval, entry: TopicEntry) -> bool:
+        """Tell whether it says that the group had begun by a span's start."""
+        return self.at_ms <= span[0] and self.origin == self.text_of(entry)
+
+    @staticmethod
+    def text_of(entry: TopicEntry) -> str:
+        """Return the origin as text."""
+        return ",".join(f"{partition}:{offset}" for partition, offset in sorted(entry.origin.items()))
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that was told up to a telling.
+
+    `spans` are the times of the partitions that were told. `landed` are the offsets that the table held then. `waiting`
+    are rows that landed late in a told partition, by its start, and are still to be told. `begun` says, by topic, by
+    when the group had begun: seen when Kafka still had the records of then.
+    """
+
+    number: int = 0
+    spans: tuple[Interval, ...] = ()
+    landed: Mapping[Incarnation, RangeSet] = field(default_factory=dict)
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    begun: Mapping[Incarnation, Begun] = field(default_factory=dict)
+
+    def has(self, span: Interval) -> bool:
+        """Tell whether a partition was told."""
+        return any(start <= span[0] and span[1] <= end for start, end in overlapping(self.spans, *span))
+
+    def unseen(self, ledger: Ledger) -> RangeSet:
+        """Return the offsets that the table has got since; none while nothing was told."""
+        if not self.spans:
+            return RangeSet()
+        return union(ranges - self.landed.get(key, RangeSet()) for key, ranges in landed_of(ledger).items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            "number": self.number,
+            "spans": [list(span) for span in self.spans],
+            "landed": [[*key, encode_ranges(ranges, key[0])] for key, ranges in self.landed.items()],
+            "waiting": [list(one) for one in self.waiting.items()],
+            "begun": [[*key, *one] for key, one in self.begun.items()],
+        }
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Told:
+        """Read what `to_json` gave."""
+        return cls(
+            int(value["number"]),
+            tuple((start, end) for start, end in value["spans"]),
+            {(topic, topic_id): decode_ranges(text, topic) for topic, topic_id, text in value["landed"]},
+            dict(value["waiting"]),
+            {(topic, topic_id): Begun(*one) for topic, topic_id, *one in value["begun"]},
+        )
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What is told now: the partitions by their starts, and how many late rows those have that are told again."""
+
+    new: tuple[int, ...]
+    reopened: Mapping[int, int]
+    after: Told
+
+    @property
+    def starts(self) -> list[int]:
+        """The starts of all partitions that are told, sorted."""
+        return sorted([*self.new, *self.reopened])
+
+
+def landed_of(ledger: Ledger) -> dict[Incarnation, RangeSet]:
+    """Return what a table holds, by topic."""
+    return {(one.topic, one.topic_id): entry.landed for one, entry in ledger.topics.items() if entry.landed}
+
+
+def late_of(before: Told, found: Mapping[int, int]) -> dict[int, int]:
+    """Return the late rows that are still to be told: those just found, and those found before."""
+    starts = sorted({*before.waiting, *found})
+    return {start: before.waiting.get(start, 0) + found.get(start, 0) for start in starts}
+
+
+def candidates(before: Told, every: Every, since_ms: int, until_ms: int, late: Iterable[int]) -> list[Interval]:
+    """Return the partitions that may have to be told, in order.
+
+    :param late: the starts of those that have late rows.
+    """
+    untold = [span for span in every.between(since_ms, until_ms) if not before.has(span)]
+    return sorted({*untold, *((start, start + every.width_ms) for start in late)})
+
+
+def tell(
+    before: Told,
+    ledger: Ledger,
+    late: Mapping[int, int],
+    complete: Collection[Interval],
+    by_origin: Mapping[Incarnation, Collection[Interval]] | None = None,
+) -> Telling | None:
+    """Return what is to be told, the oldest first; None if that is nothing.
+
+    :param late: see `late_of`.
+    :param complete: the candidates that are complete.
+    :param by_origin: by topic, those that are because the group had begun by then.
+    """
+    spans = sorted(complete)[:MOST_TOLD]
+    if not spans:
+        return None
+    reopened = {start: late[start] for start, _ in spans if start in late}
+    after = Told(
+        before.number + 1,
+        coalesce([*before.spans, *spans]),
+        landed_of(ledger),
+        {start: rows for start, rows in late.items() if start not in reopened},
+        {**before.begun, **_begun(before, ledger, by_origin or {}, spans)},
+    )
+    return Telling(tuple(start for start, _ in spans if start not in late), reopened, after)
+
+
+def _begun(
+    before: Told, ledger: Ledger, by_origin: Mapping[Incarnation, Collection[Interval]], told: Collection[Interval]
+) -> dict[Incarnation, Begun]:
+    """Return what is known anew of when the group had begun, by topic."""
+    found = {}
+    for identity, entry in ledger.topics.items():
+        key = identity.topic, identity.topic_id
+        one = Begun.first_of((span for span in told if span in by_origin.get(key, ())), entry)
+        known = before.begun.get(key)
+        if one is not None and (known is None or known.origin != one.origin):
+            found[key] = one
+    return found

@@ -1,0 +1,104 @@
+"""What a person is asked to agree to before it is written: which offsets, exactly, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.landing.plan import RangesGone
+from airflow_lakestream.core.landing.report import triples
+from airflow_lakestream.core.ledger import Ledger, union
+from airflow_lakestream.core.policies import choose
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.watching.asking import Places, run_now
+from airflow_lakestream.watching.causes import some
+from airflow_lakestream.watching.freshness.completeness import Completing, Step
+from airflow_lakestream.watching.source import Source, ask_kafka
+
+
+class Change(StrEnum):
+    """What is to be written: a receipt for lost records, or the records of a time in the place of their rows."""
+
+    LOSS = "loss"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The offsets that are to be written, and what that means, in words."""
+
+    ranges: RangeSet
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; the ranges as `mode="ranges"` takes them."""
+        return {"ranges": triples(self.ranges), "text": self.text}
+
+
+@dataclass(frozen=True)
+class Proposing:
+    """A change of one topic's records in one Iceberg table. Raises InvalidArgument.
+
+    :param start: begin of the time whose landed records are replaced; with `end`, for `"replace"` alone.
+    """
+
+    change: str
+    topic: str
+    table: str
+    consumer_group: str
+    start: Any = None
+    end: Any = None
+    kafka_conn_id: str = "kafka_default"
+    iceberg_conn_id: str = "iceberg_default"
+
+    def propose(self, places: Places) -> Proposal:
+        """Look at the ledger and at Kafka; change nothing.
+
+        Raises NotThere, RangesGone where Kafka no longer has what is to be replaced, and what a look raises.
+        """
+        step = self._loss if choose(Change, "change", self.change) is Change.LOSS else self._replace
+        proposal: Proposal = run_now(step(places))
+        return proposal
+
+    @property
+    def _source(self) -> Source:
+        return Source(
+            topic=self.topic,
+            table=self.table,
+            consumer_group=self.consumer_group,
+            kafka_conn_id=self.kafka_conn_id,
+            iceberg_conn_id=self.iceberg_conn_id,
+        )
+
+    def _loss(self, places: Places) -> Step:
+        books = yield from self._source.read_books(places)
+        [(_, _, lost)] = yield from self._source.unread_ranges(places, books)
+        text = (
+            f"Kafka has removed {lost.width} offsets of {self.topic} that {self.table} does not hold: {some(lost)}. "
+            f"Shall the ledger of {self.consumer_group} say that they are lost? The stream then goes on without them, "
+            "and no run looks for them again. If there is a copy of these records, land it first."
+        )
+        return Proposal(lost, text)
+
+    def _replace(self, places: Places) -> Step:
+        start, end = (arguments.milliseconds(name, getattr(self, name)) for name in ("start", "end"))
+        books = yield from self._source.read_books(places)
+        ledger: Ledger = books.ledger
+        watch = yield ask_kafka(places, self.kafka_conn_id)
+        completing = Completing(watch, self.kafka_conn_id, self.table)
+        backlog = yield from completing.backlog(ledger, self.topic)
+        lows, highs = (yield completing.boundaries(backlog, start)), (yield completing.boundaries(backlog, end))
+        asked = union(RangeSet.of(self.topic, p, low.offset, highs[p].offset) for p, low in lows.items())
+        landed = backlog.entry.landed & asked
+        below = union(RangeSet.of(self.topic, p, 0, marks.low) for p, marks in backlog.state.marks.items())
+        if gone := landed & below:
+            raise RangesGone(gone, self.table)
+        text = (
+            f"{self.table} holds {landed.width} offsets of {self.topic} from {iso(start)} to {iso(end)}: "
+            f"{some(landed)}. Shall their rows be taken out, and the records be read and decoded again? It is one "
+            "snapshot, which a rollback takes back."
+        )
+        return Proposal(landed, text)

@@ -1,0 +1,98 @@
+"""Writes what can't be taken back lightly, once a person has agreed: receipts for lost records, or a replace.
+
+Kafka's retention was faster than the stream, and the ledger is to say that the records are lost. Or the records of some
+hours are to be decoded again. `look` finds the offsets, `approve` shows them to a person, under "Required Actions" of
+Airflow's UI, and `write` writes these offsets and no others: what is lost or landed meanwhile is not among them. Who
+has agreed stands in Airflow's database. Rejected, or without an answer for two days, nothing is written.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowSkipException
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import DAG, AssetAlias, Param, task
+
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+
+with DAG(
+    dag_id="lake_repairs",
+    schedule=None,
+    max_active_runs=1,
+    tags=["lakestream"],
+    description=__doc__.partition("\n")[0],
+    doc_md=__doc__,
+    params={
+        "change": Param(
+            "loss",
+            enum=["loss", "replace"],
+            values_display={"loss": "Write down lost records", "replace": "Replace the rows of a time"},
+            title="Change",
+            description="What is to be written.",
+        ),
+        "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic."),
+        "table": Param(
+            "lake.clickstream",
+            type="string",
+            pattern=r"^[^.\s]+(\.[^.\s]+)+$",
+            title="Table",
+            description="Iceberg table that the topic is landed in, as namespace.table.",
+        ),
+        "consumer_group": Param(
+            "clickstream_to_lake",
+            type="string",
+            minLength=1,
+            title="Consumer group",
+            description="Whose ledger is changed: the id of the DAG that lands, unless it has another.",
+        ),
+        "interval_start": Param(
+            None,
+            type=["null", "string"],
+            format="date-time",
+            title="From",
+            description="Begin of the time whose rows are replaced.",
+        ),
+        "interval_end": Param(
+            None,
+            type=["null", "string"],
+            format="date-time",
+            title="Until",
+            description="End of the time whose rows are replaced, exclusive.",
+        ),
+    },
+) as dag:
+
+    @task
+    def look(params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the offsets that are to be written, and what that means; skip the rest where there are none."""
+        from airflow_lakestream.hooks.places import AirflowPlaces
+        from airflow_lakestream.watching.proposals import Proposing
+
+        given = params or {}
+        named = {name: given[name] for name in ("change", "topic", "table", "consumer_group")}
+        asked = Proposing(**named, start=given["interval_start"], end=given["interval_end"])
+        found = asked.propose(AirflowPlaces())
+        if not found.ranges:
+            raise AirflowSkipException("There is nothing to write: the ledger and Kafka are at one.")
+        return found.to_dict()
+
+    approve = ApprovalOperator(
+        task_id="approve",
+        subject="{{ params.change }} of {{ params.topic }} in {{ params.table }}",
+        body="{{ ti.xcom_pull(task_ids='look')['text'] }}",
+        response_timeout=timedelta(days=2),
+    )
+    write = KafkaExtractOperator(
+        task_id="write",
+        topic="{{ params.topic }}",
+        table="{{ params.table }}",
+        consumer_group="{{ params.consumer_group }}",
+        mode="ranges",
+        ranges="{{ ti.xcom_pull(task_ids='look')['ranges'] | tojson }}",
+        replace="{{ params.change == 'replace' }}",
+        on_data_loss="{{ 'record' if params.change == 'loss' else 'fail' }}",
+        outlets=[AssetAlias("lake_repairs")],
+    )
+    look() >> approve >> write
