@@ -49,17 +49,6 @@ class OtherInputs(LakestreamError, Terminal):
         super().__init__(f"checkpoint {location}: {problem}. {remedy}")
 
 
-class StoreOverwrites(LakestreamError, Terminal):
-    """The checkpoint's store lets a file be created that is there: each of many drivers would hold the lease."""
-
-    def __init__(self, location: str) -> None:
-        super().__init__(
-            f"checkpoint {location}: its store has created a file that was there, so that two drivers could each hold "
-            "the lease. Nothing was started. Take a store with conditional writes: a disk, S3, Google Cloud Storage, "
-            "Azure, or one that is as strict; `lakestream doctor` tries it."
-        )
-
-
 class LeaseLost(LakestreamError, Transient):
     """Another driver has taken over, since this one's heartbeats were late."""
 
@@ -146,8 +135,8 @@ class Lease:
         :param ttl: seconds without a heartbeat after which the driver counts as vanished.
         :param properties: opens its object store, see `open_folder`.
 
-        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to something else, and
-        StoreOverwrites where nobody could tell.
+        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to something else, and what
+        `DriverFolder.create` raises.
         """
         folder = DriverFolder(location, properties)
         newest, known = _newest(folder)
@@ -170,7 +159,7 @@ class Lease:
             ttl=ttl,
         )
         # Check both: the file may have been created, and then deleted by a newer holder.
-        if not _create(folder, location, record) or _newest(folder)[0] != record.generation:
+        if not folder.create(_file(record.generation), asdict(record)) or _newest(folder)[0] != record.generation:
             raise LeaseHeld(location, _newest(folder)[1])
         for old in range(max(1, newest - 1), newest):
             folder.remove(_file(old))
@@ -267,18 +256,6 @@ def _is_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:
 
 def _file(generation: int) -> str:
     return f"{_NAME}{generation:08d}.json"
-
-
-def _create(folder: DriverFolder, location: str, record: LeaseRecord) -> bool:
-    """Create a lease's file; tell whether it was this process. Raises StoreOverwrites."""
-    name = _file(record.generation)
-    if not folder.create(name, asdict(record)):
-        return False
-    # A store without conditional writes would let every driver think so.
-    if folder.create(name, asdict(record)):
-        folder.remove(name)
-        raise StoreOverwrites(location)
-    return True
 
 
 def _newest_generation(folder: DriverFolder) -> int:

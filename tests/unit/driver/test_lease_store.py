@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.driver import driver_folder
-from airflow_lakestream.driver.lease import Lease, StoreOverwrites, read_lease
+from airflow_lakestream.driver.driver_folder import DriverFolder, StoreOverwrites
+from airflow_lakestream.driver.lease import Lease, read_lease
+from airflow_lakestream.driver.submission import Submissions
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.stores.folders import LocalFolder
 
@@ -27,6 +29,32 @@ def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path, monkeypatc
         Lease.take(place, "f", "a test")
     assert isinstance(caught.value, Terminal)
     assert read_lease(place) is None
+
+    # The operator finds out before it launches a driver.
+    submissions = Submissions(place, "f", {}, 60)
+    with pytest.raises(StoreOverwrites):
+        submissions.claim(submissions.find(), "a test")
+    assert submissions.find().attempt == 0
+
+
+def test_a_file_that_is_deleted_meanwhile_speaks_for_no_such_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = []
+
+    class DeletedFolder(LocalFolder):
+        def create(self, path: str, content: bytes) -> bool:
+            created = super().create(path, content)
+            if not deleted:
+                deleted.append(path)
+                self.remove(path)
+            return created
+
+    monkeypatch.setattr(driver_folder, "open_folder", lambda location, properties: DeletedFolder(Path(location)))
+    folder = DriverFolder(str(tmp_path / "checkpoint"))
+    assert folder.create("a", {"n": 1})
+    assert not folder.create("a", {"n": 2})
+    assert folder.read("a") == {"n": 1}
 
 
 def test_a_lease_that_is_taken_stands_as_it_was_written(tmp_path: Path) -> None:
