@@ -8,8 +8,8 @@ A fork is safe only if no other thread holds a lock, since nobody would release 
 before this package makes any client, and not at all while other Python threads run. Native threads of a BLAS library
 are allowed: it handles forks itself.
 
-PyArrow's client of Azure shares its connections with the children, whose answers then mix: it ended them by SIGABRT. A
-process that has used it notes so, by `forbid_forks`, and forks no more.
+PyArrow's client of Azure shares its connections with processes that are forked later: their answers mix, and both fail.
+A process that has used it notes so, by `forbid_forks`, and forks no more.
 """
 
 from __future__ import annotations

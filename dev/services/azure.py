@@ -20,6 +20,7 @@ VERSION = "3.37.0"
 ACCOUNT = "lakestream"
 
 _READY_WITHIN_S = 60
+_ANSWERS = Path(__file__).with_name("azurite_answers.js")
 _PROGRAM = Path("node_modules", "azurite", "dist", "src", "blob", "main.js")
 
 
@@ -50,7 +51,6 @@ class Azure:
         authorities = {"blob_storage_authority": self.authority, "dfs_storage_authority": self.authority}
         schemes = {"blob_storage_scheme": "http", "dfs_storage_scheme": "http"}
         store = AzureFileSystem(ACCOUNT, account_key=self.key, **authorities, **schemes)
-        # To make one that is there fails: the answer is shorter than it says.
         if store.get_file_info(name).type is FileType.NotFound:
             store.create_dir(name)
         return name
@@ -72,9 +72,9 @@ def start(folder: ServiceFolder, programs: Path, owner: Owner | None) -> Azure:
     folder.prepare()
     (port,) = free_ports(1)
     node = _find("node")
-    command = [node, str(programs / _PROGRAM), "--blobHost", LOOPBACK, "--blobPort", str(port), "--silent"]
-    # A client may take a connection again after a minute: PyArrow's waits for half a minute where it is closed by then.
-    command += ["--blobKeepAliveTimeout", "120"]
+    command = [node, "--require", str(_ANSWERS), str(programs / _PROGRAM), "--silent"]
+    # A client may take a connection again after a minute.
+    command += ["--blobHost", LOOPBACK, "--blobPort", str(port), "--blobKeepAliveTimeout", "120"]
     # Clients are newer than it is.
     command += ["--location", str(folder.path / "data"), "--skipApiVersionCheck", "--disableTelemetry"]
     server = Azure(f"{LOOPBACK}:{port}", base64.b64encode(secrets.token_bytes(32)).decode(), 0, str(folder.path))
