@@ -14,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # It takes minutes the first time, which are no test's own.
 BUILD_S3 = from dev.services import s3; from dev.stack import HOME; s3.build(HOME / 'bin', print)
+BUILD_STORES = $(BUILD_S3); from dev.services import azure, gcs; gcs.build(HOME / 'bin', print); azure.install(HOME / 'bin', print)
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50
@@ -52,7 +53,8 @@ test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which ta
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) tests/services
 
-test-matrix: setup ## Run the contract of tables in each catalog: REST, Hive, Glue, PostgreSQL, MariaDB, within ten minutes (needs a JDK 17)
+test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure), within ten minutes (needs a JDK 17, Go, Node.js)
+	$(BIN)/python -c "$(BUILD_STORES)"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 tests/matrix
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)

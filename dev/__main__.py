@@ -34,6 +34,9 @@ def up(args: argparse.Namespace) -> None:
     others: dict[str, Callable[[], object]] = {
         "registry": stack.up_registry,
         "s3": stack.up_s3,
+        "gcs": stack.up_gcs,
+        "careless-gcs": partial(stack.up_gcs, careless=True),
+        "azure": stack.up_azure,
         "postgres": stack.up_postgres,
         "metastore": stack.up_metastore,
         "old-metastore": partial(stack.up_metastore, OLD),

@@ -30,8 +30,10 @@ from dev.processes import ProcessId
 from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
+from dev.services import azure as azure_service
 from dev.services import connect as connect_service
 from dev.services import flink as flink_service
+from dev.services import gcs as gcs_service
 from dev.services import glue as glue_service
 from dev.services import kafka as kafka_service
 from dev.services import mariadb as mariadb_service
@@ -43,9 +45,11 @@ from dev.services import s3 as s3_service
 from dev.services import spark as spark_service
 from dev.services import yarn as yarn_service
 from dev.services.airflow import Airflow
+from dev.services.azure import Azure
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
 from dev.services.flink import Flink, FlinkDaemon
+from dev.services.gcs import Gcs
 from dev.services.glue import Glue
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
@@ -154,6 +158,23 @@ class Stack:
             return s3_service.start(folder, s3_service.build(self.home / "bin", self._say), self._owner)
 
         return self._up("s3", start, lambda s3: s3.url)
+
+    def up_gcs(self, *, careless: bool = False) -> Gcs:
+        """Have a healthy model of Google Cloud Storage: the running one, or a new one; see `gcs` for `careless`."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Gcs:
+            program = gcs_service.build(self.home / "bin", self._say)
+            return gcs_service.start(folder, program, self._owner, careless=careless)
+
+        return self._up("careless-gcs" if careless else "gcs", start, lambda gcs: gcs.url)
+
+    def up_azure(self) -> Azure:
+        """Have a healthy Azure: the running one, or a new one."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Azure:
+            return azure_service.start(folder, azure_service.install(self.home / "bin", self._say), self._owner)
+
+        return self._up("azure", start, lambda azure: azure.authority)
 
     def up_postgres(self) -> Postgres:
         """Have a healthy PostgreSQL with logical decoding: the running one, or a new one."""

@@ -10,11 +10,23 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.stores.folders import open_folder
 
 _SUFFIX = ".lakestream"
 # A random value per file: `create` recognizes its own file by it, even if another process wrote the same content.
 _NONCE = "nonce"
+
+
+class StoreOverwrites(LakestreamError, Terminal):
+    """The checkpoint's store creates a file that is there: each of many drivers would hold the lease."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(
+            f"checkpoint {location}: its store has created a file that was there, so that two drivers could each hold "
+            "the lease. Nothing was started. Take a store with conditional writes: a disk, S3, Google Cloud Storage, "
+            "Azure, or one that is as strict."
+        )
 
 
 class DriverFolder:
@@ -25,6 +37,7 @@ class DriverFolder:
     """
 
     def __init__(self, checkpoint_location: str, properties: Mapping[str, str] | None = None) -> None:
+        self._location = checkpoint_location
         self._store = open_folder(checkpoint_location.rstrip("/") + _SUFFIX, properties)
 
     def names(self) -> list[str]:
@@ -49,7 +62,17 @@ class DriverFolder:
         self._store.write(name, _encoded(value))
 
     def create(self, name: str, value: Mapping[str, Any]) -> bool:
-        """Create a file. Returns False if another process created it first."""
+        """Create a file. Returns False if another process created it first. Raises StoreOverwrites."""
+        if not self._create(name, value):
+            return False
+        # A store that ignores the condition would tell each process that it was the first. Twice: once may be because
+        # the file was deleted meanwhile.
+        if self._create(name, value) and self._create(name, value):
+            self.remove(name)
+            raise StoreOverwrites(self._location)
+        return True
+
+    def _create(self, name: str, value: Mapping[str, Any]) -> bool:
         return self._store.create(name, _encoded({**value, _NONCE: uuid.uuid4().hex}))
 
     def remove(self, name: str) -> None:

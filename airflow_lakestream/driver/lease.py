@@ -137,7 +137,8 @@ class Lease:
         :param ttl: seconds without a heartbeat after which the driver counts as vanished.
         :param properties: opens its object store, see `open_folder`.
 
-        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to something else.
+        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to something else, and what
+        `DriverFolder.create` raises.
         """
         folder = DriverFolder(location, properties)
         newest, known = _newest(folder)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -13,6 +16,8 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
+from airflow_lakestream.runtime.processes import forbid_forks
+from airflow_lakestream.stores import azure
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
@@ -63,6 +68,31 @@ def check_table(table: Table) -> None:
     """Refuse a table that can't be written here. Raises FormatVersionTooNew, and InvalidArgument for its properties."""
     check_version(table.metadata, name_of(table))
     check_properties(table.metadata.properties)
+
+
+def check_store(table: Table) -> None:
+    """Refuse a place that the table's client can't open; note a client that does not survive a fork.
+
+    Raises InvalidArgument.
+    """
+    place = urlsplit(table.location())
+    if place.scheme not in azure.SCHEMES:
+        return
+    problem = ""
+    if isinstance(table.io, PyArrowFileIO):
+        forbid_forks("PyArrow's client of Azure")
+        problem = (
+            "names its account, which PyArrow's client of Azure does not understand" if "@" in place.netloc else ""
+        )
+    elif find_spec("adlfs") is None:
+        problem = "is opened by adlfs, which is not installed"
+    if problem:
+        raise InvalidArgument(
+            "iceberg_conn_id",
+            f"{name_of(table)}: its place {table.location()} {problem}.",
+            f'Install adlfs; or say "py-io-impl": "{PyArrowFileIO.__module__}.{PyArrowFileIO.__name__}" in the extra, '
+            f"with adls.account-name and a warehouse {place.scheme}://container/path.",
+        )
 
 
 def check_version(metadata: TableMetadata, name: str) -> None:

@@ -103,6 +103,7 @@ class IcebergSink(TableSink[DataFile]):
             self._first = self._first or FirstLook()
             return self._missing_table()
         self._check_name()
+        fitness.check_store(self._table)
         self._change = self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)

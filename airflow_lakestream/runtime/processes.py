@@ -7,6 +7,9 @@ memory; nothing of it is in arguments, the environment or files.
 A fork is safe only if no other thread holds a lock, since nobody would release it in the child. So children are forked
 before this package makes any client, and not at all while other Python threads run. Native threads of a BLAS library
 are allowed: it handles forks itself.
+
+PyArrow's client of Azure shares its connections with processes that are forked later: their answers mix, and both fail.
+A process that has used it notes so, by `forbid_forks`, and forks no more.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ PATIENCE = 10.0
 _LOOK = 0.002
 
 
+# Why this process must not fork any more; its children have a list of their own.
+_forbidden: list[str] = []
+
+
 class ProcessDied(LakestreamError, Transient):
     """A child process ended without notice."""
 
@@ -54,6 +61,12 @@ class FailedInChild(LakestreamError, Transient):
     """A child's error that can't be sent as it is; this has its text."""
 
 
+def forbid_forks(why: str) -> None:
+    """Note that this process has used something that would not survive a fork."""
+    if why not in _forbidden:
+        _forbidden.append(why)
+
+
 def can_fork(idle_threads: Sequence[str] = ()) -> bool:
     """Tell whether forking is safe here and now; if not, the log says why, for debugging.
 
@@ -61,6 +74,9 @@ def can_fork(idle_threads: Sequence[str] = ()) -> bool:
     """
     if not sys.platform.startswith("linux"):
         # macOS frameworks do not survive a fork; Windows has none.
+        return False
+    if _forbidden:
+        log.debug("One process reads: forking is unsafe after the use of %s.", ", ".join(_forbidden))
         return False
     names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     others = [name for name in names if not any(idle in name for idle in idle_threads)]

@@ -1,9 +1,9 @@
 """A checkpoint's folder, wherever it is: files are read and written as a whole, and created by one process only.
 
 What each place guarantees: on local disks and NFS a file appears as a whole, and only one process can create it (hard
-link, rename). S3 guarantees the same (a conditional PUT). On other stores, opened by fsspec, a file being written may
-be seen in part, and two processes that create a file at the same moment may both believe that they did: there only the
-table's ledger decides.
+link, rename). S3, Google Cloud Storage and Azure guarantee the same (a conditional PUT). On other stores, opened by
+fsspec, a file being written may be seen in part, and two processes that create a file at the same moment may both
+believe that they did: there only the table's ledger decides.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.stores.object_store import open_store, options_of
-
-_S3 = ("s3", "s3a", "s3n")
-# PyIceberg opens these with a catalog's properties, as it does for tables.
-_OF_CATALOGS = ("gs", "abfs", "abfss", "wasb", "wasbs")
+from airflow_lakestream.stores.object_store import SCHEMES, open_location
 
 
 class Store(Protocol):
@@ -57,20 +53,21 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> S
     try:
         if scheme == "file":
             return LocalFolder(Path(rest))
-        if scheme in _S3:
-            return ObjectFolder(open_store(f"s3://{rest.strip('/')}", options_of(properties or {})))
-        return _fsspec(scheme, location, rest, properties)
+        if scheme in SCHEMES:
+            return ObjectFolder(open_location(location, properties or {}))
+        return _fsspec(scheme, location)
     except (ImportError, ValueError) as e:
         raise InvalidArgument(
             "checkpoint_location",
             f"{location!r} can't be opened: {e}.",
-            "S3 needs the package obstore (pip install 'airflow-lakestream[spark]'), other stores need fsspec's.",
+            "S3, Google Cloud Storage and Azure need the package obstore (pip install 'airflow-lakestream[spark]'), "
+            "other stores need fsspec's.",
         ) from e
 
 
 def is_object_store(location: str) -> bool:
     """Tell whether a location needs a connection's settings."""
-    return _split(location)[0] in (*_S3, *_OF_CATALOGS)
+    return _split(location)[0] in SCHEMES
 
 
 class LocalFolder:
@@ -238,15 +235,10 @@ class FsspecFolder:
             return
 
 
-def _fsspec(scheme: str, location: str, rest: str, properties: Mapping[str, str] | None) -> FsspecFolder:
-    if scheme in _OF_CATALOGS and properties:
-        from pyiceberg.io.fsspec import FsspecFileIO
+def _fsspec(scheme: str, location: str) -> FsspecFolder:
+    import fsspec
 
-        fs = FsspecFileIO(dict(properties)).get_fs(scheme, rest.lstrip("/").split("/")[0])
-    else:
-        import fsspec
-
-        fs = fsspec.filesystem(scheme)
+    fs = fsspec.filesystem(scheme)
     return FsspecFolder(fs, str(fs._strip_protocol(location)).rstrip("/"))
 
 

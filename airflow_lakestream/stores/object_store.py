@@ -1,11 +1,18 @@
-"""A folder of an object store, opened by obstore: only obstore can create a file on condition that it is missing."""
+"""A folder of an object store, opened by obstore: only obstore can create a file on condition that it is missing.
+
+S3 and Azure are asked by `If-None-Match`, Google Cloud Storage by `x-goog-if-generation-match`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
 
-# Of delta-rs' options these belong to the HTTP client, the others to the store.
+from airflow_lakestream.stores import azure, gcs
+
+_S3 = ("s3", "s3a", "s3n")
+SCHEMES = (*_S3, *gcs.SCHEMES, *azure.SCHEMES)
+# Of delta-rs' options these belong to the HTTP client, the others to the store. Each may have its store's prefix.
 _CLIENT = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"),
     *("pool_idle_timeout", "pool_max_idle_per_host", "http1_only", "http2_only", "proxy_ca_certificate"),
@@ -35,8 +42,29 @@ _ALIASES = {
 }
 
 
+def open_location(location: str, properties: Mapping[str, Any]) -> Any:
+    """Return the store rooted at a location, by a catalog's properties or delta-rs' storage options.
+
+    :param location: of one of `SCHEMES`.
+
+    Raises ModuleNotFoundError without obstore, ValueError for options that can't work.
+    """
+    from obstore.exceptions import BaseError
+
+    scheme, _, rest = location.partition(":")
+    try:
+        if scheme in azure.SCHEMES:
+            return open_store(azure.url_of(location), azure.options_of(location, properties))
+        if scheme in gcs.SCHEMES:
+            return open_store(f"gs://{rest.strip('/')}", gcs.options_of(properties))
+        return open_store(f"s3://{rest.strip('/')}", options_of(properties))
+    except BaseError as e:
+        # Further lines are for those who debug obstore.
+        raise ValueError(str(e).partition("\n")[0].rstrip(".")) from e
+
+
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options, named as in delta-rs, of a catalog's properties.
+    """Return the storage options of S3, named as in delta-rs, of a catalog's properties.
 
     Storage options are returned as they are; properties of the catalog alone are left out.
     """
@@ -61,9 +89,13 @@ def open_store(url: str, options: Mapping[str, str]) -> Any:
     from obstore.store import from_url
 
     told = {key.lower(): value for key, value in options.items()}
-    client: dict[str, Any] = {
-        name: told.pop(key) for key in list(told) if (name := key.removeprefix("aws_")) in _CLIENT
-    }
+    client: dict[str, Any] = {name: told.pop(key) for key in list(told) if (name := _bare(key)) in _CLIENT}
     if "allow_http" in client:
         client["allow_http"] = str(client["allow_http"]).lower() == "true"
     return from_url(url, config=cast(Any, told), client_options=cast(Any, client))
+
+
+def _bare(option: str) -> str:
+    for prefix in ("aws_", "azure_", "google_"):
+        option = option.removeprefix(prefix)
+    return option

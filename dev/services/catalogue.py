@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from dev.services.airflow import Airflow
+from dev.services.azure import Azure
 from dev.services.connect import Connect
 from dev.services.flink import FlinkDaemon
+from dev.services.gcs import Gcs
 from dev.services.glue import Glue
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
@@ -35,6 +37,9 @@ HANDLES: dict[str, type[Service]] = {
     "kafka": Kafka,
     "registry": Registry,
     "s3": S3,
+    "gcs": Gcs,
+    "careless-gcs": Gcs,
+    "azure": Azure,
     "postgres": Postgres,
     "metastore": Metastore,
     "old-metastore": Metastore,

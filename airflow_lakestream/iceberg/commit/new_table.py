@@ -69,7 +69,13 @@ class NewTable:
                 )
                 raise InvalidArgument(argument, f"the catalog can't create {name}: {e}.", remedy) from e
             raise
-        return cls(catalog, name, transaction, made)
+        staged = cls(catalog, name, transaction, made)
+        try:
+            fitness.check_store(staged.table)
+        except InvalidArgument:
+            staged.drop_namespace_if_made()
+            raise
+        return staged
 
     def drop_namespace_if_made(self) -> None:
         """Leave no empty namespace behind when the table did not come to be; never raises."""

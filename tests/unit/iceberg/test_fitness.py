@@ -8,15 +8,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.noop import NoopCatalog
 
 from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit import hive
 from airflow_lakestream.iceberg.commit.hive import MetastoreDoesNotCompare
+from airflow_lakestream.iceberg.commit.new_table import NewTable
 from airflow_lakestream.iceberg.fitness import CatalogCantCommit
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.runtime import processes
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import to_schema
+from tests.support.table_formats import sqlite_catalog
 
 
 class OwnCatalog(NoopCatalog):
@@ -65,3 +71,41 @@ def test_other_catalogs_need_no_thrift() -> None:
     code = "import sys, airflow_lakestream.iceberg.sink; print({'thrift', 'hive_metastore'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+BY_PYARROW = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO", "adls.account-name": "acc"}
+BY_ADLFS = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+PATH, HOST = "abfss://lake/w", "abfss://lake@acc.dfs.core.windows.net/w"
+
+
+@pytest.mark.parametrize(
+    ("properties", "warehouse", "has_adlfs", "problem"),
+    [
+        (BY_PYARROW, PATH, False, ""),
+        (BY_PYARROW, HOST, True, r"names its account.*Install adlfs"),
+        (BY_ADLFS, HOST, False, r"adlfs, which is not installed.*pyiceberg\.io\.pyarrow\.PyArrowFileIO"),
+        (BY_ADLFS, HOST, True, ""),
+    ],
+    ids=["a container", "an account for pyarrow", "no adlfs", "an account for adlfs"],
+)
+def test_places_in_azure_that_the_client_can_not_open_are_refused(
+    properties: dict[str, str],
+    warehouse: str,
+    has_adlfs: bool,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_forbidden", [])
+    monkeypatch.setattr(fitness, "find_spec", lambda name: object() if has_adlfs else None)
+    catalog = load_catalog("mine", **{**sqlite_catalog(tmp_path), **properties, "warehouse": warehouse})
+    metadata = metadata_schema(("topic",))
+    design = TableDesign(metadata)
+    if problem:
+        with pytest.raises(InvalidArgument, match=problem):
+            NewTable.stage(catalog, "lake.t", to_schema(metadata), design)
+        assert not catalog.list_namespaces()
+    else:
+        assert NewTable.stage(catalog, "lake.t", to_schema(metadata), design).table.location().startswith(warehouse)
+    # The client of PyArrow alone does not survive a fork, and this process may have used it.
+    assert processes.can_fork(idle_threads=("",)) is (properties is not BY_PYARROW)

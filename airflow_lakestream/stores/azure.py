@@ -1,0 +1,79 @@
+"""Azure's Blob Storage and Data Lake: how a location, and a catalog's properties or delta-rs' options, open it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az")
+# PyIceberg's names.
+_OF_CATALOGS = {
+    "adls.account-name": "azure_storage_account_name",
+    "adls.account-key": "azure_storage_account_key",
+    "adls.sas-token": "azure_storage_sas_token",
+    "adls.tenant-id": "azure_tenant_id",
+    "adls.client-id": "azure_client_id",
+    "adls.client-secret": "azure_client_secret",
+    "adls.token": "azure_storage_token",
+}
+# Of a connection string, as Azure's portal shows it.
+_OF_STRINGS = {
+    "AccountName": "azure_storage_account_name",
+    "AccountKey": "azure_storage_account_key",
+    "SharedAccessSignature": "azure_storage_sas_token",
+    "BlobEndpoint": "azure_storage_endpoint",
+}
+# delta-rs' names without a prefix.
+_PLAIN = (
+    *("account_name", "account_key", "access_key", "sas_token", "sas_key"),
+    *("client_id", "client_secret", "tenant_id", "use_emulator"),
+)
+# Hosts that need no endpoint: the account says all.
+_PUBLIC = (".dfs.core.windows.net", ".blob.core.windows.net")
+_ACCOUNT, _ENDPOINT = "azure_storage_account_name", "azure_storage_endpoint"
+
+
+def url_of(location: str) -> str:
+    """Return a location as az://container/path."""
+    parts = urlsplit(location)
+    return f"az://{parts.netloc.partition('@')[0]}/{parts.path.strip('/')}"
+
+
+def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
+    """Return the storage options of a catalog's properties; storage options are returned as they are.
+
+    :param location: its host, `container@account.host`, tells what the properties leave out.
+    """
+    found = _of_string(str(properties.get("adls.connection-string") or ""))
+    found |= {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
+    for key, value in properties.items():
+        name = key.lower()
+        if name.startswith("azure_") or name in _PLAIN:
+            found[name] = str(value)
+    host = urlsplit(location).netloc.partition("@")[2]
+    if host and not any(name.endswith("account_name") for name in found):
+        found[_ACCOUNT] = host.split(".")[0]
+    if endpoint := _endpoint(properties, found.get(_ACCOUNT, "")):
+        found[_ENDPOINT] = endpoint
+    elif host and not host.endswith(_PUBLIC):
+        found.setdefault(_ENDPOINT, f"https://{host.replace('.dfs.', '.blob.', 1)}")
+    if found.get(_ENDPOINT, "").startswith("http://"):
+        found["azure_allow_http"] = "true"
+    return found
+
+
+def _of_string(text: str) -> dict[str, str]:
+    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    return {option: parts[name].rstrip("/") for name, option in _OF_STRINGS.items() if name in parts}
+
+
+def _endpoint(properties: Mapping[str, Any], account: str) -> str:
+    """Return the address that properties name besides the account; "" where it is Azure's own."""
+    if host := properties.get("adls.account-host"):
+        return f"https://{host}"
+    if not (authority := properties.get("adls.blob-storage-authority")):
+        return ""
+    # As PyArrow does: an authority is a suffix of the account's host, or a server that has accounts in its path.
+    scheme = properties.get("adls.blob-storage-scheme") or "https"
+    return f"{scheme}://{account}{authority}" if authority.startswith(".") else f"{scheme}://{authority}/{account}"
