@@ -130,6 +130,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "on_error": "reject",
         "max_rejected": "5",
         "on_data_loss": "record",
+        "checks": {"not_null": "id"},
         "on_empty": "skip",
         "topic_url": "",
         "table_url": "",
