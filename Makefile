@@ -44,7 +44,7 @@ test: setup ## Run all tests: units first, then those on the real broker and the
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
 
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
-	$(BIN)/python -m pytest --numprocesses 1 --dist loadfile --max-worker-restart 0 tests/engines
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/engines
 
 test-spark: setup ## Run the bundled DAGs on a real Spark, and kill its drivers, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/spark
@@ -55,7 +55,7 @@ test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which ta
 
 test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure), within ten minutes (needs a JDK 17, Go, Node.js)
 	$(BIN)/python -c "$(BUILD_STORES)"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 tests/matrix
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 tests/matrix
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group kubernetes
