@@ -43,6 +43,7 @@ MANY_FILES = 400
 # Files that take minutes come first, so that no job is left alone with one of them in the end.
 LONGEST = (
     "test_cdc_hostile.py",
+    "test_flink.py",
     "test_submit_yarn.py",
     "test_spark_program.py",
     "test_spark_kills.py",
