@@ -9,6 +9,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,20 +37,13 @@ class CheckedDeltaSink(DeltaSink):
     """`DeltaSink` that commits only rows which have passed the checks.
 
     :param auditor: checks them.
+    :param options: of the sink without checks.
     """
 
     def __init__(
-        self,
-        auditor: Auditor,
-        tables: Tables,
-        table: str,
-        consumer_group: str,
-        design: TableDesign,
-        *,
-        allow_group_overlap: bool = False,
-        parts: int = 1,
+        self, auditor: Auditor, tables: Tables, table: str, consumer_group: str, design: TableDesign, **options: Any
     ) -> None:
-        super().__init__(tables, table, consumer_group, design, allow_group_overlap=allow_group_overlap, parts=parts)
+        super().__init__(tables, table, consumer_group, design, **options)
         self._examiner = Examiner(auditor, table)
 
     def load(self, run_id: str) -> TableState:

@@ -18,13 +18,14 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import Checkpoints
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.rest import Address, JobManager, JobState, SqlSession
+from airflow_lakestream.flink.rest import Address, FlinkUnreachable, JobManager, JobState, SqlSession
 
 log = logging.getLogger(__name__)
 
 _NOTE = "flink-job.json"
 _ENDS_WITHIN = 120.0
 _PAUSE = 0.5
+_LIVES = (JobState.RUNNING, JobState.STARTING)
 
 
 class JobEnded(LakestreamError, Transient):
@@ -81,14 +82,20 @@ class Jobs:
         return note is not None and note.program != self._config.program
 
     def running(self) -> str | None:
-        """Return the newest job if it runs and does what is wanted; one that does something else is canceled."""
+        """Return the newest job if it runs and does what is wanted; one that does something else is canceled.
+
+        Raises FlinkUnreachable if that one goes on: it would write beside the next one.
+        """
         note = self.note()
-        if note is None or note.savepoint or self.manager.state(note.job) not in (JobState.RUNNING, JobState.STARTING):
+        if note is None or note.savepoint or self.manager.state(note.job) not in _LIVES:
             return None
         if note.program == self._config.program:
             return note.job
         log.info("Job %s does what is not wanted any more. It is canceled.", note.job)
         self.cancel(note.job)
+        if self._state_at_end(note.job) in _LIVES:
+            late = TimeoutError(f"job {note.job} goes on {_ENDS_WITHIN:g} s after it was canceled")
+            raise FlinkUnreachable(self._config.manager_address.url, late)
         return None
 
     def submit_by(self, statements_of: Callable[[SqlSession], None], state: str) -> str:
@@ -111,11 +118,7 @@ class Jobs:
     def stop(self, job: str, within: float) -> str:
         """Stop a job with a savepoint, note it, and return its place once the job has ended. Raises FlinkRefused."""
         place = self.manager.stop(job, self._savepoints, within)
-        deadline = time.monotonic() + _ENDS_WITHIN
-        while (state := self.manager.state(job)) in (JobState.RUNNING, JobState.STARTING):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_PAUSE)  # The API has no call that waits.
+        state = self._state_at_end(job)
         note = self.note()
         if note is not None and note.job == job:
             whole = place if state is JobState.FINISHED else ""
@@ -124,6 +127,13 @@ class Jobs:
             # The savepoint is complete; but its files may not be in the branch: who restores it commits them.
             raise JobEnded(job, state, self.manager.why_failed(job))
         return place
+
+    def _state_at_end(self, job: str) -> JobState:
+        """Wait until a job has ended, and return its state; that of one which goes on for too long."""
+        deadline = time.monotonic() + _ENDS_WITHIN
+        while (state := self.manager.state(job)) in _LIVES and time.monotonic() < deadline:
+            time.sleep(_PAUSE)  # The API has no call that waits.
+        return state
 
     def cancel(self, job: str) -> None:
         """Cancel a job; its checkpoints stay. Raises nothing: who comes next finds the job, and adopts it."""

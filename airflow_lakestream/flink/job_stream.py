@@ -40,7 +40,7 @@ class JobStream(ABC):
     def start(self) -> str:
         """Submit a job, and return its id."""
 
-    def look(self) -> None:  # noqa: B027  # there may be nothing to do
+    def look(self) -> None:  # noqa: B027  # a script has nothing to do here
         """Do what is due while the job runs."""
 
     def moved(self) -> bool:
@@ -51,7 +51,7 @@ class JobStream(ABC):
     def ended(self, job: str, state: JobState) -> None:
         """Answer to a job that has ended though nobody asked it to. Raises JobEnded where that was wrong."""
 
-    def stopped(self, savepoint: str) -> None:  # noqa: B027  # as above
+    def stopped(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
         """Do what is left once the job was stopped on request."""
 
     def run(self) -> None:

@@ -50,7 +50,7 @@ class FlinkScriptRun(FlinkLanding):
         return ScriptConfig(**(kept | {"name": "dag.task", "script": self.script, "checkpoint_interval": 1.0} | config))
 
     @property
-    def jobs(self) -> Jobs:  # type: ignore[override]  # as above
+    def jobs(self) -> Jobs:  # type: ignore[override]  # a script has no landing's jobs
         return Jobs(self.configured())
 
     def rows(self, table: str = TABLE) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def test_each_window_is_there_once_over_a_kill_and_a_stop(run: FlinkScriptRun, p
     run.stop()
     other = run.start(script=run.script.replace("'1' MINUTE", "'2' MINUTE"))
     assert other.wait(60) != 0
-    assert "script: was changed, and the checkpoint has the state of the old one." in run.log
+    assert "script: was changed, or its Kafka or catalog was, and the checkpoint has the state of" in run.log
     assert run.note.job == kept
 
 

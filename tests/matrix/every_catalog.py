@@ -14,7 +14,7 @@ from tests.contract.test_races import *  # noqa: F403  # pytest collects these h
 from tests.contract.test_rejects import *  # noqa: F403  # pytest collects these here, too
 from tests.contract.test_sharing import *  # noqa: F403  # pytest collects these here, too
 from tests.support.broker import Producing, TopicOf, Topics
-from tests.support.catalogs import SPAWN, CatalogLake, land_each
+from tests.support.catalogs import CatalogLake, land_side_by_side
 from tests.support.lake import TABLE, assert_files_are_whole, assert_landed_once, events
 from tests.support.table_formats import Place
 
@@ -36,15 +36,9 @@ def test_two_processes_that_land_at_once_each_keep_what_they_land(
     name, count = topic(1), (LANDINGS if same else 2 * LANDINGS) * EACH
     produce(name, 0, events(0, 0, count))
     pieces = [(first, first + EACH) for first in range(0, count, EACH)]
-    answers, start = SPAWN.Queue(), SPAWN.Barrier(2)
     shares: Sequence[Sequence[tuple[int, int]]] = [pieces, pieces] if same else [pieces[::2], pieces[1::2]]
     # The first landing of either creates the table and its namespace, if the other's has not.
-    processes = [SPAWN.Process(target=land_each, args=(lake, name, share, start, answers)) for share in shares]
-    for process in processes:
-        process.start()
-    said = [answers.get(timeout=240) for share in shares for _ in share]
-    for process in processes:
-        process.join()
+    said = land_side_by_side(lake, name, shares)
 
     assert said == ["landed"] * len(said)
     assert_landed_once(lake, name, {0: count})

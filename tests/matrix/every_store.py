@@ -18,7 +18,7 @@ from airflow_lakestream.stores.folders import open_folder
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 from tests.support.broker import Producing, TopicOf, Topics
-from tests.support.catalogs import SPAWN, land_each
+from tests.support.catalogs import SPAWN, land_side_by_side
 from tests.support.faults import TIMEOUT, applied, before
 from tests.support.lake import assert_landed_once, events
 from tests.support.parallel_run import ParallelRun
@@ -76,13 +76,7 @@ def test_two_processes_that_land_at_once_each_keep_what_they_land(
     pieces = [(first, first + EACH) for first in range(0, count, EACH)]
     # First each its own, then both the same ones.
     shares = [pieces[start : 2 * LANDINGS : 2] + pieces[2 * LANDINGS :] for start in (0, 1)]
-    answers, start = SPAWN.Queue(), SPAWN.Barrier(2)
-    processes = [SPAWN.Process(target=land_each, args=(lake, name, share, start, answers)) for share in shares]
-    for process in processes:
-        process.start()
-    said = [answers.get(timeout=240) for share in shares for _ in share]
-    for process in processes:
-        process.join()
+    said = land_side_by_side(lake, name, shares)
 
     assert said == ["landed"] * len(said)
     assert_landed_once(lake, name, {0: count})

@@ -83,3 +83,15 @@ def land_each(lake: Lake, topic: str, ranges: Sequence[tuple[int, int]], start: 
             answers.put("landed")
         except Exception as e:  # noqa: BLE001  # another process raised it: the test gets it as its answer
             answers.put(repr(e))
+
+
+def land_side_by_side(lake: Lake, topic: str, shares: Sequence[Sequence[tuple[int, int]]]) -> list[str]:
+    """Land each share in a process of its own, at once; return what became of each range."""
+    answers, start = SPAWN.Queue(), SPAWN.Barrier(len(shares))
+    processes = [SPAWN.Process(target=land_each, args=(lake, topic, share, start, answers)) for share in shares]
+    for process in processes:
+        process.start()
+    said = [answers.get(timeout=240) for share in shares for _ in share]
+    for process in processes:
+        process.join()
+    return said

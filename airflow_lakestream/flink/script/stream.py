@@ -65,7 +65,7 @@ class ScriptStream(JobStream):
         if note is not None and note.program.split("/")[0] != self._script.state_of:
             raise InvalidArgument(
                 "script",
-                "was changed, and the checkpoint has the state of the old one.",
+                "was changed, or its Kafka or catalog was, and the checkpoint has the state of the old one.",
                 "Give another checkpoint_location, where the new script begins without a state; or put the old script "
                 "back.",
             )

@@ -78,6 +78,7 @@ class CheckedSink(IcebergSink):
     """`IcebergSink` that commits only rows which have passed the checks.
 
     :param auditor: checks them.
+    :param options: of the sink without checks.
     """
 
     _append_guard = PublishGuard
@@ -86,17 +87,9 @@ class CheckedSink(IcebergSink):
     _branch: Branch | None = None
 
     def __init__(
-        self,
-        auditor: Auditor,
-        catalog: Catalog,
-        table: str,
-        consumer_group: str,
-        design: TableDesign,
-        *,
-        allow_group_overlap: bool = False,
-        parts: int = 1,
+        self, auditor: Auditor, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, **options: Any
     ) -> None:
-        super().__init__(catalog, table, consumer_group, design, allow_group_overlap=allow_group_overlap, parts=parts)
+        super().__init__(catalog, table, consumer_group, design, **options)
         self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:

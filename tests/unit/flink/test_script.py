@@ -98,6 +98,8 @@ def test_comments_and_blanks_do_not_change_a_program_and_words_do(tmp_path: Path
     plain = configured(tmp_path)
     assert configured(tmp_path, script=f"-- why\n{INSERT};").state_of == plain.state_of
     assert configured(tmp_path, script=f"{INSERT} WHERE a").state_of != plain.state_of
+    assert configured(tmp_path, kafka={"bootstrap.servers": "other:9092"}).state_of != plain.state_of
+    assert configured(tmp_path, manager={"url": "http://moved:1"}).state_of == plain.state_of
     more = configured(tmp_path, parallelism=3)
     assert more.state_of == plain.state_of
     assert more.program != plain.program
@@ -170,4 +172,4 @@ def test_bundled_scripts_are_scripts(name: str) -> None:
 def test_names_that_would_be_more_than_names_are_refused(wrong: dict[str, str]) -> None:
     given_names = {"name": "clicks_by_minute", "topic": "t", "table": "lake.t", "group": "g"} | wrong
     with pytest.raises(InvalidArgument):
-        flink_script(**given_names)  # type: ignore[arg-type]  # all are texts
+        flink_script(**given_names)
