@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.job import Note
-from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
 from airflow_lakestream.flink.script.bundled import flink_script, flink_scripts
 from airflow_lakestream.flink.script.config import ScriptConfig
 from airflow_lakestream.flink.script.stream import ScriptFinished, ScriptStream, StateLost
@@ -157,6 +157,36 @@ def test_a_job_that_finished_is_done_and_any_other_end_is_an_error(tmp_path: Pat
     note = made.jobs.note()
     assert note is not None
     assert note.finished == "yes"
+
+
+class Manager:
+    """A JobManager whose job has these states, one after the other; the last stays."""
+
+    def __init__(self, *states: JobState) -> None:
+        self.states = [*states]
+        self.canceled: list[str] = []
+
+    def state(self, job: str) -> JobState:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def cancel(self, job: str) -> None:
+        self.canceled.append(job)
+
+
+def test_a_job_of_another_parallelism_has_ended_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_lakestream.flink.job._PAUSE", 0.0)
+    jobs = stream(tmp_path, note_of(tmp_path), parallelism=3).jobs
+    manager = Manager(JobState.RUNNING, JobState.RUNNING, JobState.CANCELED)
+    monkeypatch.setattr(jobs, "manager", manager)
+    assert jobs.running() is None
+    assert (manager.canceled, manager.states) == (["j"], [JobState.CANCELED])
+
+    monkeypatch.setattr("airflow_lakestream.flink.job._ENDS_WITHIN", 0.0)
+    monkeypatch.setattr(jobs, "manager", Manager(JobState.RUNNING))
+    with pytest.raises(FlinkUnreachable, match="job j goes on 0 s after it was canceled"):
+        jobs.running()
 
 
 @pytest.mark.parametrize("name", flink_scripts())
