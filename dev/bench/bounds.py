@@ -17,11 +17,15 @@ FIRST_COMMIT_S = 3
 
 @dataclass(frozen=True)
 class Ratio:
-    """The rate of one row over that of another is at least so much; with None it only informs."""
+    """The rate of one row over that of another is at least so much; with None it only informs.
+
+    :param most_cpu: instead, its CPU seconds over those of the other are at most so much.
+    """
 
     row: str
     over: str
     least: float | None
+    most_cpu: float | None = None
 
 
 RATIOS = (
@@ -43,6 +47,7 @@ RATIOS = (
     Ratio("app-avro-warm", "app-json-warm", 1),
     Ratio("app-protobuf-warm", "app-json-warm", 1),
     Ratio("app-json-warm", "json", None),
+    Ratio("app-joined-warm", "spark-joined-warm", None, most_cpu=2 / 3),
     Ratio("fan-out-executors", "fan-out-one", 1.5),
 )
 # Where nothing but the start counts: a large topic's first commit comes when `max_batch_bytes` is full.
@@ -94,7 +99,15 @@ def verdicts(samples: Sequence[Sample]) -> Iterator[Figure]:
 
 
 def _ratio(ratio: Ratio, rows: Mapping[str, Sequence[Sample]]) -> Figure:
-    value = (median(rows[ratio.row], "rate") or 0) / (median(rows[ratio.over], "rate") or 1)
+    over = f"/ {ratio.over}"
+    if (most := ratio.most_cpu) is not None:
+        value = _over(ratio, rows, "cpu_seconds")
+        return Figure(ratio.row, f"CPU {over}", value, "ratio", f"<= {most:.2f}", value <= most)
+    value = _over(ratio, rows, "rate")
     if ratio.least is None:
-        return Figure(ratio.row, f"rate / {ratio.over}", value, "ratio")
-    return Figure(ratio.row, f"rate / {ratio.over}", value, "ratio", f">= {ratio.least:g}", value >= ratio.least)
+        return Figure(ratio.row, f"rate {over}", value, "ratio")
+    return Figure(ratio.row, f"rate {over}", value, "ratio", f">= {ratio.least:g}", value >= ratio.least)
+
+
+def _over(ratio: Ratio, rows: Mapping[str, Sequence[Sample]], name: str) -> float:
+    return (median(rows[ratio.row], name) or 0) / (median(rows[ratio.over], name) or 1)

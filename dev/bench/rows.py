@@ -12,6 +12,8 @@ DDL = (
     "timestamp timestamp, event string, user_id string, site_id string, url string, on_site_seconds bigint, "
     "viewed_percent double"
 )
+# A function of the bundled DAGs, for our app and for plain Spark.
+JOINED = "dags.clickstream_frames.sites:with_sites"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,20 @@ ROWS = (
     Row("spark-cold", "Spark availableNow, cold, start not counted", "spark", group="spark"),
     Row("spark-start", "Spark availableNow, cold, start counted", "spark", group="spark"),
     *_landing_app("app-json", "JSON 200 B", "json", None, schema=DDL),
+    Row(
+        "spark-joined-warm",
+        "Spark availableNow, a small table joined, warm",
+        "spark",
+        group="spark-joined",
+        options={"transform": JOINED},
+    ),
+    Row(
+        "app-joined-warm",
+        "kafka_to_iceberg JSON 200 B, `transform` with the same join, warm",
+        "landing_app",
+        group="app-joined",
+        options={"schema": DDL, "transform": JOINED},
+    ),
     *_landing_app("app-avro", "Avro 200 B", "avro", 2, format="avro"),
     *_landing_app("app-protobuf", "Protobuf 200 B", "protobuf", 2, format="protobuf"),
     *(

@@ -42,17 +42,18 @@ def missing(row: Row, lab: Lab) -> str | None:
 def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     """Land the topic twice in one Spark session."""
     topic = lab.topic(rows[0].topic)
-    with lab.lake(f"spark-{number}") as lake:
+    with lab.lake(f"{rows[0].group}-{number}") as lake:
         arguments = {
             "bootstrap": lab.kafka.bootstrap,
             "topic": topic.name,
             "jars": HOME / "jars" / JARS.name,
             "folder": lake.folder,
+            **rows[0].options,
         }
         told, done = lab.run_program("spark_app", arguments, os.environ)
         found = {}
         for row in rows:
-            name = "warm" if row.name == "spark-warm" else "cold"
+            name = "warm" if row.name.endswith("-warm") else "cold"
             landed = lake.landed(name)
             if landed.rows != topic.records:
                 raise LandedWrong(row, topic.records, landed.rows)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +50,9 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--jars", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--transform", help="module:function, of the rows and the session")
     args = parser.parse_args()
+    transform = resolve_name(args.transform) if args.transform else None
     lake = Lake(args.folder)
     commits = args.folder / "commits.log"
     with Work() as start:
@@ -57,7 +61,7 @@ def main() -> None:
     for name in ("cold", "warm"):
         seen = commits.stat().st_size if commits.exists() else 0
         with Work() as work:
-            land(spark, args.bootstrap, args.topic, name, args.folder / f"checkpoint-{name}")
+            land(spark, args.bootstrap, args.topic, name, args.folder / f"checkpoint-{name}", transform)
         durations = [float(seconds) for seconds in _COMMIT.findall(commits.read_text()[seen:])]
         told[name] = {**work.told(), "commits": durations}
     spark.stop()
@@ -90,7 +94,14 @@ def session(lake: Lake, jars: Path, commits: Path) -> SparkSession:
     return builder.getOrCreate()
 
 
-def land(spark: SparkSession, bootstrap: str, topic: str, table: str, checkpoint: Path) -> None:
+def land(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    table: str,
+    checkpoint: Path,
+    transform: Callable[[DataFrame, SparkSession], DataFrame] | None,
+) -> None:
     """Run one query to its end."""
     records = (
         spark.readStream.format("kafka")
@@ -99,8 +110,9 @@ def land(spark: SparkSession, bootstrap: str, topic: str, table: str, checkpoint
         .option("startingOffsets", "earliest")
         .load()
     )
+    landed = rows(records)
     query = (
-        rows(records)
+        (transform(landed, spark) if transform else landed)
         .writeStream.format("iceberg")
         .outputMode("append")
         .trigger(availableNow=True)
