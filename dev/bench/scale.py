@@ -38,6 +38,8 @@ EXECUTORS = (1, 2)
 FILES = 10_000
 MIRRORS = (5_000_000, 25_000_000)
 CHANGES = (10_000, 200_000)
+# That the largest mirror remembers while it gets the most changes.
+DELETIONS = 10_000_000
 # The first one warms the session.
 BATCHES = 3
 # Of the CPU seconds that the driver may have of a landing of two million records, or of a merge of 200,000 changes.
@@ -85,7 +87,9 @@ def measure(lab: Lab, scale: float) -> Iterator[Figure]:
     yield from _landings(lab, cluster)
     for rows in MIRRORS:
         for count in CHANGES:
-            yield from _merges(lab, cluster, int(rows * scale), max(100, int(count * scale)))
+            most = (rows, count) == (MIRRORS[-1], CHANGES[-1])
+            deletions = int(DELETIONS * scale) if most else 0
+            yield from _merges(lab, cluster, int(rows * scale), max(100, int(count * scale)), deletions)
 
 
 def _landings(lab: Lab, cluster: Cluster) -> Iterator[Figure]:
@@ -128,8 +132,9 @@ def _write(config: AppConfig, lake: Lake, name: str, settings: Mapping[str, str]
     return str(one.write(lake.folder / f"{name}.json"))
 
 
-def _merges(lab: Lab, cluster: Cluster, rows: int, count: int) -> Iterator[Figure]:
+def _merges(lab: Lab, cluster: Cluster, rows: int, count: int, deletions: int) -> Iterator[Figure]:
     case = f"{count:,} changes of {rows:,} rows"
+    case += f", {deletions:,} deletions remembered" if deletions else ""
     topic = Filled(f"shop.public.orders-{rows}-{count}", count * BATCHES, 0)
     offsets = _send(lab, topic, rows, count)
     modes = MODES if "merge_mode" in {one.name for one in fields(MirrorConfig)} else MODES[:1]
@@ -144,7 +149,8 @@ def _merges(lab: Lab, cluster: Cluster, rows: int, count: int) -> Iterator[Figur
             for executors in EXECUTORS
         }
         arguments = {"folder": lake.folder, "table": f"{NAMESPACE}.orders", "topic": topic.name, "rows": rows}
-        arguments |= {"twins": ",".join([*names.values(), f"{NAMESPACE}.peer"]), "changes": count, "batches": BATCHES}
+        arguments |= {"twins": ",".join([*names.values(), f"{NAMESPACE}.peer"]), "changes": count}
+        arguments |= {"batches": BATCHES, "deletions": deletions}
         lab.run_program("mirrored_table", arguments, os.environ)
         cpu: dict[tuple[str, int], float] = {}
         written: dict[tuple[str, int], float] = {}

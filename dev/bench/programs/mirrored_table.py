@@ -1,4 +1,4 @@
-"""Makes a mirror of many rows, its twins in both formats, and decoded events for what merges into those."""
+"""Makes a mirror of many rows that remembers deletions, its twins in both formats, and decoded events for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.schema import Schema
 
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, PARTITION, POSITION
+from airflow_lakestream.cdc.iceberg import EntryTable, mirror_id
+from airflow_lakestream.cdc.merge.entries import PART_ENTRIES
+from airflow_lakestream.cdc.merge.memory import ROW, SUFFIX, entry_schema
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.tables.schema.types import arrow_schema
 from dev.bench.lake import Lake
 from dev.bench.programs.mirroring import decode, make, raw_batches, sink_of
 from dev.bench.shop import changes
@@ -29,16 +36,21 @@ def main() -> None:
     parser.add_argument("--twins", required=True, help="tables, with commas: other names of the same, and Delta's")
     parser.add_argument("--changes", type=int, required=True)
     parser.add_argument("--batches", type=int, required=True)
+    parser.add_argument("--deletions", type=int, required=True, help="what Iceberg's mirrors remember")
     args = parser.parse_args()
     lake = Lake(args.folder)
     catalog = lake.catalog()
     config = MirrorConfig(topic=args.topic, table=args.table, consumer_group="bench", key=["id"])
     make(lake, config, args.rows)
-    base = catalog.load_table(args.table).metadata_location
+    if args.deletions:
+        remember(lake, config, args.rows, args.deletions)
+    names = [name for name in (args.table, f"{args.table}{SUFFIX}") if catalog.table_exists(name)]
+    bases = {name.removeprefix(args.table): catalog.load_table(name).metadata_location for name in names}
     delta = list[str]()
     for twin in args.twins.split(","):
         if TableFormat.of(twin) is TableFormat.ICEBERG:
-            catalog.register_table(twin, base)
+            for suffix, base in bases.items():
+                catalog.register_table(f"{twin}{suffix}", base)
         elif delta:
             shutil.copytree(delta[0], twin)
         else:
@@ -53,6 +65,19 @@ def main() -> None:
         files = [pq.read_table(file["file_path"].removeprefix("file://")) for file in handed["files"]]
         pq.write_table(pa.concat_tables(files), args.folder / f"events-{batch}.parquet")
     args.result.write_text("{}")
+
+
+def remember(lake: Lake, config: MirrorConfig, rows: int, count: int) -> None:
+    """Remember deletions of keys from all over the table, which have come back since."""
+    catalog = lake.catalog()
+    mirror = catalog.load_table(config.table)
+    key = arrow_schema(Schema(mirror.schema().find_field("id")))
+    entries = EntryTable(catalog, config.table, mirror_id(mirror.metadata), key)
+    for start in range(0, count, PART_ENTRIES):
+        numbers = np.arange(start, min(start + PART_ENTRIES, count))
+        columns = {"id": numbers * rows // count, COMMIT: numbers * 0, POSITION: numbers, PARTITION: numbers * 0}
+        part = pa.table({**columns, OFFSET: numbers, ROW: pa.nulls(len(numbers), pa.binary())})
+        entries.add(part.cast(entry_schema(key)))
 
 
 if __name__ == "__main__":
