@@ -46,8 +46,8 @@ test: setup ## Run all tests: units first, then those on the real broker and the
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/engines
 
-test-spark: setup ## Run the bundled DAGs on a real Spark, and kill its drivers, within ten minutes (needs a JDK 17)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/spark
+test-spark: setup ## Run what takes Spark minutes: bundled DAGs, hostile mirrors, functions, killed drivers (needs a JDK 17)
+	$(BIN)/python -m pytest $(SPREAD) tests/spark
 
 test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which take minutes to come up (needs a JDK 17)
 	$(BIN)/python -c "$(BUILD_S3)"
@@ -90,13 +90,13 @@ fuzz: setup ## Fuzz the decoders with N payloads of each format, and tables with
 
 soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
 	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 0 \
-		tests/spark/test_spark_kills.py tests/integration/test_spark_fan_out_crashes.py \
-		tests/integration/test_spark_frames.py tests/integration/test_spark_same_as_extract.py \
+		tests/spark/test_spark_kills.py tests/spark/test_spark_fan_out_crashes.py \
+		tests/spark/test_spark_frames.py tests/spark/test_spark_same_as_extract.py \
 		-k 'killed_at_random and not delta or frames and killed or every_way and json-with-all'
 
 soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
-		-s tests/integration/test_cdc_hostile.py
+		-s tests/spark/test_cdc_hostile.py
 
 soak-connect: setup ## Kafka Connect's worker killed KILLS=50 times at random under Iceberg's sink; SEED=0 (needs a JDK 17)
 	LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s tests/engines/test_connect.py \

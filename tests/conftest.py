@@ -44,7 +44,6 @@ MANY_FILES = 400
 LONGEST = (
     "test_cdc_hostile.py",
     "test_flink.py",
-    "test_submit_yarn.py",
     "test_spark_program.py",
     "test_spark_kills.py",
     "test_spark_frames.py",

@@ -40,7 +40,7 @@ CASES = {
     "stuck": ["integration/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
     "the checkpoint is damaged or lost": [
         "integration/test_spark_failures.py::test_a_damaged_checkpoint_is_refused_and_without_it_each_record_lands_once",
-        "integration/test_spark_query.py::test_a_checkpoint_that_is_deleted_costs_nothing",
+        "spark/test_spark_query.py::test_a_checkpoint_that_is_deleted_costs_nothing",
     ],
     "Records are gone from Kafka": [
         "integration/test_loss_and_recreation.py::"

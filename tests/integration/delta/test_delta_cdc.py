@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -24,18 +25,14 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def done_by_tasks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Let executors work on the smallest files; count the tasks that Spark has run for each kind of work."""
+    """Let executors work on the smallest files; count what other processes than the driver did, by kind of work."""
     monkeypatch.setattr(mirror, "LEAST_BYTES", 0)
     done, each = Counter[str](), Executors.each
 
     def counted(self: Executors, work: Any, *rest: Any) -> Any:
-        group, tracker = self.context.getLocalProperty("spark.jobGroup.id"), self.context.statusTracker()
-        before = set(tracker.getJobIdsForGroup(group))
-        answers = each(self, work, *rest)
-        for job in set(tracker.getJobIdsForGroup(group)) - before:
-            stages = [tracker.getStageInfo(number) for number in tracker.getJobInfo(job).stageIds]
-            done[type(work).__name__] += sum(one.numCompletedTasks for one in stages if one is not None)
-        return answers
+        answers = each(self, lambda item: (os.getpid(), work(item)), *rest)
+        done[type(work).__name__] += sum(process != os.getpid() for process, _ in answers)
+        return [answer for _, answer in answers]
 
     monkeypatch.setattr(Executors, "each", counted)
     return done
