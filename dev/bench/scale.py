@@ -194,11 +194,11 @@ def _mirror(
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
     landing = {"table": table, "key": ["id"], **more}
-    limits = {"max_batches": 1, "max_offsets_per_trigger": offsets}
+    limits = {"max_batches": BATCHES, "max_offsets_per_trigger": offsets}
     app = f"cdc_to_{TableFormat.of(table)}"
     config = configuration(lab, lake, topic, landing, app, **limits)
     path = _write(config, lake, Path(table).name, cluster.settings(executors))
-    arguments = {"configs": ",".join([path] * BATCHES), "workers": cluster.words}
+    arguments = {"configs": path, "workers": cluster.words}
     return lab.run_program("scaled_app", arguments, cluster.env)[0]
 
 

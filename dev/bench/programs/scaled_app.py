@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
+from pyspark.sql import DataFrame, SparkSession
 
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.session import open_session
-from airflow_lakestream.spark.stream import kafka_to_iceberg
+from airflow_lakestream.spark.stream import Stream, kafka_to_iceberg
 from dev.bench.process_tree import cpu_of_tree
 from dev.bench.programs.measured import write_result
 
@@ -31,10 +32,30 @@ def main() -> None:
     spark = open_session(configs[0])
     spark.sparkContext.setLogLevel("WARN")
     start = psutil.Process().memory_info().rss
-    runs = [measured(workers, partial(kafka_to_iceberg, config, spark)) for config in configs]
+    runs = [batch for config in configs for batch in batches(workers, config, spark)]
     told = {"runs": runs, "python_peak_mib": (_peak_rss() - start) / MIB}
     spark.stop()
     write_result(args.result, told)
+
+
+def batches(workers: Sequence[int], config: AppConfig, spark: SparkSession) -> list[dict[str, float]]:
+    """Run a query; return for each batch what `measured` does: from its begin to the next one's.
+
+    The query's start, which comes once for all of its batches, is in none of them.
+    """
+    begun, done = list[dict[str, float]](), list[dict[str, float]]()
+    # No other place is called once a batch.
+    land = Stream._land
+
+    def timed(stream: Stream, frame: DataFrame, batch_id: int) -> None:
+        begun.append(_spent(workers))
+        land(stream, frame, batch_id)
+        done.append(_spent(workers))
+
+    with patch.object(Stream, "_land", timed):
+        kafka_to_iceberg(config, spark)
+    ends = [*begun[1:], *done[-1:]]
+    return [_between(before, after) for before, after in zip(begun, ends, strict=False)]
 
 
 def measured(workers: Sequence[int], work: Callable[[], None]) -> dict[str, float]:
@@ -42,16 +63,20 @@ def measured(workers: Sequence[int], work: Callable[[], None]) -> dict[str, floa
 
     :param workers: the processes of the cluster's workers, whose children the executors are.
     """
-    before, began = _cpu(workers), time.perf_counter()
+    before = _spent(workers)
     work()
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, **{who: now - before[who] for who, now in _cpu(workers).items()}}
+    return _between(before, _spent(workers))
 
 
-def _cpu(workers: Sequence[int]) -> dict[str, float]:
+def _between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {what: after[what] - before[what] for what in before}
+
+
+def _spent(workers: Sequence[int]) -> dict[str, float]:
     own = psutil.Process().cpu_times()
-    python = own.user + own.system
-    return {"python": python, "jvm": cpu_of_tree() - python, "executors": sum(map(cpu_of_tree, workers))}
+    python, now = own.user + own.system, time.perf_counter()
+    cpu = {"python": python, "jvm": cpu_of_tree() - python, "executors": sum(map(cpu_of_tree, workers))}
+    return {"seconds": now, **cpu}
 
 
 def _peak_rss() -> int:
