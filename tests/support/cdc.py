@@ -149,6 +149,9 @@ def captured(postgres: Postgres, connect: Connect, kafka: Kafka) -> Iterator[Cap
         sql.execute(CREATE.format(table=found.name))
         yield found
         found.release()
+        # PostgreSQL has ten for all tests of a session.
+        slot = f"from pg_replication_slots where slot_name = '{found.name}'"
+        sql.execute(f"select pg_drop_replication_slot(slot_name) {slot}")
 
 
 def _succeeds(sql: psycopg.Connection[tuple[Any, ...]], statement: str) -> bool:
