@@ -38,7 +38,7 @@ const Rejects = ({ rejects }) => {
   const left = rejects.kinds - rejects.reasons.length;
   return h(Fragment, null,
     h("p", null, `${figure(rejects.count)} rejected records count. `,
-      rejects.looked_at < rejects.count ? `Of the newest ${figure(rejects.looked_at)} these are the reasons:` : "The reasons:"),
+      rejects.looked_at === 0 ? "None of them is in a file that was looked at." : rejects.looked_at < rejects.count ? `Of the newest ${figure(rejects.looked_at)} these are the reasons:` : "The reasons:"),
     rejects.reasons.map((one, n) => h(Fragment, { key: n },
       h("h3", null, `${figure(one.records)} at stage ${one.stage}: `, h("code", null, one.reason)),
       h("ul", null, one.samples.map((sample, m) => h(Sample, { key: m, sample }))))),
