@@ -2,7 +2,7 @@
 
 The form, or the Airflow variable `lakestream_streams`, lists the streams; each is a row of mapped tasks. What is not as
 it should be fails its task, which says why by name and calls `tell`: put a notifier of your own in its place. So does a
-run that is not done in time.
+run that is not done in time. For the page of streams it also tells what each table holds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, Deadl
 from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk has it after 3.1 only
 
 from airflow_lakestream.alerts import tell, tell_deadline
+from airflow_lakestream.operators.table_contents import TableContentsOperator
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
 
 # What a stream of the list may leave out.
-USUAL = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h"}
+USUAL = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h", "samples": 3}
 
 with DAG(
     dag_id="supervise_lakestream",
@@ -45,8 +46,8 @@ with DAG(
             items={"type": "object", "required": ["table", "consumer_group"]},
             title="Streams",
             description='Such as [{"table": "lake.clickstream", "consumer_group": "clickstream_to_lake"}]; where the '
-            "usual does not do, also max_age, max_lag_seconds and min_time_left of a stream. Empty for those of the "
-            "Airflow variable lakestream_streams.",
+            "usual does not do, also max_age, max_lag_seconds, min_time_left and samples of a stream. Empty for those "
+            "of the Airflow variable lakestream_streams.",
         ),
     },
 ) as dag:
@@ -80,3 +81,9 @@ with DAG(
         task_id="loses_nothing",
         map_index_template="{{ task.table }}",
     ).expand_kwargs(limited_by("min_time_left"))
+
+    # For the page of streams. A stream with "samples": 0 keeps what is in its rejected records out of Airflow.
+    TableContentsOperator.partial(
+        task_id="looks_inside",
+        map_index_template="{{ task.table }}",
+    ).expand_kwargs(limited_by("samples"))

@@ -96,6 +96,21 @@ def items(argument: str, value: object) -> tuple[str, ...] | None:
     return tuple(items)
 
 
+def schemas(argument: str, value: object) -> tuple[str, ...] | None:
+    """Return texts of schemas, or the one text, as `items` does; also from a list of them in JSON, as templates render.
+
+    A union is a list in JSON, too; its branches are no texts that hold an object.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+        if found and all(isinstance(one, str) and one.lstrip().startswith("{") for one in found):
+            return tuple(found)
+    return items(argument, value)
+
+
 def names(argument: str, value: object) -> Mapping[str, str]:
     """Return new names by the names that they replace, from such a mapping or its JSON; empty where none is given."""
     if not is_given(value):

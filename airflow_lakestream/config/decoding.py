@@ -48,7 +48,7 @@ class Decoding:
             key_format=self.key_format if is_given(self.key_format) else None,
             envelope=self.envelope if is_given(self.envelope) else None,
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
-            writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
+            writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,
         )
 

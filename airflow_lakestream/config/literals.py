@@ -153,7 +153,8 @@ _CHECKS: Mapping[str, Check] = {
     "max_lag_records": arguments.count_from_zero,
     **_each(arguments.count, ("max_records", "max_tables")),
     **_each(arguments.milliseconds, ("interval_start", "interval_end", "start_timestamp", "complete_through")),
-    **_each(arguments.items, ("partition_by", "sort_order", "writer_schemas", "key", "operations")),
+    **_each(arguments.items, ("partition_by", "sort_order", "key", "operations")),
+    "writer_schemas": arguments.schemas,
     **_each(arguments.flag, ("replace", "full", "repair", "soft_delete", "per_partition", "idle_is_fresh")),
     **_each(arguments.flag, ("fail_when_behind", "fail_when_stale")),
     **_each(

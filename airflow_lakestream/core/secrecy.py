@@ -20,6 +20,10 @@ _NO_SECRET = re.compile(r"\.secretKeyRef\.|\.secrets\.|\.column\.", re.IGNORECAS
 _OF_URLS = re.compile(r"(?:sig|signature|key|auth)$", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;,]|-D)([\w.-]+)=[\"']?[^\s;,\"']")
+# What stands in the place of a secret.
+HIDDEN = "***"
+# A name before its value: in quotes, also escaped ones, or bare.
+_NAMED = re.compile(r"""["']([^"'\\]*)\\*["']\s*:|(?<![\w.-])([\w.-]+)[ \t]*[=:]""")
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 # Names that Airflow masks wherever it shows them, from 3.1 on.
 MASKED = re.compile("password|passwd|passphrase|secret|token|api_?key|authorization|private_key", re.IGNORECASE)
@@ -52,6 +56,19 @@ def _url_holds_secret(url: str) -> bool:
 def is_secret_name(name: str) -> bool:
     """Tell whether this is the name of a secret."""
     return bool(_NAME.search(name)) and not _NO_SECRET.search(name)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as a record's value, with what looks secret hidden: all behind a secret's name, and URLs.
+
+    It knows names in quotes before a colon, as JSON has them, and `name=value` or `name: value`. Where such a value
+    ends is not asked: a record can make it look so.
+    """
+    for match in _NAMED.finditer(text):
+        if is_secret_name(match[1] or match[2] or ""):
+            text = f"{text[: match.end()]}{HIDDEN}"
+            break
+    return _URL.sub(lambda match: HIDDEN if _url_holds_secret(match[0]) else match[0], text)
 
 
 def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool = False) -> Iterator[str]:

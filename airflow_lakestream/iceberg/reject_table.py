@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
-from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ports import TakingSink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
@@ -29,7 +29,7 @@ from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects import settlement as decided
 from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.settlement import PLACE, Pending, design_of, pending_of, rejects_of
+from airflow_lakestream.tables.rejects.settlement import PLACE, REJECTED_AT, Pending, design_of, pending_of, rejects_of
 from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 log = logging.getLogger(__name__)
@@ -100,14 +100,48 @@ def counting_rows(
     """
     settlement = Settlement.of(pending_in(rejects), main)
     ledger = ledger_store.read_ledger(main, consumer_group)
-    named = tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
     for identity, entry in ledger.topics.items():
         if topic in (None, identity.topic):
             wanted = entry.landed if ranges is None else entry.landed & ranges
-            for rows in rows_in(rejects, wanted, named):
-                own = pc.and_(settlement.is_of(rows, consumer_group, identity), is_hit(rows, wanted))
-                own = pc.and_not(own, pc.or_(settlement.stale(rows), settlement.undecided(rows)))
-                yield rows.filter(own)
+            for rows in rows_in(rejects, wanted, _named(columns)):
+                yield rows.filter(_counts(settlement, rows, consumer_group, identity, wanted))
+
+
+def newest_counting_rows(
+    rejects: Table, main: Table, consumer_group: str, *, columns: Sequence[str], most_bytes: int
+) -> Iterator[pa.Table]:
+    """Yield the rows that count of a group, those that were rejected last first, file by file.
+
+    :param most_bytes: files together, and each for itself, have no more: what is larger is left out.
+    """
+    settlement = Settlement.of(pending_in(rejects), main)
+    topics = ledger_store.read_ledger(main, consumer_group).topics
+    at = rejects.metadata.schema().find_field(REJECTED_AT).field_id
+    left = most_bytes
+    for task in sorted(live_files(rejects), key=lambda task: newest_of(task.file, at), reverse=True):
+        if task.file.file_size_in_bytes > left:
+            continue
+        left -= task.file.file_size_in_bytes
+        for rows in read_rows(rejects.metadata, rejects.io, task, columns=_named(columns)):
+            for identity, entry in topics.items():
+                yield rows.filter(_counts(settlement, rows, consumer_group, identity, entry.landed))
+
+
+def newest_of(file: DataFile, column: int) -> int:
+    """Return the greatest value of a column of times by a file's bounds; without them it counts as old."""
+    bound = (file.upper_bounds or {}).get(column)
+    return 0 if bound is None else int.from_bytes(bound, "little", signed=True)
+
+
+def _named(columns: Sequence[str]) -> Sequence[str]:
+    return tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
+
+
+def _counts(
+    settlement: Settlement, rows: pa.Table, consumer_group: str, identity: TopicIdentity, landed: RangeSet
+) -> pa.ChunkedArray:
+    own = pc.and_(settlement.is_of(rows, consumer_group, identity), is_hit(rows, landed))
+    return pc.and_not(own, pc.or_(settlement.stale(rows), settlement.undecided(rows)))
 
 
 class RejectTable(IcebergSink, RejectBook):

@@ -6,15 +6,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_lakestream.decode.values.outcome import shorten
-
-
-def excerpt(value: object, limit: int = 100) -> str:
-    """Return a value on one line, cut to `limit` characters."""
-    if isinstance(value, bytes):
-        value = value[: 4 * limit].decode(errors="backslashreplace")
-    text = str(value)[: 4 * limit]
-    return shorten("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), limit)
+from airflow_lakestream.decode.values.outcome import excerpt as excerpt
 
 
 def json_ready(value: Any) -> Any:

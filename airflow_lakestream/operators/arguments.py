@@ -28,7 +28,7 @@ def extras_of(operator: Any) -> Sequence[str]:
     """Return the extras that formats of a landing need, by an operator's rendered arguments."""
     formats = {operator.format, getattr(operator, "key_format", None)}
     return [
-        *(("delta",) if operator.table_format == TableFormat.DELTA else ()),
+        *(("delta",) if getattr(operator, "table_format", None) == TableFormat.DELTA else ()),
         *(("protobuf",) if Format.PROTOBUF in formats else ()),
     ]
 

@@ -26,6 +26,8 @@ OTHERS = {
     "supervise_lakestream": "streams",
     "clickstream_hourly": "table",
     "lake_repairs": "change",
+    "lake_audit": "table",
+    "lake_replay": "table",
 }
 LANDING_FILES = [file for file in ALL_FILES if file.stem not in OTHERS]
 # Those of Spark and of mirrors run in tests/spark.

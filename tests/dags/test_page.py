@@ -14,7 +14,7 @@ import pytest
 from dev.services.airflow import database_settings
 from dev.stack import Stack
 from tests.support.airflow_home import CHECKOUT, settings
-from tests.support.page_answers import ONE, USERS
+from tests.support.page_answers import HOSTILE, ONE, PRESS, USERS, contents
 
 ALL = "/lakestream/api/streams"
 HOURS = "/lakestream/api/hours"
@@ -134,6 +134,55 @@ def test_a_backfill_is_offered_where_it_lands_intervals(said: dict[str, Any]) ->
     assert why["secret"].startswith("The DAG has no schedule")
     assert "points in time, not for intervals" in why["fails"]
     assert 'mode="interval"' in why["behind"]
+
+
+def test_a_press_is_told_which_table_it_is_and_how_records_are_decoded(said: dict[str, Any]) -> None:
+    status, audit = said[f"uma GET {PRESS.format('lands', 'audit')}"]
+    assert status == 200
+    names = {"table": "lake.lands", "consumer_group": "orders_group"}
+    names |= {"kafka_conn_id": "kafka_default", "iceberg_conn_id": "iceberg_default"}
+    assert audit == {"dag_id": "lake_audit", "paused": True, "conf": names}
+    status, replay = said[f"uma GET {PRESS.format('lands', 'replay')}"]
+    assert status == 200
+    # A template is as the newest run rendered it; all else as the DAG file has it now.
+    decoding = {"schema": "id bigint, n120 bigint", "csv_delimiter": "\t", "unknown_fields": "rescue"}
+    decoding |= {"format": "json", "schema_evolution": "none"}
+    assert {name: replay["conf"][name] for name in (*names, *decoding)} == {**names, **decoding}
+    assert "storage_conn_id" not in replay["conf"]
+    buttons = said[f"vera GET {ONE.format('lands')}"][1]["buttons"]
+    assert buttons == {
+        "audit": {"dag_id": "lake_audit", "why_not": None},
+        "replay": {"dag_id": "lake_replay", "why_not": None},
+    }
+
+
+def test_a_press_needs_permission_on_the_dag_of_the_stream(said: dict[str, Any]) -> None:
+    def status(user: str, dag: str) -> int:
+        return int(said[f"{user} GET {PRESS.format(dag, 'audit')}"][0])
+
+    assert [status("anonymous", dag) for dag in ("lands", "no_outlet", "secret", "nowhere")] == [401] * 4
+    # May read, and start nothing.
+    assert [status("vera", dag) for dag in ("lands", "no_outlet", "secret", "nowhere")] == [403, 403, 404, 404]
+    # May start runs of the bundled DAG, and not of this stream's.
+    assert [status("uma", dag) for dag in ("lands", "no_outlet", "secret", "nowhere")] == [200, 403, 404, 404]
+    assert [status("ada", dag) for dag in ("lands", "no_outlet", "secret", "nowhere")] == [200, 200, 200, 404]
+
+
+def test_what_a_table_holds_is_told_of_one_stream_with_its_age(said: dict[str, Any]) -> None:
+    def told(name: str, user: str = "vera") -> Any:
+        return said[f"{user} GET {ONE.format(name)}"][1]["contents"]
+
+    place = {"dag_id": "supervises", "run_id": "manual__2026-11-01T12:15:00+00:00", "task_id": "looks_inside"}
+    at = "2026-11-01T12:15:00+00:00"
+    assert told("behind") == {**place, "map_index": 0, "at": at, "document": contents("slow_group", HOSTILE)}
+    assert told("secret", "ada")["document"] == contents("hidden_group", "hidden")
+    # It could not be looked at.
+    assert told("fails") == {**place, "map_index": 2, "at": at, "document": None}
+    # Nobody looks.
+    assert told("lands") is None
+    # Of all streams it is not told, and is no look of theirs.
+    assert all("contents" not in one for one in streams(said, "ada").values())
+    assert set(streams(said, "ada")["behind"]["supervised"]["looks"]) == {"lag", "freshness"}
 
 
 def test_rows_by_the_hour_are_those_of_the_last_day(said: dict[str, Any]) -> None:

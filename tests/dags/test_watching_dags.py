@@ -16,7 +16,7 @@ from tests.support.lake import Lake, events
 
 DAY = 1_763_596_800_000
 KEPT = {"retention_ms": -1}
-CHECKS = ("is_fresh", "keeps_up", "loses_nothing")
+CHECKS = ("is_fresh", "keeps_up", "loses_nothing", "looks_inside")
 
 
 @pytest.fixture
@@ -61,6 +61,7 @@ def test_each_stream_is_checked_and_what_is_wrong_is_named(
     assert states(run, "is_fresh") == ["success", "failed"]
     assert states(run, "keeps_up") == ["success", "failed"]
     assert states(run, "loses_nothing") == ["success", "success"]
+    assert states(run, "looks_inside") == ["success", "success"]
     texts = sorted(map(str, run.errors))
     assert len(texts) == 2
     assert all("stopped consumer" in text or "slow consumer" in text for text in texts), texts

@@ -82,6 +82,12 @@ def test_the_page_has_the_numbers_of_the_ledger_and_of_the_sensors(
     assert (one["supervised"]["run_id"], one["supervised"]["looks"]["lag"]["value"]["lag"]) == (run.run_id, 50)
     assert one["state"] == "stalled"
     assert one["supervised"]["looks"]["retention"]["well"] is True
+    contents = one["contents"]
+    assert (contents["run_id"], contents["task_id"], contents["map_index"]) == (run.run_id, "looks_inside", 0)
+    landed_by = connections.catalog.load_table(table)
+    assert contents["document"]["files"]["rows"] == 300
+    assert contents["document"]["snapshots"]["count"] == len(landed_by.snapshots())
+    assert contents["document"]["rejects"] == {"count": 0, "looked_at": 0, "kinds": 0, "reasons": []}
 
     # Failing.
     airflow.run(dag, {**conf, "topic": "no-such-topic-anywhere"})

@@ -97,7 +97,7 @@ def test_the_supervision_says_of_each_stream_that_it_is_well(demo: Demo, ui: Ui)
     # The field takes a list in JSON, and it is empty: the demo's variable names the streams.
     expect(form.get_by_text("[]", exact=True)).to_be_visible()
     ui.trigger(form)
-    for task in ("is_fresh", "keeps_up", "loses_nothing"):
+    for task in ("is_fresh", "keeps_up", "loses_nothing", "looks_inside"):
         row = ui.page.get_by_role("row").filter(has_text=task).filter(has_text="lake.clickstream")
         expect(row.get_by_text("Success")).to_be_visible()
     ui.picture("supervision")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -150,6 +151,13 @@ def test_a_viewer_sees_no_secret_dag_and_is_told_what_is_not_allowed(visit: Visi
     visit.page.get_by_role("link", name="orders → lake.lands").click()
     visit.page.get_by_role("button", name="Which runs?").click()
     expect(visit.page.get_by_text("You may not backfill lands: your role has no permission")).to_be_visible()
+    # By the page itself, before anything is asked of the bundled DAGs.
+    for button, what in (("Audit", "audit"), ("Replay rejects", "replay rejected records of")):
+        with visit.page.expect_response("**/presses/*") as answer:
+            visit.page.get_by_role("button", name=button, exact=True).click()
+        assert answer.value.status == 403
+        said = f"You may not {what} lake.lands: your role has no permission to start runs of lands."
+        expect(visit.page.get_by_text(said)).to_be_visible()
 
 
 @pytest.mark.parametrize("visit", [("uma", "dark")], indirect=True, ids=["user"])
@@ -211,3 +219,51 @@ def test_a_backfill_says_first_which_runs_it_starts(visit: Visit) -> None:
     # They are there now, and it is on.
     page.get_by_role("button", name="Which runs?").click()
     expect(page.get_by_text("No run would be started")).to_be_visible()
+
+
+@pytest.mark.parametrize("visit", [("uma", "light")], indirect=True, ids=["user"])
+def test_a_user_audits_a_table_and_replays_its_rejects(visit: Visit) -> None:
+    visit.list()
+    page = visit.page
+    page.get_by_role("link", name="orders → lake.lands").click()
+    page.get_by_label("Audit reads every row").check()
+    told = {}
+    for button, dag, done in (("Audit", "lake_audit", "An audit"), ("Replay rejects", "lake_replay", "A replay of")):
+        with page.expect_response(f"**/api/v2/dags/{dag}/dagRuns") as answer:
+            page.get_by_role("button", name=button, exact=True).click()
+        expect(page.get_by_role("status").filter(has_text=done)).to_contain_text(f"It waits: {dag} is paused.")
+        assert answer.value.status == 200
+        told[dag] = answer.value.json()
+    asked = {"table": "lake.lands", "consumer_group": "orders_group", "full": True}
+    assert {name: told["lake_audit"]["conf"][name] for name in asked} == asked
+    assert told["lake_replay"]["conf"]["schema"] == "id bigint, n120 bigint"
+    assert {run["state"] for run in told.values()} == {"queued"}
+    page.get_by_role("link", name=told["lake_replay"]["dag_run_id"]).click()
+    page.wait_for_url("**/dags/lake_replay/runs/manual__*")
+    # The one DAG may be started by this user, and the stream's may not.
+    visit.list()
+    page.get_by_role("link", name="plain → lake.no_outlet").click()
+    with page.expect_response("**/presses/audit") as refused:
+        page.get_by_role("button", name="Audit", exact=True).click()
+    assert refused.value.status == 403
+    expect(page.get_by_text("your role has no permission to start runs of no_outlet.")).to_be_visible()
+
+
+@pytest.mark.parametrize("visit", [("vera", "light")], indirect=True, ids=["viewer"])
+def test_what_a_table_holds_is_shown_and_whatever_records_hold_is_text(visit: Visit) -> None:
+    visit.list()
+    page = visit.page
+    page.get_by_role("link", name="slow → lake.behind").click()
+    expect(page.get_by_text(re.compile("As seen by supervises .* ago"))).to_be_visible()
+    expect(page.get_by_text("12 rejected records count. Of the newest 7 these are the reasons:")).to_be_visible()
+    sample = page.get_by_role("listitem").filter(has_text="slow[0] offset 7")
+    expect(sample).to_contain_text('<img src="https://elsewhere.invalid/x" onerror="globalThis.taken=1"><script>')
+    assert sample.locator("img, script").count() == 0
+    assert page.evaluate("() => globalThis.taken") is None
+    expect(page.get_by_text("1 more reasons: lakestream rejects show tells all.")).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert visit.is_within()
+    visit.look("contents-narrow")
+    page.get_by_role("link", name="All streams").click()
+    page.get_by_role("link", name="orders → lake.lands").click()
+    expect(page.get_by_text("Nobody looks into the table")).to_be_visible()

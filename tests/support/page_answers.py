@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import json
+import runpy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.page_streams import know, land, report, run
+from tests.support.airflow_home import DAGS
+from tests.support.page_streams import know, land, render, report, run
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
-USERS = {"anonymous": None, "vera": "viewer", "ada": "admin"}
+USERS = {"anonymous": None, "vera": "viewer", "uma": "user", "ada": "admin"}
 ONE = "/lakestream/api/streams/{}/land"
+PRESS = ONE + "/presses/{}"
+BUNDLED = ("lake_audit", "lake_replay")
+PRESSED = (("lands", "audit"), ("lands", "replay"), ("no_outlet", "audit"), ("secret", "audit"), ("nowhere", "audit"))
+
+
+# A record that somebody has sent, as no document has it: in those all is printable.
+HOSTILE = (
+    '<img src="https://elsewhere.invalid/x" onerror="globalThis.taken=1"><script>globalThis.taken=1</script>\u202e'
+)
+
+
+def contents(group: str, value: str) -> dict[str, Any]:
+    """Return what is told of a table with two rejected records of three kinds of reasons."""
+    sample = {"topic": "slow", "partition": 0, "offset": 7, "error": value, "value": value, "bytes": 120, "run_id": "r"}
+    one = {"stage": "decode", "reason": "n: ... is no bigint", "records": 5, "samples": [sample]}
+    snapshot = {"snapshot_id": str(10**18), "at": NOW.isoformat(), "operation": "append", "rows": 10}
+    return {
+        "table": "lake.t",
+        "consumer_group": group,
+        "files": {"data_files": 3, "delete_files": 0, "bytes": 3 * 2**20, "rows": 1234},
+        "snapshots": {"count": 2, "newest": [{**snapshot, "kind": "landing", "consumer_group": group}]},
+        "rejects": {"count": 12, "looked_at": 7, "kinds": 2, "reasons": [one]},
+    }
 
 
 def make() -> None:
@@ -22,6 +47,7 @@ def make() -> None:
 
     from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
     from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+    from airflow_lakestream.operators.table_contents import TableContentsOperator
     from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
     from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 
@@ -34,6 +60,9 @@ def make() -> None:
                 topic="{{ params.topic }}",
                 table=f"lake.{name}",
                 mode=mode,
+                schema="{{ params.columns }}",
+                csv_delimiter="\t",
+                unknown_fields="rescue",
                 outlets=[Asset(name)] if outlets else [],
             )
         return dag
@@ -48,6 +77,7 @@ def make() -> None:
         listed = EmptyOperator(task_id="streams").output
         CheckpointLagSensor.partial(task_id="keeps_up", fail_when_behind=True).expand_kwargs(listed)
         IcebergSnapshotFreshnessSensor.partial(task_id="is_fresh", fail_when_stale=True).expand_kwargs(listed)
+        TableContentsOperator.partial(task_id="looks_inside").expand_kwargs(listed)
 
     def at(minutes: int) -> datetime:
         return NOW + timedelta(minutes=minutes)
@@ -58,6 +88,8 @@ def make() -> None:
         for dag in (*dags, extract("no_outlet", outlets=False), on_spark, no_stream, supervises):
             know(session, dag)
         know(session, extract("waits"), paused=True)
+        for name in BUNDLED:
+            know(session, runpy.run_path(str(DAGS / f"{name}.py"))["dag"], paused=True)
 
         # Two landings with a hole between them; the newest run found nothing.
         for start, until, minutes in ((0, 100, 0), (120, 150, 5)):
@@ -67,6 +99,7 @@ def make() -> None:
             )
             run_id = run(session, "lands", {"land": "success"}, at(minutes), [("land", -1, "return_value", told)])
             land(session, "lands", "lands", run_id, at(minutes), told)
+            render(session, "lands", run_id, {"schema": f"id bigint, n{start} bigint", "unknown_fields": "of then"})
         empty = report("orders", "lake.lands", 150, 150, snapshot_ids=[])
         run(session, "lands", {"land": "success"}, at(10), [("land", -1, "return_value", empty)])
 
@@ -85,6 +118,7 @@ def make() -> None:
         listed_streams = [
             {"table": "lake.behind", "consumer_group": "slow_group"},
             {"table": "lake.secret", "consumer_group": "hidden_group"},
+            {"table": "lake.fails", "consumer_group": "fails"},
         ]
         stale = {"fresh": False, "reasons": [{"cause": "stopped consumer", "text": "nothing was landed for 2 h"}]}
         run(
@@ -97,8 +131,14 @@ def make() -> None:
                 ("keeps_up", 0, "return_value", {"lag": 1234, "lost": 0, "seconds": 7200}),
                 ("keeps_up", 1, "return_value", {"lag": 0, "lost": 0}),
                 ("is_fresh", 0, "return_value", stale),
+                ("looks_inside", 0, "return_value", contents("slow_group", HOSTILE)),
+                ("looks_inside", 1, "return_value", contents("hidden_group", "hidden")),
             ],
-            mapped={"keeps_up": ["failed", "success"], "is_fresh": ["failed", "success"]},
+            mapped={
+                "keeps_up": ["failed", "success"],
+                "is_fresh": ["failed", "success"],
+                "looks_inside": ["success", "success", "failed"],
+            },
         )
 
         # In the last day; the others have landed before it.
@@ -134,8 +174,11 @@ def ask() -> dict[str, Any]:
         for method in sorted(route.methods)  # type: ignore[attr-defined]  # each that is no mount has them
     ]
     mounts = [route.path for route in make_app().routes if isinstance(route, Mount)]
-    addresses = [(method, "/lakestream" + path.format(dag_id="lands", task_id="land")) for method, path in routes]
+    addresses = [
+        (method, "/lakestream" + path.format(dag_id="lands", task_id="land", press="audit")) for method, path in routes
+    ]
     asked = [ONE.format(name) for name in ("lands", "secret", "fails", "behind", "no_outlet", "nowhere", "no_stream")]
+    asked += [PRESS.format(*one) for one in PRESSED]
     asked += ["/api/v2/plugins"]
     # Airflow is behind a proxy that keeps its path.
     client = TestClient(app, base_url="http://localhost:8080/behind/a/path", raise_server_exceptions=True)

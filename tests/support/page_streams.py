@@ -119,6 +119,15 @@ def run(
     return run_id
 
 
+def render(session: Session, dag_id: str, run_id: str, fields: Mapping[str, Any]) -> None:
+    """Write down what Airflow shows of a task's arguments, as a run had them."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from sqlalchemy import insert
+
+    key = {"dag_id": dag_id, "task_id": "land", "run_id": run_id, "map_index": -1}
+    session.execute(insert(RenderedTaskInstanceFields), [{**key, "rendered_fields": dict(fields)}])
+
+
 def _write_tries(
     session: Session, dag_id: str, run_id: str, tries: Iterable[tuple[str, int, str]], at: datetime, version: Any
 ) -> None:

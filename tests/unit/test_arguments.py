@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from airflow_lakestream.cli.app import app
+from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import DECODING, Decoding
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
@@ -23,7 +24,9 @@ from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+from airflow_lakestream.operators.table_contents import TableContentsOperator
 from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
 
@@ -33,7 +36,9 @@ OPERATORS: list[tuple[Any, str]] = [
     (KafkaExtractOperator, "kafka_extract.md"),
     (KafkaMirrorOperator, "kafka_mirror.md"),
     (LakestreamAuditOperator, "audit.md"),
+    (LakestreamReplayOperator, "replay.md"),
     (SparkStreamingSubmitOperator, "spark_streaming_submit.md"),
+    (TableContentsOperator, "../page.md"),
 ]
 LANDING = {one.name: one.default for one in fields(ExtractConfig)}
 # What an operator has of its own, which a landing is not told.
@@ -87,6 +92,32 @@ def test_the_audit_takes_all_that_says_how_records_are_decoded_with_the_same_def
     assert set(DECODING) < {one.name for one in fields(Repair)}
 
 
+def test_a_replay_takes_what_says_what_becomes_of_a_record_with_the_defaults_of_a_landing() -> None:
+    given = parameters(LakestreamReplayOperator)
+    names = (*DECODING, "schema_evolution", "tombstones")
+    assert {name: given[name].default for name in names} == {name: LANDING[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("given", "schemas"),
+    [
+        (None, None),
+        ("None", None),
+        ('{"type": "int"}', ('{"type": "int"}',)),
+        (["{}", '"int"'], ("{}", '"int"')),
+        ('["{}", " {}"]', ("{}", " {}")),
+        # A union of types, and a text that is no JSON.
+        ('["null", "int"]', ('["null", "int"]',)),
+        ('[{"type": "int"}]', ('[{"type": "int"}]',)),
+        ("[", ("[",)),
+        ("[]", ("[]",)),
+    ],
+    ids=str,
+)
+def test_writer_schemas_are_also_a_list_that_a_template_renders(given: Any, schemas: tuple[str, ...] | None) -> None:
+    assert arguments.schemas("writer_schemas", given) == schemas
+
+
 def test_arguments_of_the_audit_come_from_default_args_and_are_attributes() -> None:
     schemas = ['{"type": "record", "name": "R", "fields": []}']
     operator = LakestreamAuditOperator(
@@ -113,6 +144,8 @@ def test_the_page_of_an_operator_and_its_docstring_name_its_arguments(operator: 
         (KafkaExtractOperator, {"allow_group_overlap"}),
         (KafkaMirrorOperator, {"allow_group_overlap"}),
         (LakestreamAuditOperator, set()),
+        (LakestreamReplayOperator, set()),
+        (TableContentsOperator, set()),
     ],
 )
 def test_all_arguments_are_templated_but_those_that_say_so(operator: Any, fixed: set[str]) -> None:

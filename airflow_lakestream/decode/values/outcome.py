@@ -64,6 +64,14 @@ def shorten(text: str, limit: int = _EXCERPT) -> str:
     return cut.encode("utf-8", "backslashreplace").decode()
 
 
+def excerpt(value: object, limit: int = 100) -> str:
+    """Return a value on one line, cut to `limit` characters; what is not printable is escaped."""
+    if isinstance(value, bytes):
+        value = value[: 4 * limit].decode(errors="backslashreplace")
+    text = str(value)[: 4 * limit]
+    return shorten("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), limit)
+
+
 def near_name(name: str, others: Iterable[str]) -> str | None:
     """Return a name among others that differs in case only; None without any."""
     return next((other for other in others if other.lower() == name.lower()), None)

@@ -25,6 +25,7 @@ from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, to_schema
 # With the landing's id and a topic behind it: what is written before the main table has decided.
 PENDING = "lakestream.rejects.pending."
 
+REJECTED_AT = "rejected_at"
 # Beside what the decoder says of a record.
 OWN = pa.schema(
     [
@@ -32,7 +33,7 @@ OWN = pa.schema(
         ("topic_id", pa.string()),
         ("run_id", pa.string()),
         ("landing_id", pa.string()),
-        ("rejected_at", pa.timestamp("us", "UTC")),
+        (REJECTED_AT, pa.timestamp("us", "UTC")),
     ]
 )
 # What says whose a rejected record is.
@@ -135,7 +136,7 @@ def rows_of(records: pa.Table, pending: Pending, run_id: str) -> pa.Table:
         "topic_id": pending.identity.topic_id,
         "run_id": run_id,
         "landing_id": pending.landing_id,
-        "rejected_at": datetime.fromtimestamp(pending.at_ms / 1000, UTC),
+        REJECTED_AT: datetime.fromtimestamp(pending.at_ms / 1000, UTC),
     }
     for own in OWN:
         records = records.append_column(own, pa.repeat(pa.scalar(made[own.name], own.type), len(records)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.common.db.common import SessionDep
-from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import APIRouter, Depends, HTTPException, Response
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
+from airflow_lakestream.ui.page.presses import NotPossible, Press, conf_of
 from airflow_lakestream.ui.page.streams import Streams
 
 
@@ -20,6 +22,7 @@ def readable_dags(user: GetUserDep, session: SessionDep) -> set[str]:
 
 
 Readable = Annotated[set[str], Depends(readable_dags)]
+may_start_runs = requires_access_dag("POST", DagAccessEntity.RUN)
 
 
 def routes() -> APIRouter:
@@ -39,8 +42,32 @@ def routes() -> APIRouter:
     def one_stream(dag_id: str, task_id: str, readable: Readable, session: SessionDep) -> dict[str, Any]:
         found = streams.one(session, (dag_id, task_id), readable)
         if found is None:
-            # The same for one that may not be read: its name is no secret that an answer tells.
-            raise HTTPException(404, f"There is no stream {dag_id}.{task_id}, or you may not read its DAG.")
+            raise HTTPException(404, _nowhere(dag_id, task_id))
         return found
 
+    @router.get("/streams/{dag_id}/{task_id}/presses/{press}")
+    def what_a_press_starts(
+        dag_id: str,
+        task_id: str,
+        press: Press,
+        readable: Readable,
+        session: SessionDep,
+        user: GetUserDep,
+        request: Request,
+    ) -> dict[str, Any]:
+        stream = streams.pressed(session, (dag_id, task_id), readable)
+        if stream is None:
+            raise HTTPException(404, _nowhere(dag_id, task_id))
+        # Besides the permission on the bundled DAG, for which Airflow asks when the run is started.
+        may_start_runs(request, user)
+        try:
+            return conf_of(session, press, stream, readable)
+        except NotPossible as e:
+            raise HTTPException(409, str(e)) from None
+
     return router
+
+
+def _nowhere(dag_id: str, task_id: str) -> str:
+    # The same for one that may not be read: its name is no secret that an answer tells.
+    return f"There is no stream {dag_id}.{task_id}, or you may not read its DAG."

@@ -19,9 +19,10 @@ from airflow_lakestream.ui.page.hours import Hours
 from airflow_lakestream.ui.page.landings import Key, Landing, chunks, history
 from airflow_lakestream.ui.page.newest import Newest
 from airflow_lakestream.ui.page.offsets import offsets_of
+from airflow_lakestream.ui.page.presses import Pressed, buttons
 from airflow_lakestream.ui.page.runs import NewestRuns, Try
 from airflow_lakestream.ui.page.states import Seen, state_of
-from airflow_lakestream.ui.page.supervision import Supervised, Supervision
+from airflow_lakestream.ui.page.supervision import Supervised, Supervision, contents_of
 from airflow_lakestream.ui.page.tasks import Found, StreamTask, find
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class SeenStream:
         """Its task."""
         return self.dag.dag_id, self.task.task_id
 
+    @property
+    def pressed(self) -> Pressed:
+        """The stream as its buttons know it."""
+        return Pressed(self.key, self.task, self.names["table"], self.names["consumer_group"])
+
 
 class Streams:
     """Reads Airflow's database, and keeps what can't change: what a serialized DAG of a given hash has of ours."""
@@ -88,18 +94,29 @@ class Streams:
 
     def one(self, session: Session, key: Key, readable: Collection[str]) -> dict[str, Any] | None:
         """Return one stream with its history; None where there is none that may be read."""
-        with self._lock:
-            found = next((seen for seen in self._seen(session, readable, key[0]) if seen.key == key), None)
-            newest = self._landings.event_of(key)
+        found, newest = self._find(session, key, readable)
         if found is None:
             return None
         landings = history(session, key, newest, _MOST)
         return {
             **_row(found),
             "no_backfill": found.task.no_backfill,
+            "buttons": buttons(session, found.pressed, readable),
+            "contents": contents_of(session, found.look),
             "landings": [one.to_dict() for one in landings],
             "offsets": offsets_of(landings),
         }
+
+    def pressed(self, session: Session, key: Key, readable: Collection[str]) -> Pressed | None:
+        """Return one stream as its buttons know it; None where there is none that may be read."""
+        found, _ = self._find(session, key, readable)
+        return None if found is None else found.pressed
+
+    def _find(self, session: Session, key: Key, readable: Collection[str]) -> tuple[SeenStream | None, int | None]:
+        """Return a stream, and the id of its newest event."""
+        with self._lock:
+            found = next((seen for seen in self._seen(session, readable, key[0]) if seen.key == key), None)
+            return found, self._landings.event_of(key)
 
     def _text(self, seen: SeenStream) -> str:
         """Return a row as JSON. Most are as they were when somebody last looked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
-from airflow_lakestream.ui.page.tasks import LookTask
+from airflow_lakestream.ui.page.tasks import CONTENTS, LookTask
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -22,14 +22,31 @@ if TYPE_CHECKING:
 Named = tuple[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task told what a table holds: a mapped part of it, in a run; `is_well` is whether it succeeded."""
+
+    run: int
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    at: datetime
+    is_well: bool
+
+
 @dataclass
 class Supervised:
-    """What was last said of a stream. `looks` has by what was looked at whether it is well, and the sensor's value."""
+    """What was last said of a stream. `looks` has by what was looked at whether it is well, and the sensor's value.
+
+    What its table holds is told at the place `contents`.
+    """
 
     dag_id: str
     run_id: str
     at: datetime
     looks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    contents: Place | None = None
 
     def value(self, what: str, name: str) -> Any:
         """Return one figure of a look; None where nobody looked."""
@@ -71,17 +88,47 @@ class Supervision:
                 self._read[dag_id] = (wanted, _said(session, run, dag_id, run_id, at, looks[dag_id]))
             for name, said in self._read[dag_id][1].items():
                 other = found.get(name)
-                found[name] = said if other is None else replace(other, looks={**other.looks, **said.looks})
+                found[name] = said if other is None else _both(other, said)
         return found
 
 
+def contents_of(session: Session, said: Supervised | None) -> dict[str, Any] | None:
+    """Return what a stream's table held when it was last looked at, and when that was; None where nobody looks."""
+    place = said.contents if said is not None else None
+    if place is None:
+        return None
+    document = session.scalar(
+        select(XComModel.value).where(
+            XComModel.dag_run_id == place.run,
+            XComModel.task_id == place.task_id,
+            XComModel.map_index == place.map_index,
+            XComModel.key == "return_value",
+        )
+    )
+    found = _read(document)
+    return {
+        "dag_id": place.dag_id,
+        "run_id": place.run_id,
+        "task_id": place.task_id,
+        "map_index": place.map_index,
+        "at": place.at.isoformat(),
+        "document": found if place.is_well and isinstance(found, dict) else None,
+    }
+
+
+def _both(one: Supervised, other: Supervised) -> Supervised:
+    return replace(one, looks={**one.looks, **other.looks}, contents=other.contents or one.contents)
+
+
 def _said(
-    session: Session, run: int, dag_id: str, run_id: str, at: datetime, looks: Iterable[LookTask]
+    session: Session, run: int, dag_id: str, run_id: str, at: datetime, looks: Sequence[LookTask]
 ) -> dict[Named, Supervised]:
     found: dict[Named, Supervised] = {}
     tasks = {look.task_id: look for look in looks}
+    # Not what tables hold: that is read one by one.
+    told = {task_id for task_id, look in tasks.items() if look.what != CONTENTS} | {look.listed_by for look in looks}
     of_run = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
-        XComModel.dag_run_id == run, XComModel.key == "return_value"
+        XComModel.dag_run_id == run, XComModel.key == "return_value", XComModel.task_id.in_(told)
     )
     values = {(task_id, index): _read(value) for task_id, index, value in session.execute(of_run)}
     states = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
@@ -91,8 +138,11 @@ def _said(
         listed = values.get((tasks[task_id].listed_by, -1))
         if not isinstance(listed, list) or not 0 <= index < len(listed) or state not in ("success", "failed"):
             continue
-        value = values.get((task_id, index))
         one = found.setdefault(_name(listed[index]), Supervised(dag_id, run_id, at))
+        if tasks[task_id].what == CONTENTS:
+            one.contents = Place(run, dag_id, run_id, task_id, index, at, state == "success")
+            continue
+        value = values.get((task_id, index))
         one.looks[tasks[task_id].what] = {
             "well": state == "success",
             "value": value if isinstance(value, dict) else None,

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.ui.page.backfills import of_mode, of_schedule
 
 _OURS = "airflow_lakestream."
 _MAINTENANCE = "maintain_iceberg"
+_MIRRORS = ("cdc_to_iceberg", "cdc_to_delta")
 # By operator: the engine that lands.
 ENGINES = {
     "KafkaExtractOperator": "extract",
@@ -24,11 +26,19 @@ ENGINES = {
 }
 # A run of theirs goes on and on, and tells how far it is by the XCom `progress`.
 LASTING = ("spark", "flink", "connect")
-# By sensor: what it looks at, as `Supervision` calls it.
+# The arguments that say where a stream's tables are, and how its records are decoded.
+KEPT = (
+    *("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
+    *(*DECODING, "schema_evolution", "tombstones"),
+)
+# What is told of one stream at a time: it is long.
+CONTENTS = "contents"
+# By sensor or operator: what it looks at, as `Supervision` calls it.
 LOOKS = {
     "IcebergSnapshotFreshnessSensor": "freshness",
     "CheckpointLagSensor": "lag",
     "RetentionRiskSensor": "retention",
+    "TableContentsOperator": CONTENTS,
 }
 
 
@@ -36,7 +46,8 @@ LOOKS = {
 class StreamTask:
     """A task that lands. A name that only a run knows is None; `written` is then what the DAG file says.
 
-    `no_backfill` says why a backfill of its DAG would land no interval.
+    `no_backfill` says why a backfill of its DAG would land no interval. `given` has its arguments of `KEPT`, as the DAG
+    file has them; those that are left out are not among them.
     """
 
     task_id: str
@@ -48,6 +59,9 @@ class StreamTask:
     written: Mapping[str, str]
     has_outlets: bool
     no_backfill: str | None
+    is_mirror: bool
+    is_mapped: bool
+    given: Mapping[str, Any]
 
     @property
     def lasts(self) -> bool:
@@ -97,6 +111,9 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None) -> Iterator[
             written={name: text for name, text in names.items() if text},
             has_outlets=bool(given.get("outlets")),
             no_backfill=no_intervals or of_mode(ENGINES[operator], given, _map(given.get("app_config"))),
+            is_mirror=ENGINES[operator] == "mirror" or given.get("app") in _MIRRORS,
+            is_mapped=bool(given.get("_is_mapped")),
+            given={name: _map(given[name]) or given[name] for name in KEPT if given.get(name) is not None},
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from pyiceberg.catalog import Catalog
@@ -151,6 +152,13 @@ def look_back(
     expired = not met and any(ledger.topics for ledger in ledgers(table, consumer_group, branch).values())
     rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
     return History(tuple(recent), tuple(since), tuple(rolled_back), expired)
+
+
+def newest(table: Table, most: int) -> list[Seen]:
+    """Return the newest snapshots of main, landings and others. Raises UnreadableLedger."""
+    metadata = table.metadata
+    snapshots = islice(ledger_store.ancestors(metadata, ledger_store.head_of(metadata)), most)
+    return [_seen(snapshot, metadata, None) for snapshot in snapshots]
 
 
 def ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.secrecy import is_secret_name, refuse_shown, secrets_in, url_holds_secret
+from airflow_lakestream.core.secrecy import (
+    is_secret_name,
+    refuse_shown,
+    secrets_in,
+    url_holds_secret,
+    without_secrets,
+)
 from airflow_lakestream.exceptions import InvalidArgument
 
 CANARY = "word-4711"
@@ -88,3 +96,45 @@ def test_what_a_template_renders_is_shown_unless_it_is_masked() -> None:
     assert list(secrets_in(value)) == ["password", "at"]
     assert list(secrets_in({"password": value["password"]}, rendered="")) == []
     assert list(secrets_in({"a": "-Xmx1g -Dx.password=y"}, assigned=True)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"id": 1, "password": "word-3", "n": 3}', '{"id": 1, "password":***'),
+        ('{"id": 1, "password" : "wor', '{"id": 1, "password" :***'),
+        ('{"api_key": 12345}', '{"api_key":***'),
+        # JSON within JSON: its quotes are escaped.
+        ('{"payload": "{\\"password\\": \\"word-3\\"}"}', '{"payload": "{\\"password\\":***'),
+        ('{"a": {"b": 1, "token": "word-3"}}', '{"a": {"b": 1, "token":***'),
+        ("{'secret': 'word-3'}", "{'secret':***"),
+        ("user=me;password=word-3", "user=me;password=***"),
+        ("db.password = 'word-3'", "db.password =***"),
+        ("Host: h\nAuthorization: Bearer word-3", "Host: h\nAuthorization:***"),
+        ("from https://me:word-3@host/x on", "from *** on"),
+        ("http://h/x?sig=word-3", "***"),
+        # Nothing of it is secret.
+        ('{"id": 1, "user": "me", "tokens": 3}', '{"id": 1, "user": "me", "tokens": 3}'),
+        ("<b>12:30 a=b</b>", "<b>12:30 a=b</b>"),
+        ("", ""),
+    ],
+)
+def test_what_looks_secret_in_a_text_is_hidden(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+    assert "word-3" not in without_secrets(text)
+
+
+@given(st.sampled_from(SECRET), st.text(), st.text(), st.booleans())
+def test_a_secret_in_json_is_hidden_whatever_stands_before_it(name: str, before: str, text: str, plain: bool) -> None:
+    record = json.dumps({"a": before, name: f"{CANARY}{text}{CANARY}", "b": 1}, ensure_ascii=plain)
+    assert CANARY not in without_secrets(record)
+    assert CANARY not in without_secrets(json.dumps({"payload": record}))
+
+
+@pytest.mark.parametrize(
+    "text", ['"' * 1000, "\\" * 1000, "a" * 1000, '"password":' * 90, "password=" * 100, "x:" * 500]
+)
+def test_no_text_takes_long(text: str) -> None:
+    began = time.process_time()
+    without_secrets(text)
+    assert time.process_time() - began < 1

@@ -17,6 +17,7 @@ from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.registry.config import RegistryConfig
 
@@ -89,6 +90,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "extract": lambda **given: KafkaExtractOperator(task_id="t", topic="t", table="lake.t", **given),
     "mirror": lambda **given: KafkaMirrorOperator(task_id="t", topic="t", table="lake.t", **given),
     "audit": lambda **given: LakestreamAuditOperator(task_id="t", table="lake.t", **given),
+    "replay": lambda **given: LakestreamReplayOperator(task_id="t", table="lake.t", **given),
     "group": lambda **given: kafka_extract_group("g", topic="t", table="lake.t", tasks=2, **given),
     "spark": lambda **given: SparkStreamingSubmitOperator(task_id="t", app="kafka_to_iceberg", app_config=given),
     "spark of delta": lambda **given: SparkStreamingSubmitOperator(task_id="t", app="kafka_to_delta", app_config=given),

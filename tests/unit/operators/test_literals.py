@@ -16,7 +16,9 @@ from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+from airflow_lakestream.operators.table_contents import TableContentsOperator
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
@@ -132,6 +134,21 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (
         lambda **more: LakestreamAuditOperator(task_id="audit", **{"table": "lake.orders", **more}),
+        {"table": "orders"},
+        "table: 'orders' is not of the form namespace.table",
+    ),
+    (
+        lambda **more: LakestreamReplayOperator(task_id="replay", **{"table": "lake.orders", **more}),
+        {"limit": "some"},
+        "limit: 'some' is not a number of records above 0",
+    ),
+    (
+        lambda **more: TableContentsOperator(task_id="look", **{"table": "lake.orders", **more}),
+        {"samples": "few"},
+        "samples: 'few' is not a number from 0 on",
+    ),
+    (
+        lambda **more: TableContentsOperator(task_id="look", **{"table": "lake.orders", **more}),
         {"table": "orders"},
         "table: 'orders' is not of the form namespace.table",
     ),

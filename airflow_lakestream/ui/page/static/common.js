@@ -14,6 +14,7 @@ export const css = `
 .ls button,.ls input,.ls select{font:inherit;color:inherit;background:${color("bg")};border:1px solid ${color("border-emphasized")};border-radius:4px;padding:2px 8px;max-width:100%}
 .ls button{cursor:pointer;white-space:nowrap;background:${color("bg-muted")}}.ls button:disabled{opacity:.5;cursor:default}
 .ls .tools{display:flex;flex-wrap:wrap;gap:8px;align-items:end;margin:10px 0}.ls .tools label{display:flex;flex-direction:column;font-size:12px;color:${color("fg-muted")}}
+.ls .tools label.check{flex-direction:row;align-items:center;gap:6px}
 .ls fieldset{border:1px solid ${color("border")};border-radius:4px;padding:4px 12px 8px;min-width:0}
 .ls .said{min-height:1.5em}.ls .muted{color:${color("fg-muted")}}.ls .error{color:${color("fg-error")}}
 .ls table{width:100%;border-collapse:collapse}.ls th{text-align:left;font-weight:500;color:${color("fg-muted")};border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:bottom}
@@ -24,6 +25,7 @@ export const css = `
 .ls .failing,.ls .stalled{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
 .ls .idle{color:${color("fg-info")}}.ls .paused,.ls .new{color:${color("fg-muted")}}
 .ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
+.ls code{font-family:monospace;font-size:12px;overflow-wrap:anywhere;white-space:pre-wrap;unicode-bidi:isolate}
 .ls ol{padding-left:20px;list-style:decimal}.ls ul{padding-left:20px;list-style:disc}
 .ls svg.bar{display:block;width:100%;height:14px;background:${color("bg-muted")}}
 .ls svg.spark{display:inline-block;width:96px;height:20px;vertical-align:middle}

@@ -1,7 +1,9 @@
 // One stream: what it is doing and what to do, its offsets by partition, its landings and changes of its schema.
 import { Ago, Fragment, Link, RunNow, State, css, docs, figure, h, nameOf, runPath, span, tableOf, useAnswer, useSaying, when } from "./common.js";
 import { Backfill } from "./backfill.js";
+import { Contents } from "./contents.js";
 import { lagOf, leftOf } from "./list.js";
+import { Presses } from "./presses.js";
 
 // Of a bar: its length in the drawing's own units, and the least length that is still seen.
 const LONG = 1000, LEAST = 3;
@@ -69,7 +71,7 @@ export const OneStream = ({ dagId, taskId, back }) => {
     !answer ? (wrong ? null : h("p", null, "Loading ...")) : h(Fragment, null,
       h("h1", null, nameOf(answer), " → ", tableOf(answer)),
       h("div", { className: "tools" }, h(State, answer), h(RunNow, { stream: answer, say }), h("button", { type: "button", onClick: again }, "Look again")),
-      said, h(Why, { stream: answer }), h(Facts, { stream: answer }), h(Backfill, { stream: answer }),
+      said, h(Why, { stream: answer }), h(Facts, { stream: answer }), h(Backfill, { stream: answer }), h(Presses, { stream: answer }),
       h("h2", null, "Offsets"),
       answer.offsets.length === 0 ? h("p", { className: "muted" }, "No landing is known yet.") : h(Fragment, null,
         h("p", { className: "muted" }, `Of the last ${figure(answer.landings.length)} landings.`, h("span", { className: "key landed" }), "landed",
@@ -77,6 +79,7 @@ export const OneStream = ({ dagId, taskId, back }) => {
         answer.offsets.map((bar) => h(Bar, { key: `${bar.topic} ${bar.partition}`, bar }))),
       changes.length === 0 ? null : h(Fragment, null, h("h2", null, "Changes of the schema"),
         h("ul", null, changes.map((one, n) => h("li", { key: n }, `${when(one.at)}: ${one.text}`)))),
+      h(Contents, { told: answer.contents }),
       answer.landings.length === 0 ? null : h(Fragment, null, h("h2", null, "Landings"),
         h(Rows, { landings: answer.landings }), h(Landings, { stream: answer }))));
 };

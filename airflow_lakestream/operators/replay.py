@@ -1,0 +1,121 @@
+"""LakestreamReplayOperator: lands a table's rejected records again, once the cause is fixed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, is_given
+from airflow_lakestream.operators.arguments import extras_of, takes_decoding, templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
+from airflow_lakestream.operators.sql_template import RendersSql
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+log = logging.getLogger(__name__)
+
+
+class LakestreamReplayOperator(RendersSql, BaseOperator):
+    """Land the rejected records of an Iceberg table again, from its reject table; Kafka is not asked.
+
+    Records that fit now become rows, and leave the reject table; those that are still bad stay, with the new reason.
+    Each is a row or rejected at any time. Returns `replayed`, `rows`, `still_rejected`, `skipped`, `filtered` and
+    `snapshot_ids`.
+
+    .. seealso:: docs/operators/replay.md
+
+    :param table: `namespace.table` (templated)
+    :param consumer_group: the ledger's name; default: the DAG's id (templated)
+    :param stage: only records that were found bad there: `"record"`, `"decode"`, `"route"` or `"sql"` (templated)
+    :param reason: only records whose reason has this text in it (templated)
+    :param limit: most records; default: all (templated)
+    :param format: how values are decoded, as the extract operator's; so are all others that say how: `key_format`,
+        `envelope`, `schema_registry`, `writer_schemas`, `schema`, `unknown_fields`, `sql`, `sql_input`,
+        `csv_delimiter` (templated)
+    :param schema_evolution: how far the table's schema may be changed, as the extract operator's (templated)
+    :param tombstones: what a record without a value is, as the extract operator's (templated)
+    :param kafka_conn_id: connection of type `kafka`, for its schema registry only (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    """
+
+    template_fields_renderers = {"sql": "sql", "schema": "sql"}
+    ui_color = "#e3eed2"
+
+    @takes_decoding
+    def __init__(
+        self,
+        *,
+        table: str,
+        consumer_group: str = "{{ dag.dag_id }}",
+        stage: str | None = None,
+        reason: str | None = None,
+        limit: int | str | None = None,
+        schema_evolution: str = SchemaEvolution.NONE.value,
+        tombstones: str = Tombstones.KEEP.value,
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_literals({"limit": limit}, {"limit": arguments.count})
+        self.table = table
+        self.consumer_group = consumer_group
+        self.stage = stage
+        self.reason = reason
+        self.limit = limit
+        self.schema_evolution = schema_evolution
+        self.tombstones = tombstones
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self._stop = threading.Event()
+
+    template_fields: Sequence[str] = templated(__init__)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Replay; see the class."""
+        with late_imports():
+            from airflow_lakestream.core.landing.report import counts_to_dict
+            from airflow_lakestream.hooks.iceberg import IcebergHook
+            from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.run.replay import Replay, Selection
+            from airflow_lakestream.run.summary import figures
+
+        with airflow_errors():
+            need_extras(*extras_of(self))
+            decoding = {name: getattr(self, name) for name in DECODING}
+            registry = registry_of(
+                decoding["schema_registry"], KafkaHook(self.kafka_conn_id), decoding["format"], decoding["key_format"]
+            )
+            work = Replay(
+                table=self.table,
+                consumer_group=self.consumer_group,
+                chosen=Selection(
+                    self.stage if is_given(self.stage) else None,
+                    self.reason if is_given(self.reason) else None,
+                    arguments.count("limit", self.limit),
+                ),
+                decoding={
+                    **decoding,
+                    "schema_registry": registry,
+                    "schema_evolution": self.schema_evolution,
+                    "tombstones": self.tombstones,
+                },
+                stop=self._stop,
+            )
+            done = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
+        counts = done.counts
+        log.info("%s: %s records replayed: %s.", self.table, f"{counts.read:,}", figures(counts_to_dict(counts)))
+        return {"table": self.table, "consumer_group": self.consumer_group, **done.to_dict()}
+
+    def on_kill(self) -> None:
+        """Stop; what is not committed leaves no trace."""
+        self._stop.set()

@@ -1,0 +1,75 @@
+"""TableContentsOperator: tells the page of streams what a table holds, with samples of its rejected records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+log = logging.getLogger(__name__)
+
+
+class TableContentsOperator(BaseOperator):
+    """Look at an Iceberg table's files and newest snapshots, and at samples of its newest rejected records.
+
+    Returns them as a document of at most 32 KiB, which the page of streams shows with its age; the page itself opens no
+    catalog. Values behind names such as `password` are hidden in samples. Nothing is changed.
+
+    .. seealso:: docs/page.md
+
+    :param table: `namespace.table` (templated)
+    :param consumer_group: whose rejected records are shown; default: the DAG's id (templated)
+    :param samples: of each reason so many rejected records, at most 10; 0 keeps values of records out of Airflow's
+        database (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    """
+
+    ui_color = "#dfe8f7"
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        consumer_group: str = "{{ dag.dag_id }}",
+        samples: int | str = 3,
+        iceberg_conn_id: str = "iceberg_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.consumer_group = consumer_group
+        self.samples = samples
+        self.iceberg_conn_id = iceberg_conn_id
+        given = {name: getattr(self, name) for name in self.template_fields}
+        check_literals(given, {"samples": arguments.count_from_zero})
+
+    template_fields: Sequence[str] = templated(__init__)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look; see the class."""
+        with late_imports():
+            from airflow_lakestream.hooks.iceberg import IcebergHook
+            from airflow_lakestream.watching.contents import Contents
+
+        with airflow_errors():
+            work = Contents(self.table, self.consumer_group, self.samples)
+            found = work.look(IcebergHook(self.iceberg_conn_id).open_catalog())
+        log.info(
+            "%s: %s data files, %s snapshots, %s rejected records of %s.",
+            self.table,
+            found["files"]["data_files"],
+            found["snapshots"]["count"],
+            found["rejects"]["count"],
+            self.consumer_group,
+        )
+        return found

@@ -1,0 +1,171 @@
+"""What the buttons of a stream start: runs of bundled DAGs, told which table it is, and how its records are decoded.
+
+A run is started by the browser, by Airflow's own API, which asks whether the user may. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from sqlalchemy import select
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.policies import TableFormat, is_template
+from airflow_lakestream.ui.page.tasks import KEPT, StreamTask
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from airflow_lakestream.ui.page.landings import Key
+
+# How a value begins that Airflow keeps a part of, and what it puts in the place of a secret.
+_CUT = "Truncated."
+_MASKED = "***"
+_FILE = ".sql"
+# How Airflow writes down a schema of PyIceberg.
+_OBJECT = "table {"
+# What a template makes of an empty param; a delimiter may be a blank.
+_NOTHING = (None, "", "None", [])
+
+
+class Press(StrEnum):
+    """What a button does."""
+
+    AUDIT = "audit"
+    REPLAY = "replay"
+
+    @property
+    def dag_id(self) -> str:
+        """The bundled DAG that a press starts."""
+        return f"lake_{self.value}"
+
+
+# What each DAG is told besides the names: an audit decodes nothing, and no Delta table is replayed.
+_TOLD = {
+    Press.AUDIT: [name for name in KEPT if name.endswith("_conn_id")],
+    Press.REPLAY: [name for name in KEPT if name != "storage_conn_id"],
+}
+
+
+class NotPossible(Exception):
+    """A button can do nothing for this stream, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """The stream whose button it is: its task's arguments as the DAG file has them, and its names as they are known."""
+
+    key: Key
+    task: StreamTask
+    table: str | None
+    consumer_group: str | None
+
+
+def buttons(session: Session, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
+    """Return by button the DAG that it starts, and why it can't; None where it can."""
+    there = _there(session, readable)
+    return {press.value: {"dag_id": press.dag_id, "why_not": _why_not(press, stream, there)} for press in Press}
+
+
+def conf_of(session: Session, press: Press, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
+    """Return what a press starts: the DAG, whether it is paused, and the run's conf. Raises NotPossible."""
+    there = _there(session, readable)
+    if (why := _why_not(press, stream, there)) is not None:
+        raise NotPossible(why)
+    rendered = _Rendered(session, stream.key, stream.task.given)
+    names = {"table": stream.table, "consumer_group": stream.consumer_group}
+    wanted = _TOLD[press]
+    given = {name: value for name in wanted if (value := rendered(name)) not in _NOTHING}
+    return {"dag_id": press.dag_id, "paused": there[press.dag_id], "conf": {**given, **names}}
+
+
+def _there(session: Session, readable: Collection[str]) -> dict[str, bool]:
+    """Return which of the bundled DAGs there are, of those that may be read, and whether they are paused."""
+    wanted = [press.dag_id for press in Press if press.dag_id in readable]
+    rows = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(wanted), ~DagModel.is_stale)
+    return {dag_id: bool(paused) for dag_id, paused in session.execute(rows)}
+
+
+def _why_not(press: Press, stream: Pressed, there: Collection[str]) -> str | None:
+    if press.dag_id not in there:
+        return (
+            f"There is no DAG {press.dag_id} that you may read. It is bundled: add dags/{press.dag_id}.py to your DAGs."
+        )
+    table = stream.table
+    if stream.task.is_mapped:
+        return f"Its task is mapped, and lands in a table for each: start {press.dag_id} by its form."
+    if table is None:
+        return "No run has told the table's name yet."
+    if "{" in table:
+        return f"It lands in several tables: start {press.dag_id} by its form, for each of them."
+    return _OF_STREAM[press](stream, TableFormat.of(table) is TableFormat.DELTA)
+
+
+def _no_audit(stream: Pressed, is_delta: bool) -> str | None:
+    if stream.task.is_mirror:
+        return "A mirror has the rows of the database's table, one for each key: an audit counts records."
+    return None
+
+
+def _no_replay(stream: Pressed, is_delta: bool) -> str | None:
+    if is_delta:
+        return "Rejected records of a Delta table are landed by landing their offsets again, with replace=True."
+    if stream.task.engine not in ("extract", "group"):
+        return "How its records are decoded does not stand in its task: start lake_replay by its form."
+    return None
+
+
+_OF_STREAM: dict[Press, Callable[[Pressed, bool], str | None]] = {Press.AUDIT: _no_audit, Press.REPLAY: _no_replay}
+
+
+class _Rendered:
+    """A task's arguments: as the DAG file has them, and templates as the newest run rendered them."""
+
+    def __init__(self, session: Session, key: Key, given: Mapping[str, Any]) -> None:
+        self._session = session
+        self._key = key
+        self._given = given
+        self._fields: Mapping[str, Any] | None = None
+
+    def __call__(self, name: str) -> Any:
+        """Return an argument; None where none is given. Raises NotPossible."""
+        value = self._given.get(name)
+        if _is_for_a_run(name, value):
+            if name not in self._of_run():
+                raise NotPossible(f"The argument {name} is a template, and no run has rendered it yet.")
+            value = self._of_run()[name]
+        text = value if isinstance(value, str) else json.dumps(value)
+        if text.startswith(_CUT) or _MASKED in text:
+            what = "is longer than Airflow keeps it" if text.startswith(_CUT) else "holds something that Airflow hides"
+            raise NotPossible(f"The argument {name} {what}: start the DAG by its form.")
+        if name == "schema" and text.startswith(_OBJECT):
+            raise NotPossible("The argument schema is no text in the DAG file: start the DAG by its form.")
+        # As a form's field takes it.
+        if name == "writer_schemas":
+            return list(arguments.schemas(name, value) or ())
+        return text if isinstance(value, Mapping) else value
+
+    def _of_run(self) -> Mapping[str, Any]:
+        if self._fields is None:
+            kept = RenderedTaskInstanceFields
+            newest = (
+                select(kept.rendered_fields)
+                .join(DagRun, (DagRun.dag_id == kept.dag_id) & (DagRun.run_id == kept.run_id))
+                .where(kept.dag_id == self._key[0], kept.task_id == self._key[1])
+                .order_by(DagRun.id.desc(), kept.map_index)
+                .limit(1)
+            )
+            self._fields = self._session.scalar(newest) or {}
+        return self._fields
+
+
+def _is_for_a_run(name: str, value: Any) -> bool:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return is_template(text) or (name == "sql" and text.endswith(_FILE))

@@ -1,0 +1,151 @@
+"""What a table holds, as a document of bounded size: its files, its newest snapshots, and samples of rejected records.
+
+It is written to Airflow's database for people to read, so what looks like a secret in a record is hidden, and what is
+not printable is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from airflow_lakestream.audit.run import load_both
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.bad_records import kind_of
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.secrecy import is_secret_name, without_secrets
+from airflow_lakestream.decode.values.outcome import excerpt
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.reject_table import newest_counting_rows
+from airflow_lakestream.iceberg.upkeep.reject_summary import Example, Reason, by_reason
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.watching.streams.landings import Seen, newest
+
+MOST_SAMPLES = 10
+MOST_REASONS = 5
+MOST_SNAPSHOTS = 10
+MOST_CHARACTERS = 200
+# The document, as JSON.
+MOST_BYTES = 32 * 2**10
+# Reject files that are read for samples.
+READ_BYTES = 32 * 2**20
+# Of a value so much is looked at for secrets: more than is shown.
+_LOOKED_AT = 1000
+_COLUMNS = ("stage", "error", "value", "run_id")
+_WORD = re.compile(r"[\w.-]+")
+# By name: what the summary of a snapshot calls it.
+_TOTALS = {
+    "data_files": "total-data-files",
+    "delete_files": "total-delete-files",
+    "bytes": "total-files-size",
+    "rows": "total-records",
+}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A look at one Iceberg table. Raises InvalidArgument.
+
+    :param samples: of each reason so many rejected records are shown; 0 for none.
+    """
+
+    table: str
+    consumer_group: str
+    samples: Any = 3
+
+    def __post_init__(self) -> None:
+        check_table_name(self.table)
+        if arguments.count_from_zero("samples", self.samples) > MOST_SAMPLES:
+            raise InvalidArgument("samples", f"{self.samples} are too many.", f"Take at most {MOST_SAMPLES}.")
+
+    def look(self, catalog: Catalog) -> dict[str, Any]:
+        """Return the document. Raises TableMissing, UnreadableLedger, UndecidedLedger."""
+        main, rejects = load_both(catalog, self.table)
+        document = {
+            "table": self.table,
+            "consumer_group": self.consumer_group,
+            "files": _files(main),
+            "snapshots": {
+                "count": len(main.metadata.snapshots),
+                "newest": [_snapshot(one) for one in newest(main, MOST_SNAPSHOTS)],
+            },
+            "rejects": self._rejects(main, rejects),
+        }
+        return _within(document)
+
+    def _rejects(self, main: Table, rejects: Table | None) -> dict[str, Any]:
+        """Return how many rejected records count, and of the newest of them why, with samples."""
+        ledger = ledger_store.read_ledger(main, self.consumer_group)
+        count = sum(entry.counts.rejected for entry in ledger.topics.values())
+        found: list[Reason] = []
+        if rejects is not None and count:
+            rows = newest_counting_rows(rejects, main, self.consumer_group, columns=_COLUMNS, most_bytes=READ_BYTES)
+            found = by_reason(rows, arguments.count_from_zero("samples", self.samples))
+        return {
+            "count": count,
+            "looked_at": sum(one.count for one in found),
+            "kinds": len(found),
+            "reasons": [
+                {
+                    "stage": one.stage,
+                    "reason": excerpt(one.kind, MOST_CHARACTERS),
+                    "records": one.count,
+                    "samples": [_sample(example) for example in one.examples],
+                }
+                for one in found[:MOST_REASONS]
+            ],
+        }
+
+
+def _files(table: Table) -> dict[str, int | None]:
+    """Return the sums that the head's summary tells; None for one that it does not tell."""
+    snapshot = table.metadata.current_snapshot()
+    summary = {} if snapshot is None else ledger_store.summary_of(snapshot)
+    found = {name: summary.get(key, "") for name, key in _TOTALS.items()}
+    return {name: int(text) if text.isdecimal() else None for name, text in found.items()}
+
+
+def _snapshot(seen: Seen) -> dict[str, Any]:
+    kind = "landing" if seen.landing is not None else "compaction" if seen.is_compaction else "other writer"
+    return {
+        # As text: browsers round 64-bit numbers.
+        "snapshot_id": str(seen.snapshot_id),
+        "at": iso(seen.at_ms),
+        "operation": seen.operation,
+        "kind": kind,
+        "consumer_group": seen.consumer_group,
+        "rows": seen.rows,
+    }
+
+
+def _sample(example: Example) -> dict[str, Any]:
+    value = example.value
+    text = None if value is None else without_secrets(value[:_LOOKED_AT].decode(errors="backslashreplace"))
+    return {
+        "topic": example.topic,
+        "partition": example.partition,
+        "offset": example.offset,
+        "error": excerpt(_told(example.error), MOST_CHARACTERS),
+        "value": None if text is None else excerpt(text, MOST_CHARACTERS),
+        "bytes": None if value is None else len(value),
+        "run_id": example.run_id,
+    }
+
+
+def _told(error: str) -> str:
+    """Return a reason, without the values that it quotes where it names something secret."""
+    return kind_of(error) if any(map(is_secret_name, _WORD.findall(error))) else without_secrets(error)
+
+
+def _within(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of bounded size: the last samples are left out first."""
+    samples = [one["samples"] for one in document["rejects"]["reasons"]]
+    while len(json.dumps(document)) > MOST_BYTES and any(samples):
+        next(filter(None, reversed(samples))).pop()
+    return document

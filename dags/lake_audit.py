@@ -1,0 +1,73 @@
+"""Proves that a table holds its topics' records once each, and changes nothing.
+
+The page of streams in Airflow has a button that starts it for one stream; the form takes any table. Damage fails the
+run, and its log and XCom have the offsets. Who may start this DAG may read any table that its connections open.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, Param
+
+from airflow_lakestream.operators.audit import LakestreamAuditOperator
+
+with DAG(
+    dag_id="lake_audit",
+    schedule=None,
+    tags=["lakestream"],
+    description=__doc__.partition("\n")[0],
+    doc_md=__doc__,
+    params={
+        "table": Param(
+            "lake.clickstream",
+            type="string",
+            minLength=1,
+            title="Table",
+            description="Iceberg table, as namespace.table, or the path or URI of a Delta table.",
+        ),
+        "consumer_group": Param(
+            "clickstream_to_lake",
+            type="string",
+            minLength=1,
+            title="Consumer group",
+            description="Whose ledger is compared: the id of the DAG that lands, unless it has another.",
+        ),
+        "topic": Param(
+            None,
+            type=["null", "string"],
+            title="Topic",
+            description="One topic of the ledger; empty for all of them.",
+        ),
+        "full": Param(
+            False,
+            type="boolean",
+            title="Every row",
+            description="Read every row's position, and the topic; else the statistics of the files alone.",
+        ),
+        "kafka_conn_id": Param(
+            "kafka_default", type="string", minLength=1, title="Kafka connection", description="For every row only."
+        ),
+        "iceberg_conn_id": Param(
+            "iceberg_default",
+            type="string",
+            minLength=1,
+            title="Iceberg connection",
+            description="The catalog of Iceberg tables.",
+        ),
+        "storage_conn_id": Param(
+            None,
+            type=["null", "string"],
+            title="Storage connection",
+            description="Of a Delta table's store; empty for what the environment has.",
+        ),
+    },
+) as dag:
+    LakestreamAuditOperator(
+        task_id="audit",
+        table="{{ params.table }}",
+        consumer_group="{{ params.consumer_group }}",
+        topic="{{ params.topic or '' }}",
+        full="{{ params.full }}",
+        kafka_conn_id="{{ params.kafka_conn_id }}",
+        iceberg_conn_id="{{ params.iceberg_conn_id }}",
+        storage_conn_id="{{ params.storage_conn_id or '' }}",
+    )
