@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import time
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -232,35 +229,3 @@ def test_a_table_that_is_not_there_is_refused_before_the_sink_starts(
     with pytest.raises(NoSuchTableError):
         lake.table()
     assert sinks.client.config(sinks.name) is None
-
-
-def test_a_worker_killed_at_random_lands_each_record_once(
-    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
-) -> None:
-    kills, seed = int(os.environ.get("LAKESTREAM_KILLS", "2")), int(os.environ.get("LAKESTREAM_SEED", "0"))
-    chance = random.Random(seed)
-    print(f"LAKESTREAM_SEED={seed} LAKESTREAM_KILLS={kills}")
-    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
-    sinks.extract(topic)
-    driving = sinks.driving(topic)
-    driving.begin()
-    sent = {0: 5, 1: 5}
-    left, next_kill = kills, time.monotonic() + chance.uniform(1, 20)
-
-    def produce_and_kill(_: Look) -> bool:
-        nonlocal left, next_kill
-        if not left:
-            return len(lake.offsets()) >= sum(sent.values())
-        partition = chance.randrange(2)
-        produce(topic, partition, events(partition, sent[partition], 20))
-        sent[partition] += 20
-        if time.monotonic() > next_kill:
-            sinks.kill_the_worker()
-            sinks.start_the_worker_again()
-            left, next_kill = left - 1, time.monotonic() + chance.uniform(1, 20)
-        return False
-
-    sinks.follow_until(driving, produce_and_kill, PATIENCE * (1 + kills / 3))
-    assert lake.offsets() == _positions(sent)
-    assert lake.landed(topic) == {p: [(0, count)] for p, count in sent.items()}
-    assert lake.audit().verdict is AuditVerdict.CLEAN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from pathlib import Path
@@ -19,7 +18,7 @@ from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 from dev.services.connect import SECRETS, Connect
 from dev.services.postgres import Postgres
-from tests.support.airflow_home import DAGS, AirflowHome, Connections
+from tests.support.airflow_home import DAGS, AirflowHome
 from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.connecting import PATIENCE, SCHEMA, Sinks, sink_config
 from tests.support.lake import TABLE, Lake, events
@@ -28,14 +27,6 @@ from tests.support.spark_stream import kill_the_worker, mark
 pytestmark = pytest.mark.airflow
 
 PAGE = (DAGS.parent / "docs" / "connect.md").read_text()
-
-
-@pytest.fixture
-def connected(connect: Connect, connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the default connections lead to the real parts."""
-    host, _, port = connect.url.removeprefix("http://").partition(":")
-    told = {"conn_type": "http", "host": host, "port": int(port)}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_CONNECT_DEFAULT", json.dumps(told))
 
 
 def documented(airflow: AirflowHome, name: str, **arguments: Any) -> Any:

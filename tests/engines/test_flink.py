@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.flink.rest import JobState
 from dev.services.kafka import Kafka
-from dev.stack import Stack
 from tests.support.broker import Producing, poll_until
 from tests.support.flink import FlinkLanding
 from tests.support.lake import events
@@ -72,37 +68,6 @@ def test_the_driver_killed_leaves_the_job_which_the_next_one_adopts(landing: Fli
     landing.drop_newest()
     landing.stop()
     landing.assert_once({0: [*range(1000)]})
-
-
-def test_taskmanager_and_jobmanager_killed(landing: FlinkLanding, produce: Producing, stack: Stack) -> None:
-    produce(landing.topic, 0, events(0, 0, 1000))
-    produce(landing.topic, 1, events(1, 0, 1000))
-    landing.start()
-    landing.await_landed({0: 1000, 1: 1000})
-    job = landing.await_running()
-
-    kill(landing.flink.worker.pid)
-    produce(landing.topic, 0, events(0, 1000, 1000))
-    landing.flink = stack.up_flink()
-    # Flink itself starts the job again, from its newest checkpoint; where that takes too long, the next driver does.
-    landing.supervise({0: 2000, 1: 1000})
-
-    kill(landing.flink.manager.pid)
-    produce(landing.topic, 1, events(1, 1000, 1000))
-    landing.flink = stack.up_flink()
-    # Without high availability the job is gone: the driver ends, and the next one restores it.
-    landing.supervise({0: 2000, 1: 2000})
-    assert landing.note is not None
-    assert "/chk-" in landing.note.restored
-    assert landing.note.job != job
-    landing.stop()
-    landing.assert_once({0: [*range(2000)], 1: [*range(2000)]})
-
-
-def kill(pid: int) -> None:
-    """Kill a process of the cluster, and wait until nothing is left of it."""
-    os.kill(pid, signal.SIGKILL)
-    poll_until(lambda: not psutil.pid_exists(pid), "the process to be gone")
 
 
 def test_a_transactional_topic_has_no_aborted_row(

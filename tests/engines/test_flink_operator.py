@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -13,8 +10,8 @@ from airflow_lakestream.driver.lease import request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from tests.support.airflow_home import AirflowHome, TaskProcess
 from tests.support.broker import Producing, poll_until
-from tests.support.flink import COLUMNS, FlinkLanding
-from tests.support.lake import GROUP, TABLE, events
+from tests.support.flink import FlinkLanding
+from tests.support.lake import events
 from tests.support.spark_stream import PATIENCE, kill_the_worker, mark
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
@@ -33,26 +30,10 @@ def test_two_tasks_have_one_job_and_a_mark_stops_it_with_a_savepoint(
     landing: FlinkLanding,
     produce: Producing,
     airflow: AirflowHome,
-    connections: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    flink_connected: None,
 ) -> None:
-    flink = {"conn_type": "http", "host": landing.flink.gateway.url}
-    flink["extra"] = {"jobmanager_url": landing.flink.manager.url}  # type: ignore[assignment]
-    monkeypatch.setenv("AIRFLOW_CONN_FLINK_DEFAULT", json.dumps(flink))
     produce(landing.topic, 0, events(0, 0, 400))
-    arguments = {
-        "topic": landing.topic,
-        "table": TABLE,
-        "columns": COLUMNS,
-        "consumer_group": GROUP,
-        "checkpoint_location": landing.location,
-        "checkpoint_interval": "1s",
-        "publish_interval": "2s",
-        "driver_folder": str(landing.lake.folder / "drivers"),
-        "poll_interval": "0.5s",
-        "retry_delay": timedelta(0),
-    }
-    file = airflow.write("flink_stream", _DAG.format(dag_id="flink_stream", arguments=arguments))
+    file = airflow.write("flink_stream", _DAG.format(dag_id="flink_stream", arguments=landing.arguments))
     dag = airflow.dag(file)
     run, other = airflow.start(dag), airflow.start(dag)
     with airflow.process(run, file, "stream") as process:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
 from dev.stack import Stack
-from tests.support.broker import Producing, poll_until
+from tests.support.broker import Producing
 from tests.support.catalogs import CatalogLake
-from tests.support.flink import FlinkLanding
+from tests.support.flink import FlinkLanding, kill
 from tests.support.lake import TABLE, events
 from tests.support.table_formats import Place
 
@@ -40,9 +37,7 @@ def test_a_job_needs_the_gateway_for_its_start_alone(landing: FlinkLanding, prod
     produce(landing.topic, 0, events(0, 0, 300))
     landing.start()
     landing.await_landed({0: 300})
-    gateway = landing.flink.gateway.pid
-    os.kill(gateway, signal.SIGKILL)
-    poll_until(lambda: not psutil.pid_exists(gateway), "the gateway to be gone")
+    kill(landing.flink.gateway.pid)
     produce(landing.topic, 1, events(1, 0, 200))
     landing.await_landed({0: 300, 1: 200})
     landing.stop()

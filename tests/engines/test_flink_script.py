@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.flink.job import Jobs
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.flink.script.bundled import flink_script
-from airflow_lakestream.flink.script.config import ScriptConfig
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
-from tests.support.airflow_home import AirflowHome, Connections
+from tests.support.airflow_home import AirflowHome
 from tests.support.broker import Producing
-from tests.support.flink import FlinkLanding
+from tests.support.flink import FlinkScriptRun
 from tests.support.lake import GROUP, TABLE, Lake
 
 pytestmark = pytest.mark.integration
@@ -37,28 +35,6 @@ CREATE TABLE IF NOT EXISTS iceberg_default.{TABLE}_odd (id BIGINT);
 INSERT INTO iceberg_default.{TABLE} SELECT id FROM records WHERE MOD(id, 2) = 0;
 INSERT INTO iceberg_default.{TABLE}_odd SELECT id FROM records WHERE MOD(id, 2) = 1
 """
-
-
-class FlinkScriptRun(FlinkLanding):
-    """One script, and its drivers."""
-
-    script = ""
-
-    def configured(self, **config: Any) -> ScriptConfig:  # type: ignore[override]  # another driver by the same hands
-        given = super().configured().to_dict()
-        kept = {name: given[name] for name in ("catalog", "kafka", "gateway", "manager", "checkpoint_location")}
-        return ScriptConfig(**(kept | {"name": "dag.task", "script": self.script, "checkpoint_interval": 1.0} | config))
-
-    @property
-    def jobs(self) -> Jobs:  # type: ignore[override]  # a script has no landing's jobs
-        return Jobs(self.configured())
-
-    def rows(self, table: str = TABLE) -> list[dict[str, Any]]:
-        catalog = self.lake.catalog()
-        return catalog.load_table(table).scan().to_arrow().to_pylist() if catalog.table_exists(table) else []
-
-    def await_rows(self, wanted: Counter[Any], what: str) -> None:
-        self._await(lambda: Counter(map(of_window, self.rows())) == wanted, what)
 
 
 @pytest.fixture
@@ -100,18 +76,22 @@ def windows(minutes: range, ends: range) -> Counter[Any]:
     return rows
 
 
+def await_windows(run: FlinkScriptRun, wanted: Counter[Any], what: str) -> None:
+    run.until(lambda: Counter(map(of_window, run.rows())) == wanted, what)
+
+
 def test_each_window_is_there_once_over_a_kill_and_a_stop(run: FlinkScriptRun, produce: Producing) -> None:
     run.script = flink_script("clicks_by_minute", topic=run.topic, table=TABLE, group=GROUP)
     for partition in (0, 1):
         produce(run.topic, partition, clicks(partition, range(3)))
     run.start()
-    run.await_rows(windows(range(3), range(0)), "the first windows")
+    await_windows(run, windows(range(3), range(0)), "the first windows")
     job = run.await_running()
     run.kill_driver()
     for partition in (0, 1):
         produce(run.topic, partition, clicks(partition, range(3, 5)))
     run.start()
-    run.await_rows(windows(range(5), range(3, 4)), "windows after a kill")
+    await_windows(run, windows(range(5), range(3, 4)), "windows after a kill")
     assert run.await_running() == job
 
     run.stop()
@@ -123,7 +103,7 @@ def test_each_window_is_there_once_over_a_kill_and_a_stop(run: FlinkScriptRun, p
     for partition in (0, 1):
         produce(run.topic, partition, clicks(partition, range(5, 7)))
     run.start()
-    run.await_rows(windows(range(7), range(3, 6, 2)), "windows after a stop")
+    await_windows(run, windows(range(7), range(3, 6, 2)), "windows after a stop")
     assert run.note.restored == savepoint
     assert run.await_running() != job
 
@@ -171,11 +151,8 @@ def test_a_file_beside_the_dag_is_a_task_that_ends_with_its_sources(
     run: FlinkScriptRun,
     produce: Producing,
     airflow: AirflowHome,
-    connections: Connections,
-    monkeypatch: pytest.MonkeyPatch,
+    flink_connected: None,
 ) -> None:
-    flink = {"conn_type": "http", "host": run.flink.gateway.url, "extra": {"jobmanager_url": run.flink.manager.url}}
-    monkeypatch.setenv("AIRFLOW_CONN_FLINK_DEFAULT", json.dumps(flink))
     produce(run.topic, 0, [json.dumps({"id": number}).encode() for number in range(21)])
     arguments = {
         "checkpoint_location": run.location,

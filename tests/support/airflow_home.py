@@ -334,6 +334,10 @@ class Connections:
         """Let the Iceberg connection say something else; None removes it."""
         self._set(ICEBERG_CONNECTION, "iceberg", extra)
 
+    def lake_in(self, folder: Path) -> None:
+        """Let the Iceberg connection open a catalog in a folder."""
+        self.iceberg({"type": "sql", **_catalog_in(folder)})
+
     def _set(self, name: str, kind: str, extra: Mapping[str, Any] | None) -> None:
         if extra is None:
             self._patch.delenv(name, raising=False)
@@ -346,8 +350,12 @@ def connections(kafka: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Give connections to the session's broker, and to a new catalog of this test."""
     from pyiceberg.catalog.sql import SqlCatalog
 
-    where = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": (tmp_path / "warehouse").as_uri()}
-    given = Connections(SqlCatalog("iceberg_default", **where), tmp_path / "warehouse", monkeypatch)
+    catalog = SqlCatalog("iceberg_default", **_catalog_in(tmp_path))
+    given = Connections(catalog, tmp_path / "warehouse", monkeypatch)
     given.kafka(kafka.client_config())
-    given.iceberg({"type": "sql", **where})
+    given.lake_in(tmp_path)
     return given
+
+
+def _catalog_in(folder: Path) -> dict[str, str]:
+    return {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": (folder / "warehouse").as_uri()}

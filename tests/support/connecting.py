@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -26,6 +27,7 @@ from airflow_lakestream.kafka.groups import Groups
 from dev.service import ServiceFolder
 from dev.services.connect import Connect
 from dev.stack import Stack
+from tests.support.airflow_home import Connections
 from tests.support.broker import poll_until
 from tests.support.lake import GROUP, TABLE, Lake
 
@@ -138,6 +140,11 @@ class Sinks:
         log = (Path(self.connect.folder) / "service.log").read_text(errors="replace")
         return sum(f"Creating task {self.name}-" in line for line in log.splitlines())
 
+    @property
+    def worker_lives(self) -> bool:
+        """Whether the worker's process is there."""
+        return ServiceFolder("connect", Path(self.connect.folder)).running
+
     def kill_the_worker(self) -> None:
         """Kill the worker, which has no time to say anything."""
         worker = ServiceFolder("connect", Path(self.connect.folder)).process("service")
@@ -161,11 +168,23 @@ class Sinks:
 
         poll_until(run, f"the tasks of {self.name}", PATIENCE, every=0.2)
 
+    def end(self) -> None:
+        """Take the connector away."""
+        if self.client.config(self.name) is not None:
+            self.connect.release(self.name)
+
 
 @pytest.fixture
 def sinks(lake: Lake, stack: Stack, connect: Connect) -> Iterator[Sinks]:
     """Give a sink of this test; its connector goes with it."""
     made = Sinks(lake, stack, connect)
     yield made
-    if made.client.config(made.name) is not None:
-        made.connect.release(made.name)
+    made.end()
+
+
+@pytest.fixture
+def connected(connect: Connect, connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the default connections lead to the real parts."""
+    host, _, port = connect.url.removeprefix("http://").partition(":")
+    told = {"conn_type": "http", "host": host, "port": int(port)}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_CONNECT_DEFAULT", json.dumps(told))

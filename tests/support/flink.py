@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
@@ -17,13 +21,15 @@ from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.job import Note
+from airflow_lakestream.flink.job import Jobs, Note
 from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.script.config import ScriptConfig
 from dev.service import CHECKOUT
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
 from dev.stack import Stack
+from tests.support.airflow_home import Connections
 from tests.support.broker import poll_until
 from tests.support.lake import GROUP, TABLE, Lake
 
@@ -31,10 +37,23 @@ PATIENCE = 180.0
 COLUMNS = "id bigint, name string, score double"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def flink(stack: Stack) -> Flink:
-    """Give the Flink of this test session."""
+    """Give the Flink of this test session; what another test has killed of it is started again."""
     return stack.up_flink()
+
+
+@pytest.fixture
+def flink_connected(flink: Flink, connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the default connections lead to the real parts."""
+    told = {"conn_type": "http", "host": flink.gateway.url, "extra": {"jobmanager_url": flink.manager.url}}
+    monkeypatch.setenv("AIRFLOW_CONN_FLINK_DEFAULT", json.dumps(told))
+
+
+def kill(pid: int) -> None:
+    """Kill a process of the cluster, and wait until nothing is left of it."""
+    os.kill(pid, signal.SIGKILL)
+    poll_until(lambda: not psutil.pid_exists(pid), "the process to be gone")
 
 
 @dataclass
@@ -51,23 +70,39 @@ class FlinkLanding:
     def location(self) -> str:
         return str(self.lake.folder / "checkpoint")
 
-    def configured(self, **config: Any) -> FlinkConfig:
+    @property
+    def places(self) -> dict[str, Any]:
+        """What every job of Flink's is told."""
         folder = self.lake.folder
         warehouse = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
-        given: dict[str, Any] = {
+        return {
             "catalog": {"name": "iceberg_default", "properties": {"type": "sql", **warehouse}},
             "kafka": self.lake.kafka,
             "gateway": {"url": self.flink.gateway.url},
             "manager": {"url": self.flink.manager.url},
-            "topic": self.topic,
-            "table": TABLE,
-            "consumer_group": GROUP,
-            "columns": COLUMNS,
             "checkpoint_location": self.location,
             "checkpoint_interval": 1.0,
-            "publish_interval": 2.0,
         }
-        return FlinkConfig(**(given | self.config | config))
+
+    def configured(self, **config: Any) -> FlinkConfig:
+        landing = {"topic": self.topic, "table": TABLE, "consumer_group": GROUP, "columns": COLUMNS}
+        return FlinkConfig(**(self.places | landing | {"publish_interval": 2.0} | self.config | config))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the stream's operator is given."""
+        return {
+            "topic": self.topic,
+            "table": TABLE,
+            "columns": COLUMNS,
+            "consumer_group": GROUP,
+            "checkpoint_location": self.location,
+            "checkpoint_interval": "1s",
+            "publish_interval": "2s",
+            "driver_folder": str(self.lake.folder / "drivers"),
+            "poll_interval": "0.5s",
+            "retry_delay": timedelta(0),
+        }
 
     def start(self, **config: Any) -> subprocess.Popen[bytes]:
         """Start a driver; its log is in the folder."""
@@ -103,7 +138,7 @@ class FlinkLanding:
             note = self.note
             return note is not None and self.jobs.manager.state(note.job) is JobState.RUNNING
 
-        self._await(runs, "a running job")
+        self.until(runs, "a running job")
         note = self.note
         assert note is not None
         return note.job
@@ -115,23 +150,10 @@ class FlinkLanding:
         def landed() -> bool:
             return bool(self.lake.snapshots()) and self.lake.landed(self.topic) == wanted
 
-        self._await(landed, f"{wanted} to be landed")
+        self.until(landed, f"{wanted} to be landed")
 
-    def supervise(self, ends: dict[int, int]) -> None:
-        """Do the same, starting the next driver where one has failed, as the operator does."""
-        wanted = {p: [(0, end)] for p, end in ends.items() if end}
-
-        def landed() -> bool:
-            if self._drivers[-1].poll() is not None:
-                self.start()
-            return self.lake.landed(self.topic) == wanted
-
-        try:
-            poll_until(landed, f"{wanted} to be landed", PATIENCE, every=0.5)
-        except TimeoutError as e:
-            raise AssertionError(f"{e}\n{self.log}") from None
-
-    def _await(self, done: Any, what: str) -> None:
+    def until(self, done: Any, what: str) -> None:
+        """Wait until something is so, or the driver has ended, which is an error."""
         driver = self._drivers[-1]
         try:
             poll_until(lambda: done() or driver.poll() is not None, what, PATIENCE, every=0.2)
@@ -142,7 +164,7 @@ class FlinkLanding:
     def stop(self) -> None:
         """Ask the driver to end, and wait until it has."""
         driver = self._drivers[-1]
-        self._await(lambda: request_stop(self.location, "the test"), "a lease")
+        self.until(lambda: request_stop(self.location, "the test"), "a lease")
         assert driver.wait(PATIENCE) == 0, self.log
 
     def await_nothing_left(self, ends: dict[int, int]) -> None:
@@ -189,6 +211,23 @@ class FlinkLanding:
         assert self.lake.offsets() == [(p, o) for p in sorted(rows) for o in rows[p]]
         audit = self.lake.audit(topic=self.topic)
         assert audit.verdict is AuditVerdict.CLEAN, str(audit)
+
+
+class FlinkScriptRun(FlinkLanding):
+    """One script, and its drivers."""
+
+    script = ""
+
+    def configured(self, **config: Any) -> ScriptConfig:  # type: ignore[override]  # another driver by the same hands
+        return ScriptConfig(**(self.places | {"name": "dag.task", "script": self.script} | self.config | config))
+
+    @property
+    def jobs(self) -> Jobs:  # type: ignore[override]  # a script has no landing's jobs
+        return Jobs(self.configured())
+
+    def rows(self, table: str = TABLE) -> list[dict[str, Any]]:
+        catalog = self.lake.catalog()
+        return catalog.load_table(table).scan().to_arrow().to_pylist() if catalog.table_exists(table) else []
 
 
 @pytest.fixture

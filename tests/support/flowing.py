@@ -23,12 +23,18 @@ IN_A_SOAK = pytest.mark.skipif("LAKESTREAM_KILLS" not in os.environ, reason="is 
 
 
 @contextmanager
-def flowing(produce: Producing, topic: str) -> Iterator[dict[int, int]]:
-    """Produce to both partitions of a topic; yield how many records each has, which stays so afterwards."""
-    counts, ends = {0: 0, 1: 0}, threading.Event()
+def flowing(
+    produce: Producing, topic: str, counts: dict[int, int] | None = None, pause: float = 0.1
+) -> Iterator[dict[int, int]]:
+    """Produce to both partitions of a topic; yield how many records each has, which stays so afterwards.
+
+    :param counts: how many they have already; the same mapping is yielded.
+    """
+    counts = {0: 0, 1: 0} if counts is None else counts
+    ends = threading.Event()
 
     def flow() -> None:
-        while not ends.wait(0.1):
+        while not ends.wait(pause):
             for partition in counts:
                 produce(topic, partition, events(partition, counts[partition], 50))
                 counts[partition] += 50

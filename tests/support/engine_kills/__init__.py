@@ -1,0 +1,1 @@
+"""Streams of real engines over a topic that flows, while one process after the other is killed."""
