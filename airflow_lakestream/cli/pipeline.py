@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,15 +21,16 @@ from airflow_lakestream.cli.connections import (
     open_variables,
 )
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
-    from airflow_lakestream.pipelines.compiled import Compiled
+    from airflow_lakestream.pipelines.compiled import Compiled, Landing
 
 app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(help="a pipeline's file", exists=True, dir_okay=False)]
 Engine = Annotated[str | None, typer.Option("--engine", help="instead of the file's own")]
+Sink = Annotated[str | None, typer.Option("--sink", help="one of the file's; default: all of them")]
 
 
 @app.command()
@@ -57,30 +57,43 @@ def validate(
 
 
 @app.command()
-def plan(file: File, as_json: Json = False) -> None:
-    """Print what the next run would change: the table, its columns, and the offsets that it would land."""
+def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
+    """Print what the next run would change: tables, their columns, and the offsets that it would land."""
     with aside():
-        from airflow_lakestream.cli.plan import dry_run
         from airflow_lakestream.pipelines.check import check
-        from airflow_lakestream.run.job import build_job
 
         compiled = _read(file)
-        if compiled.mode == "replace" or TableFormat(compiled.table_format) is TableFormat.DELTA:
-            problem = f"plan shows pipelines that append to an Iceberg table; this one: {compiled.mode}, "
-            raise InvalidArgument("file", f"{problem}{compiled.table_format}.")
-        config = replace(check(compiled), **_registry(compiled))
-        kafka = open_kafka(_connection(compiled, "kafka"))
-        catalog = open_catalog(_connection(compiled, "iceberg"))
-        job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where)
-        found = dry_run(job, catalog)
-        columns = _columns(config, catalog)
-    told = {"pipeline": compiled.name, "engine": compiled.engine, "columns": columns, **found.to_dict()}
+        # All of the file has to be right, whichever sink is asked for.
+        check(compiled)
+        found = [_planned(compiled, landing) for landing in _landings(compiled, sink)]
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        all_told = [one for one, _ in found]
+        typer.echo(json.dumps(all_told[0] if len(compiled.landings) == 1 or sink else all_told, indent=2))
         return
     typer.echo(f"{compiled.name}, by the engine {compiled.engine}")
-    typer.echo("\n".join(f"  {line}" for line in columns))
-    typer.echo(found.render())
+    for told, text in found:
+        if len(compiled.landings) > 1:
+            typer.echo(f"{told['sink']}:")
+        typer.echo("\n".join(f"  {line}" for line in told["columns"]))
+        typer.echo(text)
+
+
+def _planned(compiled: Compiled, landing: Landing) -> tuple[dict[str, Any], str]:
+    """Return what the next run would do for one sink: for programs, and its offsets for people."""
+    from airflow_lakestream.cli.plan import dry_run
+    from airflow_lakestream.pipelines.check import configured
+    from airflow_lakestream.run.job import build_job
+
+    if landing.mode == "replace" or TableFormat(landing.table_format) is TableFormat.DELTA:
+        problem = f"plan shows what is appended to an Iceberg table; {landing.sink}: {landing.mode}, "
+        raise InvalidArgument("file", f"{problem}{landing.table_format}.", "Say another sink with --sink.")
+    config = configured(compiled, landing, **_registry(landing))
+    kafka = open_kafka(_connection(landing, "kafka"))
+    catalog = open_catalog(_connection(landing, "iceberg"))
+    job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where)
+    found, columns = dry_run(job, catalog), _columns(config, catalog)
+    told = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink, "columns": columns}
+    return {**told, **found.to_dict()}, found.render()
 
 
 @app.command()
@@ -97,32 +110,45 @@ def render(file: File, engine: Engine = None) -> None:
 def run(
     file: File,
     engine: Engine = None,
+    sink: Sink = None,
     start: Annotated[str | None, typer.Option("--interval-start", help="of a pipeline that replaces")] = None,
     end: Annotated[str | None, typer.Option("--interval-end", help="of a pipeline that replaces")] = None,
 ) -> None:
     """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
     with aside():
-        from airflow_lakestream.pipelines.check import configured
-        from airflow_lakestream.run.summary import last_line
-        from airflow_lakestream.run.topics import land_run
-
         compiled = _read(file, engine)
         if compiled.engine not in ("extract", "group"):
             problem = f"{compiled.engine} is supervised by a task of Airflow."
             raise InvalidArgument("--engine", problem, "Trigger the DAG, or land here with --engine extract.")
-        config = configured(compiled, **_interval(compiled, start, end), **_registry(compiled))
-        kafka = open_kafka(_connection(compiled, "kafka"))
-        lake = open_lake(config.table, _connection(compiled, "iceberg"), compiled.landing.get("storage_conn_id"))
-        report = land_run(
-            config,
-            kafka.configuration,
-            lake,
-            run_id=_run_id(),
-            where=kafka.where,
-            stop=threading.Event(),
-        )
-        said = last_line(report, config, _connection(compiled, "iceberg"))
-    typer.echo(said)
+        if not compiled.replaces and (start or end):
+            modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
+            raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
+        landings = _landings(compiled, sink)
+    for landing in landings:
+        interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
+        with aside():
+            said = _land(compiled, landing, interval)
+        # What has landed is said before the next one may fail.
+        typer.echo(said)
+
+
+def _land(compiled: Compiled, landing: Landing, interval: Mapping[str, str | None]) -> str:
+    from airflow_lakestream.pipelines.check import configured
+    from airflow_lakestream.run.summary import last_line
+    from airflow_lakestream.run.topics import land_run
+
+    config = configured(compiled, landing, **interval, **_registry(landing))
+    kafka = open_kafka(_connection(landing, "kafka"))
+    lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
+    report = land_run(
+        config,
+        kafka.configuration,
+        lake,
+        run_id=_run_id(),
+        where=kafka.where,
+        stop=threading.Event(),
+    )
+    return last_line(report, config, _connection(landing, "iceberg"))
 
 
 @app.command()
@@ -157,20 +183,19 @@ def _lookup() -> Any:
     return cache(looked_up(*open_variables()))
 
 
-def _connection(compiled: Compiled, kind: str) -> str:
-    return str(compiled.landing.get(f"{kind}_conn_id", f"{kind}_default"))
+def _landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
+    known = [landing.sink for landing in compiled.landings]
+    if sink is not None and sink not in known:
+        raise UnknownValue("--sink", sink, known)
+    return [landing for landing in compiled.landings if sink in (None, landing.sink)]
 
 
-def _registry(compiled: Compiled) -> dict[str, Any]:
-    return dict(open_registry(compiled.landing, _connection(compiled, "kafka")))
+def _connection(landing: Landing, kind: str) -> str:
+    return str(landing.arguments.get(f"{kind}_conn_id", f"{kind}_default"))
 
 
-def _interval(compiled: Compiled, start: str | None, end: str | None) -> dict[str, Any]:
-    if compiled.mode == "replace":
-        return {"interval_start": start, "interval_end": end}
-    if start or end:
-        raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {compiled.mode}.")
-    return {}
+def _registry(landing: Landing) -> dict[str, Any]:
+    return dict(open_registry(landing.arguments, _connection(landing, "kafka")))
 
 
 def _run_id() -> str:

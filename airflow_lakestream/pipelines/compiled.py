@@ -1,14 +1,18 @@
-"""What a pipeline's file comes to: a DAG's settings and the arguments of the operator that lands."""
+"""What a pipeline's file comes to: a DAG's settings, and the arguments of the tasks that land and that wait."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.yaml_file import Place
 
 NEVER = "never"
+# The key of `Told.places` for a part of the file as a whole.
+WHOLE = ""
 # As `lakestream init` has them.
 SCHEDULES: Mapping[str, str] = {
     "extract": "*/5 * * * *",
@@ -18,27 +22,83 @@ SCHEDULES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Told:
+    """Arguments that a file gives, by the operators' names; none that it leaves to its default.
+
+    :param places: line and column of what the file says of each argument; at `WHOLE`, of all of it.
+    :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
+    """
+
+    arguments: Mapping[str, Any]
+    places: Mapping[str, Place] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def problem(self, file: str, error: LakestreamError) -> Problem:
+        """Return an error about an argument as one about the file."""
+        argument = getattr(error, "argument", "").removeprefix("landing.")
+        while argument not in self.places and "." in argument:
+            argument = argument.rpartition(".")[0]
+        argument = argument if argument in self.places else WHOLE
+        line, column = self.places.get(argument, (1, 1))
+        text = " ".join(str(error).split())
+        if argument in self.keys:
+            text = text.removeprefix(f"{argument}: ").removeprefix(f"landing.{argument}: ")
+            text = f"{self.keys[argument]}: {text}"
+        return Problem(file, line, column, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landing(Told):
+    """What lands in one sink.
+
+    :param sink: its name in the file.
+    :param apart: what its names of tasks, checkpoints and connectors end with; empty for the sink that a file may have
+        without `input`.
+    """
+
+    sink: str
+    apart: str
+    mode: str
+    table_format: str
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task, or of the group of tasks."""
+        return named_apart("land", "_", self.apart)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Told):
+    """A sensor.
+
+    :param kind: a key of `pipelines.operator.SENSORS`.
+    :param before: sinks whose landings wait for it.
+    :param after: the sink after whose landing it looks; None: it waits for none.
+    """
+
+    task_id: str
+    kind: str
+    before: tuple[str, ...] = ()
+    after: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compiled:
     """A pipeline, checked; all values are JSON's.
 
     :param file: the file's path, as it was given.
-    :param landing: the landing's arguments by the operators' names; none that the file leaves to its default.
-    :param places: line and column of what the file says of each argument.
-    :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
+    :param alerts: `on_failure`: functions, as `module:function`; `on_deadline`: an async function that is called
+        `deadline` seconds after a run was queued.
     :param retry_delay: seconds.
-    :param on_failure: functions, as `module:function`.
-    :param deadline: seconds from when a run is queued; `on_deadline` is an async function that is called after that.
     :param own: what the file says for its engine alone, in the section of the engine's name.
     """
 
     file: str
     name: str
     engine: str
-    mode: str
-    table_format: str
-    landing: Mapping[str, Any]
-    places: Mapping[str, Place] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    landings: tuple[Landing, ...]
+    sensors: tuple[Waiting, ...] = ()
+    alerts: Told = Told(arguments={})
     owner: str | None = None
     description: str | None = None
     tags: tuple[str, ...] = ()
@@ -49,9 +109,6 @@ class Compiled:
     retry_delay: float = 60
     pool: str | None = None
     deferrable: bool | None = None
-    on_failure: tuple[str, ...] = ()
-    deadline: float | None = None
-    on_deadline: str = ""
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -65,6 +122,30 @@ class Compiled:
         """Whether a run follows the one before at once."""
         return self.cron == "@continuous"
 
+    @property
+    def replaces(self) -> bool:
+        """Whether a run needs its data interval."""
+        return any(landing.mode == "replace" for landing in self.landings)
+
+    @property
+    def on_failure(self) -> tuple[str, ...]:
+        """The functions that are called when a task has failed."""
+        return tuple(self.alerts.arguments.get("on_failure", ()))
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds from when a run is queued."""
+        return self.alerts.arguments.get("deadline")
+
+    @property
+    def on_deadline(self) -> str:
+        """The function that is called after the deadline."""
+        return str(self.alerts.arguments.get("on_deadline", ""))
+
+    def landing_of(self, sink: str) -> Landing:
+        """Return what lands in a sink. Raises KeyError."""
+        return {landing.sink: landing for landing in self.landings}[sink]
+
     def to_dict(self) -> dict[str, Any]:
         """Return values of JSON."""
         return asdict(self)
@@ -72,6 +153,24 @@ class Compiled:
     @classmethod
     def of_dict(cls, found: Mapping[str, Any]) -> Compiled:
         """Return what `to_dict` made."""
-        places = {name: (line, column) for name, (line, column) in found["places"].items()}
-        tuples = {name: tuple(found[name]) for name in ("tags", "on_failure")}
-        return cls(**{**found, "places": places, **tuples})
+        parts = {
+            "landings": tuple(_read(Landing, one) for one in found["landings"]),
+            "sensors": tuple(_read(Waiting, one) for one in found["sensors"]),
+            "alerts": _read(Told, found["alerts"]),
+            "tags": tuple(found["tags"]),
+        }
+        return cls(**{**found, **parts})
+
+
+def named_apart(name: str, between: str, apart: str) -> str:
+    """Return a name for a sink that says its `input`; as it is for one that does not."""
+    return f"{name}{between}{apart}" if apart else name
+
+
+Part = TypeVar("Part", bound=Told)
+
+
+def _read(kind: type[Part], found: Mapping[str, Any]) -> Part:
+    places = {name: (line, column) for name, (line, column) in found["places"].items()}
+    tuples = {"before": tuple(found["before"])} if "before" in found else {}
+    return kind(**{**found, "places": places, **tuples})

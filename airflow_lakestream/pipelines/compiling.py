@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.formats import Format
-from airflow_lakestream.core.policies import TableFormat, seconds
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.pipelines.arguments import Arguments, plain, seconds_at
+from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
+from airflow_lakestream.pipelines.flow import Way, check_flow, ways
 from airflow_lakestream.pipelines.model import Pipeline, Sink
 from airflow_lakestream.pipelines.rules import contradictions
-from airflow_lakestream.pipelines.statement import statement_of
+from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
-# The keys that are arguments, by the names of those; all others have their own name.
-_RENAMED = {"schema_": "schema", "properties": "table_properties"}
 _OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
 # Formats whose schemas a registry may have.
 _OF_REGISTRIES: tuple[str, ...] = (Format.AVRO, Format.PROTOBUF, Format.JSON_SCHEMA)
+# What pydantic's path has behind a name that is wrong itself.
+_KEY = "[key]"
 _SAMPLES = {
     "literal_error": "{input} is not one of {expected}.",
     "enum": "{input} is not one of {expected}.",
     "missing": "is missing.",
+    "union_tag_not_found": "type is missing; there are {known}.",
+    "union_tag_invalid": "type: {tag!r} is not one of {expected_tags}.",
 }
 
 
@@ -46,26 +49,25 @@ def compile_document(document: Document, engine: str | None = None) -> Compiled:
         pipeline = Pipeline.model_validate(content)
     except ValidationError as error:
         raise PipelineError([_problem(document, one) for one in error.errors(include_url=False)]) from None
-    if problems := list(contradictions(document, pipeline)):
+    if problems := check_flow(document, pipeline):
         raise PipelineError(problems)
-    compiled = _compiled(document, pipeline)
-    try:
-        check_literals({"table_format": compiled.table_format, **compiled.landing})
-    except InvalidArgument as error:
-        raise PipelineError([problem_of(compiled, error)]) from None
+    found = ways(pipeline)
+    # What sinks share is said once.
+    if problems := list(dict.fromkeys(contradictions(document, pipeline, found))):
+        raise PipelineError(problems)
+    compiled = _compiled(document, pipeline, found)
+    if problems := list(_wrong_literals(compiled)):
+        raise PipelineError(problems)
     return compiled
 
 
-def problem_of(compiled: Compiled, error: LakestreamError) -> Problem:
-    """Return an error about an argument as one about the file."""
-    argument = getattr(error, "argument", "").removeprefix("landing.")
-    while argument not in compiled.places and "." in argument:
-        argument = argument.rpartition(".")[0]
-    line, column = compiled.places.get(argument, (1, 1))
-    text = " ".join(str(error).split())
-    if argument in compiled.keys:
-        text = f"{compiled.keys[argument]}: {text.removeprefix(f'{argument}: ').removeprefix(f'landing.{argument}: ')}"
-    return Problem(compiled.file, line, column, text)
+def _wrong_literals(compiled: Compiled) -> Iterator[Problem]:
+    for told in (*compiled.landings, *compiled.sensors):
+        table_format = {"table_format": told.table_format} if isinstance(told, Landing) else {}
+        try:
+            check_literals({**table_format, **told.arguments})
+        except InvalidArgument as error:
+            yield told.problem(compiled.file, error)
 
 
 def _problem(document: Document, error: Any) -> Problem:
@@ -73,15 +75,16 @@ def _problem(document: Document, error: Any) -> Problem:
     name = ".".join(map(str, path)) or "the file"
     kind = error["type"]
     if kind == "extra_forbidden":
-        return document.problem(path, f"{name}: there is no such key.{_nearest(path)}")
-    context = error.get("ctx", {})
+        return document.problem(path, f"{name}: there is no such key.{_nearest(error['loc'])}")
+    context = {"expected": None, "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
     sample = _SAMPLES.get(kind)
-    text = sample.format(input=repr(error["input"]), expected=context.get("expected")) if sample else error["msg"] + "."
+    text = sample.format(input=repr(error["input"]), **context) if sample else error["msg"] + "."
     return document.problem(path, f"{name}: {text}")
 
 
 def _in_file(document: Document, found: tuple[str | int, ...]) -> Path:
     """Return the part of pydantic's path that the file has: it names the members of a union, too."""
+    found = tuple(step for step in found if step != _KEY)
     path: Path = ()
     for at, step in enumerate(found):
         if (*path, step) in document.places or at == len(found) - 1:
@@ -89,66 +92,58 @@ def _in_file(document: Document, found: tuple[str | int, ...]) -> Path:
     return path
 
 
-def _nearest(path: Path) -> str:
-    known = sorted(_keys_at(path[:-1]))
-    near = difflib.get_close_matches(str(path[-1]), known, 1)
+def _nearest(found: tuple[str | int, ...]) -> str:
+    known = sorted({field.alias or name for part in _parts_at(found[:-1]) for name, field in part.model_fields.items()})
+    near = difflib.get_close_matches(str(found[-1]), known, 1)
     return f" Did you mean {near[0]}?" if near else f" There are {', '.join(known)}."
 
 
-def _keys_at(path: Path) -> set[str]:
-    """Return the keys that a part of the file may have."""
-    part: Any = Pipeline
+def _tags(found: tuple[str | int, ...]) -> list[str]:
+    """Return the types that a part of the file may have, quoted; none where it has no type."""
+    return [repr(one) for part in _parts_at(found) if "type" in part.model_fields for one in _types_of(part)]
+
+
+def _types_of(part: type[BaseModel]) -> tuple[Any, ...]:
+    return get_args(part.model_fields["type"].annotation)
+
+
+def _parts_at(found: tuple[str | int, ...]) -> list[type[BaseModel]]:
+    """Return what a part of the file, by pydantic's path, may be: one model, or those of a union."""
+    parts: list[type[BaseModel]] = [Pipeline]
     is_member = False
-    for step in path:
+    for step in found:
         if is_member:
             # The name of a source, or the number of a transformation.
             is_member = False
-            continue
-        kind = part.model_fields[step].annotation
-        is_member = get_origin(kind) in (dict, list)
-        part = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
-    return {field.alias or name for name, field in part.model_fields.items()}
+        elif len(parts) > 1:
+            parts = [one for one in parts if step in _types_of(one)]
+        elif not parts or step not in parts[0].model_fields:
+            return []
+        else:
+            kind = parts[0].model_fields[str(step)].annotation
+            is_member = get_origin(kind) in (dict, list)
+            parts = list(_models_in(kind))
+    return parts
 
 
-def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
-    (source_name, source), (sink_name, sink) = next(iter(pipeline.sources.items())), next(iter(pipeline.sinks.items()))
+def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for one in get_args(kind):
+        yield from _models_in(one)
+
+
+def _compiled(document: Document, pipeline: Pipeline, found: list[Way]) -> Compiled:
     told = pipeline.orchestration
-    landing = _Arguments()
-    landing.take(source, ("sources", source_name), "type", "connection", "schema_")
-    landing.take(sink, ("sinks", sink_name), "type", "connection", "mode")
-    landing.take(pipeline.quality, ("quality",))
-    for name in pipeline.quality.checks.model_fields_set if pipeline.quality.checks else ():
-        landing.paths[f"checks.{name}"] = ("quality", "checks", name)
-    landing.take(told, ("orchestration",), *(name for name in type(told).model_fields if name not in _OF_LANDING))
-    landing.add("kafka_conn_id", source.connection, ("sources", source_name, "connection"))
-    landing.add(_sink_connection(sink), sink.connection, ("sinks", sink_name, "connection"))
-    landing.add("consumer_group", source.consumer_group or pipeline.metadata.name, ("metadata", "name"))
-    if sink.type == "delta":
-        landing.add("table_format", sink.type, ("sinks", sink_name, "type"))
-    if not {str(source.format), str(source.key_format)} & set(_OF_REGISTRIES):
-        # Documented: one line says where schemas are, whatever the format is today.
-        landing.drop("schema_registry")
-    if (sql := statement_of(pipeline.transformations)) is not None:
-        landing.add("sql", sql, ("transformations", len(pipeline.transformations) - 1, "sql"))
-    if source.schema_ is not None:
-        landing.add("schema", source.schema_, ("sources", source_name, "schema"))
-        landing.add("sql_input", "decoded", ("sources", source_name, "schema"))
-    if sink.mode == "replace":
-        landing.add("mode", "interval", ("sinks", sink_name, "mode"))
-        landing.add("replace", True, ("sinks", sink_name, "mode"))
-    if sink.mode == "mirror":
-        landing.drop("envelope")
-    alerts = ("orchestration", "alerts")
-    paths = {**landing.paths, **{name: (*alerts, name) for name in type(told.alerts).model_fields}}
+    landings = tuple(_landing(document, pipeline, way) for way in found)
+    looks = [freshness_after(document, pipeline, *one) for one in zip(found, landings, strict=True)]
     return Compiled(
         file=document.file,
         name=pipeline.metadata.name,
         engine=told.engine,
-        mode=sink.mode,
-        table_format=str(TableFormat(sink.type)),
-        landing=landing.values,
-        places={name: document.place(path) for name, path in paths.items()},
-        keys={name: ".".join(map(str, path)) for name, path in paths.items()},
+        landings=landings,
+        sensors=(*compiled_sensors(document, pipeline, landings), *(one for one in looks if one is not None)),
+        alerts=_alerts(document, pipeline),
         owner=pipeline.metadata.owner,
         description=pipeline.metadata.description,
         tags=(*pipeline.metadata.tags, *([f"v{one}"] if (one := pipeline.metadata.version) else [])),
@@ -156,21 +151,65 @@ def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
         start_date=told.start_date,
         catchup=told.catchup,
         retries=told.retries,
-        retry_delay=_seconds(document, told.retry_delay, "retry_delay"),
+        retry_delay=seconds_at(document, told.retry_delay, "orchestration", "retry_delay"),
         pool=told.pool,
         deferrable=told.deferrable,
-        on_failure=tuple(_function(one, "tell") for one in told.alerts.on_failure),
-        deadline=None if (most := told.alerts.deadline) is None else _seconds(document, most, "alerts", "deadline"),
-        on_deadline=_function(told.alerts.on_deadline, "tell_deadline"),
-        own=_plain(own.model_dump(exclude_unset=True)) if (own := getattr(told, told.engine, None)) else {},
+        own=plain(own.model_dump(exclude_unset=True)) if (own := getattr(told, told.engine, None)) else {},
     )
 
 
-def _seconds(document: Document, value: object, *path: str) -> float:
-    try:
-        return seconds(path[-1], value)
-    except InvalidArgument as error:
-        raise PipelineError([document.problem(("orchestration", *path), str(error))]) from None
+def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
+    source, sink, told = way.source, way.sink, pipeline.orchestration
+    landing = Arguments(way.sink_at)
+    landing.take(source, way.source_at, "type", "connection", "schema_", "consumer_group")
+    landing.take(sink, way.sink_at, "type", "connection", "mode", "input", "consumer_group", "quality")
+    quality_at: Path = ("quality",) if sink.quality is None else (*way.sink_at, "quality")
+    quality = sink.quality or pipeline.quality
+    landing.take(quality, quality_at, "freshness")
+    for name in quality.checks.model_fields_set if quality.checks else ():
+        landing.paths[f"checks.{name}"] = (*quality_at, "checks", name)
+    landing.take(told, ("orchestration",), *(name for name in type(told).model_fields if name not in _OF_LANDING))
+    landing.add("kafka_conn_id", source.connection, (*way.source_at, "connection"))
+    landing.add(_sink_connection(sink), sink.connection, (*way.sink_at, "connection"))
+    for group, path in (
+        (sink.consumer_group, (*way.sink_at, "consumer_group")),
+        (source.consumer_group, (*way.source_at, "consumer_group")),
+        (pipeline.metadata.name, ("metadata", "name")),
+    ):
+        if "consumer_group" not in landing.values:
+            landing.add("consumer_group", group, path)
+    if sink.type == "delta":
+        landing.add("table_format", sink.type, (*way.sink_at, "type"))
+    if not {str(source.format), str(source.key_format)} & set(_OF_REGISTRIES):
+        # Documented: one line says where schemas are, whatever the format is today.
+        landing.drop("schema_registry")
+    if (sql := way.statement) is not None:
+        landing.add("sql", sql, (*way.last_at, "sql"))
+        if source.schema_ is not None:
+            landing.add("schema", source.schema_, (*way.source_at, "schema"))
+            landing.add("sql_input", "decoded", (*way.source_at, "schema"))
+    if sink.mode == "replace":
+        landing.add("mode", "interval", (*way.sink_at, "mode"))
+        landing.add("replace", True, (*way.sink_at, "mode"))
+    if sink.mode == "mirror":
+        landing.drop("envelope")
+    return Landing(
+        sink=way.sink_name,
+        apart="" if sink.input is None else way.sink_name,
+        mode=sink.mode,
+        table_format=str(TableFormat(sink.type)),
+        **landing.told(document),
+    )
+
+
+def _alerts(document: Document, pipeline: Pipeline) -> Told:
+    alerts, path = pipeline.orchestration.alerts, ("orchestration", "alerts")
+    found = Arguments(path)
+    found.add("on_failure", [_function(one, "tell") for one in alerts.on_failure] or None, (*path, "on_failure"))
+    if alerts.deadline is not None:
+        found.add("deadline", seconds_at(document, alerts.deadline, *path, "deadline"), (*path, "deadline"))
+        found.add("on_deadline", _function(alerts.on_deadline, "tell_deadline"), (*path, "on_deadline"))
+    return Told(**found.told(document))
 
 
 def _function(name: str, usual: str) -> str:
@@ -179,38 +218,3 @@ def _function(name: str, usual: str) -> str:
 
 def _sink_connection(sink: Sink) -> str:
     return "iceberg_conn_id" if sink.type == "iceberg" else "storage_conn_id"
-
-
-class _Arguments:
-    """A landing's arguments, and the path of each in the file."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.paths: dict[str, Path] = {}
-
-    def take(self, part: BaseModel, path: Path, *but: str) -> None:
-        """Take what a part of the file says."""
-        for name in type(part).model_fields:
-            if name not in but and name in part.model_fields_set:
-                key = type(part).model_fields[name].alias or name
-                self.add(_RENAMED.get(name, name), getattr(part, name), (*path, key))
-
-    def add(self, name: str, value: Any, path: Path) -> None:
-        """Take one; None leaves it to its default."""
-        if value is not None:
-            self.values[name] = _plain(value)
-            self.paths.setdefault(name, path)
-
-    def drop(self, name: str) -> None:
-        """Leave one out."""
-        self.values.pop(name, None)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, BaseModel):
-        return _plain(value.model_dump(exclude_none=True))
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -17,7 +17,7 @@ from airflow_lakestream.hooks.variables import airflow_variables
 from airflow_lakestream.pipelines.compiled import Compiled
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
 from airflow_lakestream.pipelines.folder import read_folder
-from airflow_lakestream.pipelines.operator import operator_of
+from airflow_lakestream.pipelines.operator import calls_of
 from airflow_lakestream.pipelines.variables import looked_up
 
 
@@ -28,22 +28,18 @@ def load_folder(folder: Path) -> dict[str, DAG]:
     for compiled in read_folder(folder, cache(looked_up(*airflow_variables()))):
         try:
             dags[compiled.name] = make_dag(compiled)
-        except InvalidArgument as error:
-            # Only what is wrong needs the model, whose import takes a tenth of a second.
-            from airflow_lakestream.pipelines.compiling import problem_of
-
-            problems.append(problem_of(compiled, error))
+        except PipelineError as error:
+            problems += error.problems
     if problems:
         raise PipelineError(problems)
     return dags
 
 
 def make_dag(compiled: Compiled) -> DAG:
-    """Make a pipeline's DAG. Raises InvalidArgument."""
-    call = operator_of(compiled)
-    make = getattr(import_module(call.module), call.name)
-    cron, told = compiled.cron, compiled.on_failure
-    schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.mode == "replace" and cron else cron
+    """Make a pipeline's DAG. Raises PipelineError."""
+    cron = compiled.cron
+    failing, late = _alerts(compiled)
+    schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.replaces and cron else cron
     with DAG(
         compiled.name,
         description=compiled.description,
@@ -59,12 +55,40 @@ def make_dag(compiled: Compiled) -> DAG:
             "retry_delay": timedelta(seconds=compiled.retry_delay),
             **({"owner": compiled.owner} if compiled.owner else {}),
             **({"pool": compiled.pool} if compiled.pool else {}),
-            **({"on_failure_callback": [_function("on_failure", one) for one in told]} if told else {}),
+            **failing,
         },
-        **({} if compiled.deadline is None else {"deadline": _deadline(compiled.deadline, compiled.on_deadline)}),
+        **late,
     ) as dag:
-        make(**call.first, **call.arguments)
+        _make_tasks(compiled)
     return dag
+
+
+def _make_tasks(compiled: Compiled) -> None:
+    made: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for call in calls_of(compiled):
+        make = getattr(import_module(call.module), call.name)
+        try:
+            task = made[call.task_id] = make(**call.first, **call.arguments)
+        except InvalidArgument as error:
+            problems.append(call.told.problem(compiled.file, error))
+            continue
+        for before in call.after:
+            if before in made:
+                made[before] >> task
+    if problems:
+        raise PipelineError(problems)
+
+
+def _alerts(compiled: Compiled) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return who is told of a run that goes wrong: the arguments of each task, and of the DAG."""
+    told, most = compiled.on_failure, compiled.deadline
+    try:
+        failing = {"on_failure_callback": [_function("on_failure", one) for one in told]} if told else {}
+        late = {} if most is None else {"deadline": _deadline(most, compiled.on_deadline)}
+    except InvalidArgument as error:
+        raise PipelineError([compiled.alerts.problem(compiled.file, error)]) from None
+    return failing, late
 
 
 def _deadline(most: float, function: str) -> Any:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow_lakestream import __version__
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.compiled import WHOLE, Compiled
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
+from airflow_lakestream.pipelines.operator import connector_of
 
 _SUFFIXES = (".yaml", ".yml")
 # Larger than any pipeline; a file of that size is something else that ends with .yaml.
@@ -60,11 +61,18 @@ def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = 
 
 def _clashes(found: list[Compiled]) -> Iterator[Problem]:
     first: dict[str, Compiled] = {}
+    connectors: dict[str, Compiled] = {}
     for one in found:
         other = first.setdefault(one.name, one)
         if other is not one:
             text = f"metadata.name: {one.name!r} is the pipeline of {other.file} already."
-            yield Problem(one.file, *one.places.get("name", (1, 1)), text)
+            yield Problem(one.file, 1, 1, text)
+        for landing in one.landings if one.engine == "connect" else ():
+            name = connector_of(one, landing)
+            other = connectors.setdefault(name, one)
+            if other is not one and other.name != one.name:
+                text = f"sinks.{landing.sink}: {name!r} is the connector of {other.file} already."
+                yield Problem(one.file, *landing.places[WHOLE], text)
 
 
 def _text(path: Path, name: str) -> str:

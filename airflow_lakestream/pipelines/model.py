@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
 from airflow_lakestream.core.policies import (
@@ -17,24 +17,10 @@ from airflow_lakestream.core.policies import (
     Tombstones,
     UnknownFields,
 )
+from airflow_lakestream.pipelines.part import NAME, Duration, Named, Names, Part, listed
+from airflow_lakestream.pipelines.sensors import AnySensor
 
 EngineName = Literal["extract", "group", "spark", "flink", "connect"]
-_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$"
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Names = Annotated[list[str], BeforeValidator(_listed)]
-# Airflow and the operators read a number of seconds, or a text such as "60s".
-Duration = Annotated[str | float, Field(description='seconds, or a text such as "60s", "5m", "3d"')]
-
-
-class Part(BaseModel):
-    """A part of a pipeline's file: keys that it does not know are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
 
 
 class Metadata(Part):
@@ -73,16 +59,49 @@ class Source(Part):
 class Transformation(Part):
     """A SELECT that turns each record into a row, or leaves it out."""
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     type: Literal["sql_transform"]
-    input: str = Field(description="the source, or the transformation before")
+    input: str = Field(description="a source, or another transformation")
     sql: str = Field(description="reads from {{ input }}; see docs/sql.md")
 
 
+class RowCount(Part):
+    """How many rows a commit may have."""
+
+    min: int | None = Field(default=None, ge=0)
+    max: int | None = Field(default=None, ge=0)
+    min_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
+    max_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
+
+
+class Checks(Part):
+    """What has to hold of the rows of each commit before they show; see docs/checks.md."""
+
+    sql: Names | None = Field(default=None, description="SELECTs from landing that have to return no rows")
+    not_null: Names | None = Field(default=None, description="columns without NULL")
+    unique: Names | None = Field(default=None, description="columns that together are a key of the commit's rows")
+    row_count: RowCount | None = None
+    freshness: Duration | None = Field(default=None, description="most age of the newest record")
+
+
+class Quality(Part):
+    """What becomes of bad records, and what has to hold of the rows."""
+
+    on_error: OnError | None = None
+    max_rejected: int | float | str | None = Field(default=None, description="most bad records: a count or a share")
+    checks: Checks | None = None
+    freshness: Duration | None = Field(
+        default=None, description="most age of a record that the table lacks, looked at after each landing"
+    )
+
+
 class Sink(Part):
-    """The table."""
+    """A table, and what lands in it."""
 
     type: Literal["iceberg", "delta"]
+    input: str | None = Field(
+        default=None, description="the source or the transformation whose records land; one sink may leave it out"
+    )
     table: str = Field(description="namespace.table; of a Delta table its path or URI")
     connection: str | None = Field(
         default=None, description="id of an Airflow connection: of type iceberg, or that of a Delta table's store"
@@ -104,6 +123,8 @@ class Sink(Part):
     merge_mode: MergeMode | None = None
     rename_columns: dict[str, str] | None = None
     source_tables: str | None = None
+    consumer_group: str | None = Field(default=None, description="names the ledger; default: the source's")
+    quality: Quality | None = Field(default=None, description="of this sink, instead of the file's")
 
 
 class Spark(Part):
@@ -142,7 +163,7 @@ _LOG = "`log` for a line in the log and a count in the metrics, or module:functi
 class Alerts(Part):
     """Who is told when a run goes wrong."""
 
-    on_failure: Annotated[list[Function], BeforeValidator(_listed)] = Field(
+    on_failure: Annotated[list[Function], BeforeValidator(listed)] = Field(
         default=[], description=f"called with a failed task's context: {_LOG}"
     )
     deadline: Duration | None = Field(default=None, description="most time for a run, from when it is queued")
@@ -168,40 +189,14 @@ class Orchestration(Part):
     pool: str | None = None
     deferrable: bool | None = None
     alerts: Alerts = Alerts()
+    sensors: dict[Named, AnySensor] = Field(default={}, description="what landings wait for, and what looks on")
     spark: Spark | None = None
     flink: Flink | None = None
     connect: Connect | None = None
 
 
-class RowCount(Part):
-    """How many rows a commit may have."""
-
-    min: int | None = Field(default=None, ge=0)
-    max: int | None = Field(default=None, ge=0)
-    min_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
-    max_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
-
-
-class Checks(Part):
-    """What has to hold of the rows of each commit before they show; see docs/checks.md."""
-
-    sql: Names | None = Field(default=None, description="SELECTs from landing that have to return no rows")
-    not_null: Names | None = Field(default=None, description="columns without NULL")
-    unique: Names | None = Field(default=None, description="columns that together are a key of the commit's rows")
-    row_count: RowCount | None = None
-    freshness: Duration | None = Field(default=None, description="most age of the newest record")
-
-
-class Quality(Part):
-    """What becomes of bad records, and what has to hold of the rows."""
-
-    on_error: OnError | None = None
-    max_rejected: int | float | str | None = Field(default=None, description="most bad records: a count or a share")
-    checks: Checks | None = None
-
-
 class Pipeline(Part):
-    """A pipeline: a topic into a table, by one of the engines."""
+    """A pipeline: topics into tables, by one of the engines."""
 
     metadata: Metadata
     sources: dict[str, Source] = Field(min_length=1)

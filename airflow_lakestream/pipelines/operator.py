@@ -1,19 +1,21 @@
-"""The operator of a compiled pipeline: its class and arguments, without Airflow, so that they can also be printed."""
+"""The operators and sensors of a compiled pipeline: classes and arguments, without Airflow: they are printed, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_lakestream.core.policies import TableFormat, seconds
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told, Waiting, named_apart
 
+_BASE = "airflow_lakestream.operators"
 # What the supervising task is told beside the app's own arguments.
 _CONNECTIONS = ("kafka_conn_id", "iceberg_conn_id", "storage_conn_id")
 # Where `lakestream init` puts checkpoints, too.
 _CHECKPOINTS = "{{ var.value.get('lakestream_checkpoints', '/tmp/lakestream') }}/{{ dag.dag_id }}"
-
+# No DAG's id has a tilde, so that the checkpoints of sinks are no other pipeline's. Connect's names go into URLs.
+_OF_PLACES, _OF_CONNECTORS = "~", "-"
 
 # JSON without a schema, as the other engines read it; a file may say others.
 _CONVERTERS = {
@@ -24,83 +26,162 @@ _CONVERTERS = {
 
 
 @dataclass(frozen=True)
+class KnownSensor:
+    """A sensor that files may have.
+
+    :param check: what it looks with; see `watching.checks`.
+    :param defaults: arguments of the check that the sensor would give it.
+    :param of_airflow: arguments that the check does not take.
+    """
+
+    module: str
+    name: str
+    check: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    of_airflow: tuple[str, ...] = ("deferrable", "mode", "poke_interval", "soft_fail", "timeout")
+
+
+# A group that only Airflow knows.
+_SOME_GROUP = {"consumer_group": "group"}
+SENSORS: Mapping[str, KnownSensor] = {
+    "lag": KnownSensor(
+        "airflow_lakestream.sensors.checkpoint_lag", "CheckpointLagSensor", "checkpoint_lag", _SOME_GROUP
+    ),
+    "freshness": KnownSensor(
+        "airflow_lakestream.sensors.iceberg_snapshot_freshness",
+        "IcebergSnapshotFreshnessSensor",
+        "freshness",
+        {"iceberg_conn_id": "iceberg_default"},
+    ),
+    "retention": KnownSensor(
+        "airflow_lakestream.sensors.retention_risk",
+        "RetentionRiskSensor",
+        "retention_risk",
+        {**_SOME_GROUP, "min_time_left": "1h"},
+    ),
+}
+
+
+@dataclass(frozen=True)
 class OperatorCall:
-    """What makes the task: `module.name(first, **arguments)`."""
+    """What makes a task, or a group of tasks: `module.name(first, **arguments)`.
+
+    :param first: its id.
+    :param told: what the file says of it.
+    :param after: the ids of those that it waits for.
+    """
 
     module: str
     name: str
     first: Mapping[str, str]
     arguments: Mapping[str, Any]
+    told: Told
+    after: tuple[str, ...] = ()
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task or the group."""
+        return next(iter(self.first.values()))
 
 
-def operator_of(compiled: Compiled) -> OperatorCall:
-    """Return the call that makes a pipeline's task, or its group of tasks."""
-    base = "airflow_lakestream.operators"
+def calls_of(compiled: Compiled) -> Iterator[OperatorCall]:
+    """Yield the calls that make a pipeline's tasks; each after those that it waits for."""
+    for sensor in compiled.sensors:
+        if sensor.after is None:
+            yield _of_sensor(sensor)
+    for landing in compiled.landings:
+        after = tuple(sensor.task_id for sensor in compiled.sensors if landing.sink in sensor.before)
+        yield _of_landing(compiled, landing, after)
+    for sensor in compiled.sensors:
+        if sensor.after is not None:
+            yield _of_sensor(sensor, compiled.landing_of(sensor.after).task_id)
+
+
+def _of_sensor(sensor: Waiting, *after: str) -> OperatorCall:
+    known = SENSORS[sensor.kind]
+    return OperatorCall(known.module, known.name, {"task_id": sensor.task_id}, sensor.arguments, sensor, after)
+
+
+def _of_landing(compiled: Compiled, landing: Landing, after: tuple[str, ...]) -> OperatorCall:
+    first = {"task_id": landing.task_id}
     if compiled.engine == "flink":
-        return OperatorCall(f"{base}.flink_sql", "FlinkSqlOperator", {"task_id": "land"}, _of_flink(compiled))
+        call = _of_flink(compiled, landing)
+        return OperatorCall(f"{_BASE}.flink_sql", "FlinkSqlOperator", first, call, landing, after)
     if compiled.engine == "connect":
-        return OperatorCall(f"{base}.kafka_connect", "KafkaConnectOperator", {"task_id": "land"}, _of_connect(compiled))
+        call = _of_connect(compiled, landing)
+        return OperatorCall(f"{_BASE}.kafka_connect", "KafkaConnectOperator", first, call, landing, after)
     if compiled.engine == "spark":
-        name = "SparkStreamingSubmitOperator"
-        return OperatorCall(f"{base}.spark_streaming_submit", name, {"task_id": "land"}, _of_spark(compiled))
-    arguments = dict(compiled.landing)
-    if compiled.mode == "mirror":
-        return OperatorCall(f"{base}.kafka_mirror", "KafkaMirrorOperator", {"task_id": "land"}, arguments)
+        module, name = f"{_BASE}.spark_streaming_submit", "SparkStreamingSubmitOperator"
+        return OperatorCall(module, name, first, _of_spark(compiled, landing), landing, after)
+    call = dict(landing.arguments)
+    if landing.mode == "mirror":
+        return OperatorCall(f"{_BASE}.kafka_mirror", "KafkaMirrorOperator", first, call, landing, after)
     if compiled.engine == "group":
-        tasks = {"tasks": arguments.pop("parallelism")} if "parallelism" in arguments else {}
-        call = tasks | arguments
-        return OperatorCall(f"{base}.kafka_extract_group", "kafka_extract_group", {"group_id": "land"}, call)
-    return OperatorCall(f"{base}.kafka_extract", "KafkaExtractOperator", {"task_id": "land"}, arguments)
+        tasks = {"tasks": call.pop("parallelism")} if "parallelism" in call else {}
+        first, name = {"group_id": landing.task_id}, "kafka_extract_group"
+        return OperatorCall(f"{_BASE}.{name}", name, first, tasks | call, landing, after)
+    return OperatorCall(f"{_BASE}.kafka_extract", "KafkaExtractOperator", first, call, landing, after)
 
 
-def app_of(compiled: Compiled) -> str:
-    """Return the bundled Spark app that lands a pipeline."""
-    kind = "cdc" if compiled.mode == "mirror" else "kafka"
-    return f"{kind}_to_{TableFormat(compiled.table_format)}"
+def app_of(landing: Landing) -> str:
+    """Return the bundled Spark app that lands."""
+    kind = "cdc" if landing.mode == "mirror" else "kafka"
+    return f"{kind}_to_{TableFormat(landing.table_format)}"
 
 
-def _of_spark(compiled: Compiled) -> dict[str, Any]:
-    landing = dict(compiled.landing)
+def connector_of(compiled: Compiled, landing: Landing) -> str:
+    """Return the name of the connector that lands in a sink."""
+    return named_apart(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
+
+
+def _of_spark(compiled: Compiled, told: Landing) -> dict[str, Any]:
+    landing = dict(told.arguments)
     connections = {name: landing.pop(name) for name in _CONNECTIONS if name in landing}
     landing.pop("table_format", None)
     own = dict(compiled.own)
-    found: dict[str, Any] = {"app": app_of(compiled), **connections}
+    found: dict[str, Any] = {"app": app_of(told), **connections}
     if "connection" in own:
         found["spark_conn_id"] = own.pop("connection")
     for key, argument in (("max_records", "max_offsets_per_trigger"), ("parallelism", "total_executor_cores")):
         if key in landing:
             found[argument] = landing.pop(key)
     every = landing.pop("checkpoint_interval", 60)
-    location = own.pop("checkpoint_location", None) or _CHECKPOINTS
-    if compiled.mode != "replace":
+    location = _place(own, told)
+    if told.mode != "replace":
         found["checkpoint_location"] = location
         if compiled.is_continuous:
             found["trigger"] = f"{seconds('checkpoint_interval', every):g} seconds"
     return {**found, **_deferred(compiled), **own, "app_config": landing}
 
 
-def _of_flink(compiled: Compiled) -> dict[str, Any]:
-    landing, own = dict(compiled.landing), dict(compiled.own)
+def _of_flink(compiled: Compiled, told: Landing) -> dict[str, Any]:
+    landing, own = dict(told.arguments), dict(compiled.own)
     landing["columns"] = landing.pop("schema")
     if "checkpoint_interval" in landing:
         landing["publish_interval"] = landing["checkpoint_interval"]
     if "connection" in own:
         own["flink_conn_id"] = own.pop("connection")
-    return {**landing, "checkpoint_location": _CHECKPOINTS, **_deferred(compiled), **own}
+    return {**landing, "checkpoint_location": _place(own, told), **_deferred(compiled), **own}
 
 
-def _of_connect(compiled: Compiled) -> dict[str, Any]:
-    landing, own = dict(compiled.landing), dict(compiled.own)
+def _of_connect(compiled: Compiled, told: Landing) -> dict[str, Any]:
+    landing, own = told.arguments, compiled.own
     config = {"topics": landing["topic"], "iceberg.tables": landing["table"], **_CONVERTERS}
     if "parallelism" in landing:
         config["tasks.max"] = str(landing["parallelism"])
-    found = {"connector": own.get("connector", compiled.name), "config": {**config, **own.get("config", {})}}
+    found = {"connector": connector_of(compiled, told), "config": {**config, **own.get("config", {})}}
     if "connection" in own:
         found["connect_conn_id"] = own["connection"]
     if "checkpoint_interval" in landing:
         found["publish_interval"] = landing["checkpoint_interval"]
     names = ("kafka_conn_id", "iceberg_conn_id", "consumer_group", "checks")
     return {**found, **{name: landing[name] for name in names if name in landing}, **_deferred(compiled)}
+
+
+def _place(own: dict[str, Any], landing: Landing) -> str:
+    """Take the checkpoint's place from what the engine is told, and make it this sink's."""
+    said = own.pop("checkpoint_location", None) or _CHECKPOINTS
+    return named_apart(str(said).rstrip("/") if landing.apart else str(said), _OF_PLACES, landing.apart)
 
 
 def _deferred(compiled: Compiled) -> dict[str, Any]:

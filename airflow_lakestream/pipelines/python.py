@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_lakestream.pipelines.compiled import Compiled
-from airflow_lakestream.pipelines.operator import operator_of
+from airflow_lakestream.pipelines.operator import OperatorCall, calls_of
 
 _TEMPLATE = '''\
 """The pipeline {file}."""
@@ -17,13 +18,10 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG
 {imports}
-{modules}from {module} import {name}
-
+{modules}
 with DAG(
 {settings}):
-    {name}(
-{arguments}    )
-'''
+{tasks}'''
 
 
 _DEADLINES = "from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference\n"
@@ -31,8 +29,8 @@ _DEADLINES = "from airflow.sdk.definitions.deadline import AsyncCallback, Deadli
 
 def python_of(compiled: Compiled) -> str:
     """Return the text of the file."""
-    call = operator_of(compiled)
-    replaces = compiled.mode == "replace" and compiled.cron
+    calls = list(calls_of(compiled))
+    replaces = compiled.replaces and compiled.cron
     year, month, day = (int(part) for part in compiled.start_date.split("-"))
     default_args = {"retries": compiled.retries, "retry_delay": _Code(f"timedelta(seconds={compiled.retry_delay:g})")}
     for name in ("owner", "pool"):
@@ -62,12 +60,35 @@ def python_of(compiled: Compiled) -> str:
         # It stands in triple quotes.
         file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
         imports=imports,
-        modules="".join(f"import {one}\n" for one in sorted({one.partition(":")[0] for one in alerted})),
-        module=call.module,
-        name=call.name,
+        modules="".join(
+            [
+                *(f"import {one}\n" for one in sorted({one.partition(":")[0] for one in alerted})),
+                *sorted({f"from {one.module} import {one.name}\n" for one in calls}),
+            ]
+        ),
         settings=_keywords(settings, 4),
-        arguments=_keywords({**call.first, **call.arguments}, 8),
+        tasks=_tasks(calls),
     )
+
+
+def _tasks(calls: Sequence[OperatorCall]) -> str:
+    """Return the calls, and what waits for what. A task has a name where that asks for one."""
+    waited = {one for call in calls for one in call.after}
+    names: dict[str, str] = {}
+    made, waits = [], []
+    for call in calls:
+        # No two ids come to one name: those that differ in such a character alone get one more.
+        name = re.sub(r"\W", "_", call.task_id)
+        while name in names.values():
+            name += "_"
+        names[call.task_id] = name
+        is_named = call.after or call.task_id in waited
+        arguments = _keywords({**call.first, **call.arguments}, 8)
+        made.append(f"    {f'{name} = ' if is_named else ''}{call.name}(\n{arguments}    )\n")
+        if call.after:
+            before = ", ".join(names[one] for one in call.after)
+            waits.append(f"    {before if len(call.after) == 1 else f'[{before}]'} >> {name}\n")
+    return "".join([*made, *waits])
 
 
 class _Code(str):

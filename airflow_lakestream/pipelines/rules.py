@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from datetime import date
 
 from pydantic import BaseModel
 
 from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.pipelines.compiled import SCHEDULES
 from airflow_lakestream.pipelines.errors import Problem
-from airflow_lakestream.pipelines.model import Pipeline, Sink, Source
-from airflow_lakestream.pipelines.statement import check_chain
+from airflow_lakestream.pipelines.flow import Way
+from airflow_lakestream.pipelines.model import Pipeline
+from airflow_lakestream.pipelines.part import NAME
+from airflow_lakestream.pipelines.waiting import check_sensors
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
 # What the engines take that know nothing of our decoding. A new table's design may wait for the engine that makes it.
@@ -19,7 +23,7 @@ _ANY = frozenset(
     {"type", "topic", "connection", "consumer_group", "format", "schema_registry", "table", "mode", "schema_"}
     | {"partition_by", "properties", "engine", "schedule", "start_date", "catchup", "checkpoint_interval"}
     | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "alerts", "spark", "flink", "connect"}
-    | {"checks"}
+    | {"checks", "sensors", "freshness", "input", "quality"}
 )
 ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
@@ -27,6 +31,8 @@ _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
     "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),
 }
+# What SQL reads before it is decoded.
+_TEXTS = (Format.JSON, Format.RAW)
 # What only a landing in a worker has.
 _NOT_ON_SPARK = {
     "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",
@@ -34,31 +40,74 @@ _NOT_ON_SPARK = {
 }
 
 
-def contradictions(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
-    """Yield what is wrong with a file whose keys and values are right one by one."""
-    for part, found in (("sources", pipeline.sources), ("sinks", pipeline.sinks)):
-        for name in list(found)[1:]:
-            problem = f"{name}: a pipeline has one of the {part}, and one ledger. Write a file for each more."
-            yield document.problem((part, name), problem)
-    (source_name, source), (sink_name, sink) = next(iter(pipeline.sources.items())), next(iter(pipeline.sinks.items()))
-    source_at: Path = ("sources", source_name)
-    sink_at: Path = ("sinks", sink_name)
-    yield from check_chain(document, source_name, pipeline.transformations)
-    yield from _of_schedule(document, pipeline, sink)
-    yield from _of_engine(document, pipeline, sink, sink_at)
-    yield from _of_columns(document, pipeline, (source, source_at), (sink, sink_at))
-    if sink.mode == "mirror":
-        yield from _of_mirror(document, pipeline, (source, source_at), (sink, sink_at))
-        return
-    for key in _OF_MIRRORS:
-        if getattr(sink, key) is not None:
-            yield document.problem((*sink_at, key), f"{key} goes with mode: mirror; the mode is {sink.mode!r}.")
+def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
+    """Yield what is wrong with a file whose keys and values are right one by one, and whose flow is.
+
+    :param found: the way to each sink.
+    """
+    yield from _of_schedule(document, pipeline)
+    yield from _of_neighbours(document, pipeline, found)
+    for way in found:
+        yield from _of_engine(document, pipeline, way)
+        yield from _of_columns(document, way)
+        if way.sink.mode == "mirror":
+            yield from _of_mirror(document, pipeline, way)
+            continue
+        for key in _OF_MIRRORS:
+            if getattr(way.sink, key) is not None:
+                problem = f"{key} goes with mode: mirror; the mode is {way.sink.mode!r}."
+                yield document.problem((*way.sink_at, key), problem)
+    for name, source in pipeline.sources.items():
+        if source.schema_ is not None and not any(way.steps for way in found if way.source_name == name):
+            problem = "it is of the columns that transformations read; there are none. The table's belong to the sink."
+            yield document.problem(("sources", name, "schema"), problem)
+    yield from check_sensors(document, pipeline, found)
 
 
-def _of_schedule(document: Document, pipeline: Pipeline, sink: Sink) -> Iterator[Problem]:
+def _of_neighbours(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
+    """Yield what sinks can't share: a table, and a consumer group on a topic."""
+    for at, way in enumerate(found):
+        if way.sink.input is not None and not re.match(NAME, way.sink_name):
+            problem = f"{way.sink_name!r} is in names of tasks: letters, digits, - and _ only, and no digit first."
+            yield document.problem(way.sink_at, problem)
+        for other in found[:at]:
+            if _place_of(way) == _place_of(other):
+                problem = f"{way.sink.table} is the table of {other.sink_name} already. Each sink has its own."
+                yield document.problem((*way.sink_at, "table"), problem)
+            group = _group_of(pipeline, way)
+            if _shares_topics(way, other) and group == _group_of(pipeline, other):
+                problem = f"{other.sink_name} reads {other.source.topic} by the consumer group {group} already."
+                remedy = f"Give {way.sink_name} a consumer_group of its own, that it keeps: it names the ledger."
+                yield document.problem(way.sink_at, f"{problem} {remedy}")
+
+
+def _place_of(way: Way) -> tuple[str, str | None, str]:
+    return (way.sink.type, way.sink.connection, way.sink.table)
+
+
+def _group_of(pipeline: Pipeline, way: Way) -> str:
+    return way.sink.consumer_group or way.source.consumer_group or pipeline.metadata.name
+
+
+def _shares_topics(way: Way, other: Way) -> bool:
+    if way.source.connection != other.source.connection:
+        return False
+    topics = {way.source.topic, other.source.topic}
+    return len(topics) == 1 or any(_matches(one, two) for one in topics for two in topics)
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    try:
+        return is_pattern(pattern) and not is_pattern(topic) and re.fullmatch(pattern, topic) is not None
+    except re.error:
+        # It is said of the topic itself.
+        return False
+
+
+def _of_schedule(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
     told = pipeline.orchestration
     said = (told.schedule or "continuous").removeprefix("@")
-    if sink.mode == "replace" and said in ("continuous", "never"):
+    if said in ("continuous", "never") and any(sink.mode == "replace" for sink in pipeline.sinks.values()):
         problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
         yield document.problem(("orchestration", "schedule"), problem)
     alerts: Path = ("orchestration", "alerts")
@@ -73,64 +122,64 @@ def _of_schedule(document: Document, pipeline: Pipeline, sink: Sink) -> Iterator
         yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
 
 
-def _of_engine(document: Document, pipeline: Pipeline, sink: Sink, sink_at: Path) -> Iterator[Problem]:
-    told = pipeline.orchestration
+def _of_engine(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+    told, mode = pipeline.orchestration, way.sink.mode
     if told.engine in ON_BRANCHES:
-        yield from _of_branches(document, pipeline, sink, sink_at)
-    if told.engine == "group" and sink.mode != "append":
-        yield document.problem((*sink_at, "mode"), f"{sink.mode!r} is for the engines extract and spark.")
+        yield from _of_branches(document, pipeline, way)
+    if told.engine == "group" and mode != "append":
+        yield document.problem((*way.sink_at, "mode"), f"{mode!r} is for the engines extract and spark.")
     if told.engine == "spark":
         for key, why in _NOT_ON_SPARK.items():
             if getattr(told, key) is not None:
                 yield document.problem(("orchestration", key), f"{key} {why}")
 
 
-def _of_branches(document: Document, pipeline: Pipeline, sink: Sink, sink_at: Path) -> Iterator[Problem]:
+def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
     """Yield what an engine can't do whose files are published from a branch: it knows nothing of our decoding."""
     engine = pipeline.orchestration.engine
-    (source_name, source) = next(iter(pipeline.sources.items()))
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
-    if pipeline.transformations:
+    if way.steps:
         yield document.problem(("transformations",), f"transformations: SQL {whose}")
-    if source.format is not Format.JSON:
-        yield document.problem(("sources", source_name, "format"), f"{engine} reads JSON here.")
-    if sink.type != "iceberg" or sink.mode != "append":
-        yield document.problem((*sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
-    if engine == "flink" and sink.schema_ is None:
-        yield document.problem(sink_at, "schema is missing: Flink has to be told the columns of the records.")
+    if way.source.format is not Format.JSON:
+        yield document.problem((*way.source_at, "format"), f"{engine} reads JSON here.")
+    if way.sink.type != "iceberg" or way.sink.mode != "append":
+        yield document.problem((*way.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
+    if engine == "flink" and way.sink.schema_ is None:
+        yield document.problem(way.sink_at, "schema is missing: Flink has to be told the columns of the records.")
     parts: list[tuple[BaseModel, Path]] = [
-        (source, ("sources", source_name)),
-        (sink, sink_at),
+        (way.source, way.source_at),
+        (way.sink, way.sink_at),
         (pipeline.orchestration, ("orchestration",)),
         (pipeline.quality, ("quality",)),
     ]
+    if way.sink.quality is not None:
+        parts[-1] = (way.sink.quality, (*way.sink_at, "quality"))
     for part, path in parts:
         for name in sorted(part.model_fields_set - takes):
             key = type(part).model_fields[name].alias or name
             yield document.problem((*path, key), f"{key} {whose}")
 
 
-def _of_columns(
-    document: Document, pipeline: Pipeline, of_source: tuple[Source, Path], of_sink: tuple[Sink, Path]
-) -> Iterator[Problem]:
-    (source, source_at), (sink, sink_at) = of_source, of_sink
-    if source.schema_ is None:
+def _of_columns(document: Document, way: Way) -> Iterator[Problem]:
+    source, sink = way.source, way.sink
+    if not way.steps:
         return
-    if not pipeline.transformations:
-        problem = "it is of the columns that transformations read; there are none. The table's belong to the sink."
-        yield document.problem((*source_at, "schema"), problem)
-    if sink.schema_ is not None:
-        yield document.problem((*sink_at, "schema"), "the table's columns are those that the transformations make.")
+    if source.schema_ is None:
+        if source.format not in _TEXTS:
+            problem = f"SQL reads columns of {source.format}. Say with schema which ones: id bigint, name string."
+            yield document.problem((*way.source_at, "format"), problem)
+    elif sink.schema_ is not None:
+        problem = "the table's columns are those that the transformations make."
+        yield document.problem((*way.sink_at, "schema"), problem)
 
 
-def _of_mirror(
-    document: Document, pipeline: Pipeline, of_source: tuple[Source, Path], of_sink: tuple[Sink, Path]
-) -> Iterator[Problem]:
-    if pipeline.transformations:
-        yield document.problem(("transformations",), "a mirror has the rows of the database's table; leave them out.")
-    if of_source[0].envelope not in (None, Envelope.DEBEZIUM):
-        yield document.problem((*of_source[1], "envelope"), "a mirror follows Debezium's events.")
-    for part, path in (of_source, of_sink):
+def _of_mirror(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+    if way.steps:
+        yield document.problem(way.last_at[:1], "a mirror has the rows of the database's table; leave them out.")
+    if way.source.envelope not in (None, Envelope.DEBEZIUM):
+        yield document.problem((*way.source_at, "envelope"), "a mirror follows Debezium's events.")
+    parts: list[tuple[BaseModel, Path]] = [(way.source, way.source_at), (way.sink, way.sink_at)]
+    for part, path in parts:
         for key in _NOT_OF_MIRRORS[str(path[0])]:
             if key in part.model_fields_set:
                 yield document.problem((*path, key), f"{key} is not for a mirror. Leave it out.")

@@ -164,7 +164,7 @@ def test_a_documented_pipeline_is_one(
     (tmp_path / "documented.yaml").write_text(snippet.text)
     for engine in ("extract", "group", "spark"):
         (tmp_path / f"{engine}.yaml").write_text(
-            snippet.text.replace("engine: extract", f"engine: {engine}").replace("name: real", f"name: {engine}-real")
+            snippet.text.replace("engine: extract", f"engine: {engine}").replace("  name: ", f"  name: {engine}-", 1)
         )
     (tmp_path / "extract.yaml").unlink()
     assert run(["pipeline", "validate", str(tmp_path)]) == 0, capsys.readouterr()

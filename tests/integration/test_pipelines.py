@@ -69,6 +69,70 @@ def test_the_engine_is_changed_by_one_word(pipelines: Pipelines, topic: Topics, 
     switch_engines(pipelines, produce, topic(2), ["extract", "group", "extract"])
 
 
+SHOP = """\
+metadata: {{name: shop}}
+sources:
+  orders: {{type: kafka, topic: {orders}, consumer_group: orders-lake}}
+  clicks: {{type: kafka, topic: {clicks}}}
+transformations:
+  - name: parsed
+    type: sql_transform
+    input: clicks
+    sql: "SELECT json_value(value, '$.id')::BIGINT AS id, json_value(value, '$.name') AS name FROM {{{{ input }}}}"
+sinks:
+  orders_lake: {{type: iceberg, table: lake.orders}}
+  clicks_lake: {{type: iceberg, table: lake.clicks, input: parsed}}
+orchestration:
+  engine: {engine}
+  schedule: never
+  retries: 0
+  sensors:
+    prices: {{type: freshness, table: {prices}, max_age: 1h, fail_when_stale: true, sinks: clicks_lake}}
+quality:
+  freshness: 1h
+"""
+
+
+def test_two_sources_land_in_two_sinks_and_a_sensor_holds_one_back(
+    pipelines: Pipelines, topic: Topics, produce: Producing, capsys: pytest.CaptureFixture[str], airflow: AirflowHome
+) -> None:
+    names = {"orders": topic(1), "clicks": topic(1)}
+    file = pipelines.folder / "shop.yaml"
+    for name in names.values():
+        produce(name, 0, events(0, 0, 20))
+    # There is no table of prices: one sink lands, the other waits in vain.
+    file.write_text(SHOP.format(engine="extract", prices="lake.prices", **names))
+    first = pipelines.run("shop")
+    assert {name: first.task(name).state for name in ("wait_prices", "land", "land_clicks_lake", "fresh")} == {
+        "wait_prices": "failed",
+        "land": "success",
+        "land_clicks_lake": "upstream_failed",
+        "fresh": "success",
+    }
+    # Airflow's lines are not the command's.
+    capsys.readouterr()
+    assert run(["pipeline", "plan", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["sink"], one["records_at_most"]) for one in told] == [("orders_lake", 0), ("clicks_lake", 20)]
+    assert run(["pipeline", "run", str(file), "--sink", "clicks_lake"]) == 0
+    assert "Landed 20 rows" in capsys.readouterr().out
+    for name in names.values():
+        produce(name, 0, events(0, 20, 20))
+    # The engine is changed, and each table's ledger goes on.
+    file.write_text(SHOP.format(engine="group", prices="lake.orders", **names))
+    second = pipelines.run("shop")
+    assert (second.state, second.errors) == ("success", [])
+    for table in ("orders", "clicks"):
+        assert [row["id"] for row in pipelines.rows(table)] == list(range(40))
+    # What is printed is the same DAG.
+    capsys.readouterr()
+    assert run(["pipeline", "render", str(file)]) == 0
+    pipelines.file.write_text(capsys.readouterr().out)
+    dag = airflow.dag(pipelines.file)
+    assert dag.get_task("land_clicks_lake.plan").upstream_task_ids == {"wait_prices"}
+    assert dag.get_task("fresh_clicks_lake").upstream_task_ids == {"land_clicks_lake.commit"}
+
+
 def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     pipelines: Pipelines, topic_of: TopicOf, capsys: pytest.CaptureFixture[str], airflow: AirflowHome
 ) -> None:

@@ -56,14 +56,16 @@ def read(file: DagFile) -> Compiled:
 def test_it_says_what_the_dag_file_says(engine: Engine, told: dict[str, Any], landing: dict[str, Any]) -> None:
     file = dag_file(engine=engine, **told)
     found = read(file)
-    assert found.landing == {**LANDING, **file.decoding, **landing}
-    assert (found.name, found.engine, found.mode) == (file.dag_id, str(engine), "append")
+    [landed] = found.landings
+    assert landed.arguments == {**LANDING, **file.decoding, **landing}
+    assert (found.name, found.engine, landed.mode) == (file.dag_id, str(engine), "append")
 
 
 def test_a_mirror_is_a_mode_of_its_table() -> None:
     found = read(dag_file(engine=Engine.MIRROR, key=["id", "it's"]))
-    assert (found.engine, found.mode) == ("extract", "mirror")
-    assert found.landing == {**LANDING, "key": ["id", "it's"]}
+    [landed] = found.landings
+    assert (found.engine, landed.mode) == ("extract", "mirror")
+    assert landed.arguments == {**LANDING, "key": ["id", "it's"]}
 
 
 @pytest.mark.parametrize("schedule", ["@continuous", "@hourly", "5 4 * * *", None])

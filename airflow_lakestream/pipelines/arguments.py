@@ -1,0 +1,73 @@
+"""The arguments that parts of a file come to, with the path of each in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.pipelines.compiled import WHOLE
+from airflow_lakestream.pipelines.errors import PipelineError
+from airflow_lakestream.pipelines.yaml_file import Document, Path
+
+# The keys that are arguments, by the names of those; all others have their own name.
+_RENAMED = {"schema_": "schema", "properties": "table_properties"}
+
+
+class Arguments:
+    """Arguments by the operators' names, and the path of each.
+
+    :param path: of the part of the file that errors without an argument are about.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.values: dict[str, Any] = {}
+        self.paths: dict[str, Path] = {WHOLE: path}
+
+    def take(self, part: BaseModel, path: Path, *but: str) -> None:
+        """Take what a part of the file says."""
+        for name in type(part).model_fields:
+            if name not in but and name in part.model_fields_set:
+                key = type(part).model_fields[name].alias or name
+                self.add(_RENAMED.get(name, name), getattr(part, name), (*path, key))
+
+    def add(self, name: str, value: Any, path: Path) -> None:
+        """Take one; None leaves it to its default."""
+        if value is not None:
+            self.values[name] = plain(value)
+            self.paths.setdefault(name, path)
+
+    def drop(self, name: str) -> None:
+        """Leave one out."""
+        self.values.pop(name, None)
+
+    def told(self, document: Document) -> dict[str, Any]:
+        """Return the fields of a `Told`."""
+        return {
+            "arguments": self.values,
+            "places": {name: document.place(path) for name, path in self.paths.items()},
+            "keys": {name: ".".join(map(str, path)) for name, path in self.paths.items() if path},
+        }
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump(exclude_none=True))
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def seconds_at(document: Document, value: object, *path: str) -> float:
+    """Return a number of seconds that the file says. Raises PipelineError."""
+    try:
+        return seconds(path[-1], value)
+    except InvalidArgument as error:
+        raise PipelineError([document.problem(path, str(error))]) from None

@@ -1,0 +1,149 @@
+"""The way of records through a file: from sources by transformations, one statement in the end, to sinks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_lakestream.pipelines.errors import Problem
+from airflow_lakestream.pipelines.model import Pipeline, Sink, Source, Transformation
+from airflow_lakestream.pipelines.yaml_file import Document, Path
+
+_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
+_PATH: Path = ("transformations",)
+
+
+@dataclass(frozen=True)
+class Way:
+    """What lands in one sink: its source, and the transformations between, in their order.
+
+    :param last_at: where the last transformation stands in the file; its list, where there is none.
+    """
+
+    source_name: str
+    source: Source
+    steps: Sequence[Transformation]
+    last_at: Path
+    sink_name: str
+    sink: Sink
+
+    @property
+    def source_at(self) -> Path:
+        """Where the source stands in the file."""
+        return ("sources", self.source_name)
+
+    @property
+    def sink_at(self) -> Path:
+        """Where the sink stands in the file."""
+        return ("sinks", self.sink_name)
+
+    @property
+    def statement(self) -> str | None:
+        """The statement of all transformations; None without one."""
+        parts, source = [], "{{ input }}"
+        for step in self.steps:
+            # On a line of its own, since a statement may end with a comment.
+            parts.append((step.name, _INPUT.sub(source, step.sql.strip().rstrip(";"))))
+            source = f'"{step.name}"'
+        if not parts:
+            return None
+        *before, (_, last) = parts
+        if not before:
+            return last
+        return "WITH " + ",\n".join(f'"{name}" AS (\n{sql}\n)' for name, sql in before) + f"\n{last}"
+
+
+def ways(pipeline: Pipeline) -> list[Way]:
+    """Return the way to each sink of a pipeline in which `check_flow` finds nothing wrong."""
+    steps = {step.name: step for step in pipeline.transformations}
+    places = {step.name: (*_PATH, at) for at, step in enumerate(pipeline.transformations)}
+    found = []
+    for name, here in _inputs(pipeline).items():
+        last_at, back = places.get(here, _PATH), []
+        while here in steps:
+            back.append(steps[here])
+            here = steps[here].input
+        found.append(Way(here, pipeline.sources[here], back[::-1], last_at, name, pipeline.sinks[name]))
+    return found
+
+
+def check_flow(document: Document, pipeline: Pipeline) -> list[Problem]:
+    """Return what keeps records from getting from each source, by each transformation, into a sink."""
+    for look in (_of_names, _of_sinks, _of_use):
+        # What is wrong first makes the rest wrong, too.
+        if problems := list(look(document, pipeline)):
+            return problems
+    return []
+
+
+def _of_names(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+    steps = pipeline.transformations
+    times = Counter([*pipeline.sources, *(step.name for step in steps)])
+    for at, step in enumerate(steps):
+        path = (*_PATH, at)
+        if times[step.name] > 1:
+            yield document.problem((*path, "name"), f"{step.name} is the name of another step or of a source.")
+        if not _INPUT.search(step.sql):
+            yield document.problem((*path, "sql"), "it does not read from {{ input }}. Write FROM {{ input }}.")
+        if step.input not in times:
+            yield document.problem((*path, "input"), _unknown(step.input, times))
+    for name, sink in pipeline.sinks.items():
+        if sink.input is not None and sink.input not in times:
+            yield document.problem(("sinks", name, "input"), _unknown(sink.input, times))
+
+
+def _unknown(name: str, known: Mapping[str, int]) -> str:
+    return f"there is no {name!r} to read from; there are {', '.join(known)}."
+
+
+def _of_sinks(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+    without = [name for name, sink in pipeline.sinks.items() if sink.input is None]
+    for name in without[1:]:
+        problem = f"input is missing: say what lands here. One sink of a file may leave it out, and {without[0]} does."
+        yield document.problem(("sinks", name), problem)
+    if len(without) != 1:
+        return
+    if len(ends := _ends(pipeline)) != 1:
+        found = f"{' and '.join(ends)} are read by nothing else" if ends else "all is read by something else"
+        yield document.problem(("sinks", without[0]), f"input is missing: {found}. Say what lands here.")
+
+
+def _of_use(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+    by_name = {step.name: step for step in pipeline.transformations}
+    used: set[str] = set()
+    for here in _inputs(pipeline).values():
+        while here not in used:
+            used.add(here)
+            here = by_name[here].input if here in by_name else here
+    for at, step in enumerate(pipeline.transformations):
+        if _is_circle(step, by_name):
+            problem = f"{step.name} makes nothing of a sink's rows: it reads from itself, by way of others."
+            yield document.problem((*_PATH, at), problem)
+        elif step.name not in used:
+            yield document.problem((*_PATH, at), f"{step.name} makes nothing of a sink's rows: no sink reads from it.")
+    for name in pipeline.sources:
+        if name not in used:
+            problem = f"{name} is read by no sink. Take it out, or name it in the input of one."
+            yield document.problem(("sources", name), problem)
+
+
+def _is_circle(step: Transformation, by_name: Mapping[str, Transformation]) -> bool:
+    here, seen = step.input, set[str]()
+    while here in by_name and here not in seen:
+        seen.add(here)
+        here = by_name[here].input
+    return step.name in seen
+
+
+def _inputs(pipeline: Pipeline) -> dict[str, str]:
+    """Return what each sink reads; of the one that does not say it, what nothing else reads."""
+    return {name: sink.input or _ends(pipeline)[0] for name, sink in pipeline.sinks.items()}
+
+
+def _ends(pipeline: Pipeline) -> list[str]:
+    """Return the sources and transformations that nothing reads by name."""
+    read = {step.input for step in pipeline.transformations} | {sink.input for sink in pipeline.sinks.values()}
+    names = [*pipeline.sources, *(step.name for step in pipeline.transformations)]
+    return [name for name in names if name not in read]

@@ -1,0 +1,145 @@
+"""The sensors of a file: what does not go together, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow_lakestream.core.policies import TableFormat, seconds
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.pipelines.arguments import Arguments, seconds_at
+from airflow_lakestream.pipelines.compiled import SCHEDULES, Landing, Waiting, named_apart
+from airflow_lakestream.pipelines.errors import Problem
+from airflow_lakestream.pipelines.flow import Way
+from airflow_lakestream.pipelines.model import Pipeline
+from airflow_lakestream.pipelines.sensors import AnySensor, Freshness, Lag
+from airflow_lakestream.pipelines.yaml_file import Document, Path
+
+_AT: Path = ("orchestration", "sensors")
+_SUBJECTS = ("table", "checkpoint_location", "group_id")
+# What a sink says of itself.
+_OF_SINK = (*_SUBJECTS, "consumer_group", "topic", "table_format")
+_CONNECTIONS = ("kafka_conn_id", "iceberg_conn_id", "storage_conn_id")
+_OF_FILE = ("type", "when", "sinks", "of")
+_DURATIONS = ("timeout", "poke_interval")
+# These land until somebody stops them, whatever their schedule is.
+_ENDLESS = ("flink", "connect")
+
+
+def check_sensors(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
+    """Yield what is wrong with sensors whose keys and values are right one by one."""
+    for name, sensor in pipeline.orchestration.sensors.items():
+        yield from _of_sensor(document, pipeline, (*_AT, name), sensor)
+    for way in found:
+        yield from _of_freshness(document, pipeline, way)
+
+
+def _of_sensor(document: Document, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[Problem]:
+    known = ", ".join(pipeline.sinks)
+    for key, sinks in (("sinks", sensor.sinks or ()), ("of", (sensor.of,) if sensor.of is not None else ())):
+        for sink in sinks:
+            if sink not in pipeline.sinks:
+                yield document.problem((*path, key), f"there is no sink {sink!r}; there are {known}.")
+    if sensor.sinks == []:
+        yield document.problem((*path, "sinks"), "no sink waits for it. Name some, or write when: beside.")
+    if sensor.when == "beside" and sensor.sinks is not None:
+        yield document.problem((*path, "sinks"), "nothing waits for a sensor beside the landing. Leave sinks out.")
+    if isinstance(sensor, Freshness) and sensor.max_age is None and sensor.complete_through is None:
+        yield document.problem(path, "max_age is missing, and so is complete_through. Give one of them.")
+    if sensor.of is not None:
+        yield from _of_a_sink(document, pipeline, path, sensor)
+        return
+    subjects = ("table",) if isinstance(sensor, Freshness) else _SUBJECTS
+    if not any(getattr(sensor, one) is not None for one in subjects):
+        problem = f"it looks at nothing: give {' or '.join(subjects)}, or of, the name of a sink."
+        yield document.problem(path, problem)
+
+
+def _of_a_sink(document: Document, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[Problem]:
+    """Yield what is wrong with a sensor that looks at a sink of the file."""
+    for key in (*_OF_SINK, *_CONNECTIONS):
+        if getattr(sensor, key, None) is not None:
+            yield document.problem((*path, key), f"{key} is said by the sink {sensor.of}. Leave it out.")
+    sink = pipeline.sinks.get(str(sensor.of))
+    if sink is None:
+        return
+    if isinstance(sensor, Freshness) and sink.type == "delta":
+        problem = "freshness looks at Iceberg tables. Take type: lag, with max_lag_seconds or max_batch_age."
+        yield document.problem((*path, "type"), problem)
+    if "{" in sink.table:
+        yield document.problem((*path, "of"), f"topics or records choose the table of {sensor.of}. Give a table.")
+    if isinstance(sensor, Lag | Freshness) and sensor.of in _waiters(pipeline, sensor):
+        problem = f"the landing in {sensor.of} would wait for its own rows. Write when: beside, or other sinks."
+        yield document.problem((*path, "of"), problem)
+
+
+def _of_freshness(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+    told, path = pipeline.orchestration, (*_quality_at(way), "freshness")
+    if (quality := way.sink.quality or pipeline.quality).freshness is None:
+        return
+    try:
+        seconds("freshness", quality.freshness)
+    except InvalidArgument as error:
+        yield document.problem(path, str(error))
+    if way.sink.mode == "replace":
+        yield document.problem(path, "freshness is not for mode: replace, which lands intervals only. Leave it out.")
+    if "{" in way.sink.table:
+        yield document.problem(path, f"freshness: topics or records choose the table of {way.sink_name}. Leave it out.")
+    said = (told.schedule or "continuous").removeprefix("@")
+    if told.engine in _ENDLESS or (SCHEDULES[told.engine] == "@continuous" and said == "continuous"):
+        problem = f"freshness looks after a landing, and one of {told.engine} does not end. Leave it out"
+        remedy = "." if told.engine in _ENDLESS else ", or give a cron schedule."
+        yield document.problem(path, problem + remedy)
+
+
+def compiled_sensors(document: Document, pipeline: Pipeline, landings: Sequence[Landing]) -> Iterator[Waiting]:
+    """Yield the sensors of a file in which `check_sensors` finds nothing wrong."""
+    of_sinks = {landing.sink: landing for landing in landings}
+    for name, sensor in pipeline.orchestration.sensors.items():
+        path = (*_AT, name)
+        found = Arguments(path)
+        found.take(sensor, path, *_OF_FILE, *_DURATIONS)
+        for key in _DURATIONS:
+            if (value := getattr(sensor, key)) is not None:
+                found.add(key, seconds_at(document, value, *map(str, path), key), (*path, key))
+        if sensor.of is not None:
+            is_table = isinstance(sensor, Freshness)
+            for key, value in _subject(of_sinks[sensor.of], is_table=is_table).items():
+                found.add(key, value, (*path, "of"))
+        if "deferrable" not in found.values:
+            found.add("deferrable", pipeline.orchestration.deferrable, ("orchestration", "deferrable"))
+        waiters = tuple(_waiters(pipeline, sensor))
+        yield Waiting(task_id=f"wait_{name}", kind=sensor.type, before=waiters, **found.told(document))
+
+
+def freshness_after(document: Document, pipeline: Pipeline, way: Way, landing: Landing) -> Waiting | None:
+    """Return the sensor that looks after a landing whether its table is fresh; None where nothing asks for it."""
+    quality = way.sink.quality or pipeline.quality
+    if quality.freshness is None:
+        return None
+    path = (*_quality_at(way), "freshness")
+    found = Arguments(path)
+    for key, value in _subject(landing, is_table=False).items():
+        found.add(key, value, path)
+    found.add("max_lag_seconds", quality.freshness, path)
+    found.add("fail_when_behind", True, path)
+    found.add("deferrable", pipeline.orchestration.deferrable, ("orchestration", "deferrable"))
+    task_id = named_apart("fresh", "_", landing.apart)
+    return Waiting(task_id=task_id, kind="lag", after=landing.sink, **found.told(document))
+
+
+def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
+    return [] if sensor.when == "beside" else list(pipeline.sinks) if sensor.sinks is None else sensor.sinks
+
+
+def _subject(landing: Landing, *, is_table: bool) -> Mapping[str, Any]:
+    """Return the arguments of a sensor that looks at a landing's table."""
+    told = landing.arguments
+    found = {key: told[key] for key in ("table", "consumer_group", *_CONNECTIONS) if key in told}
+    if not is_table:
+        found["table_format"] = TableFormat(landing.table_format)
+    return found
+
+
+def _quality_at(way: Way) -> Path:
+    return (*way.sink_at, "quality") if way.sink.quality is not None else ("quality",)
