@@ -32,7 +32,7 @@ _FILE = ".sql"
 # How Airflow writes down a schema of PyIceberg.
 _OBJECT = "table {"
 # What a template makes of an empty param; a delimiter may be a blank.
-_NOTHING = (None, "", "None", [])
+_NOTHING: tuple[Any, ...] = (None, "", "None", [])
 
 
 class Press(StrEnum):
