@@ -23,9 +23,9 @@ IN_A_SOAK = pytest.mark.skipif("LAKESTREAM_KILLS" not in os.environ, reason="is 
 
 
 @contextmanager
-def flowing(produce: Producing, topic: str) -> Iterator[dict[int, int]]:
-    """Produce to both partitions of a topic; yield how many records each has, which stays so afterwards."""
-    counts, ends = {0: 0, 1: 0}, threading.Event()
+def flowing(produce: Producing, topic: str, partitions: int = 2) -> Iterator[dict[int, int]]:
+    """Produce to each partition of a topic; yield how many records each has, which stays so afterwards."""
+    counts, ends = dict.fromkeys(range(partitions), 0), threading.Event()
 
     def flow() -> None:
         while not ends.wait(0.1):
