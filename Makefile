@@ -25,7 +25,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -53,7 +53,7 @@ test-services: setup ## Run the tests on YARN, Hive's metastore and S3, which ta
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) tests/services
 
-test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure), within ten minutes (needs a JDK 17, Go, Node.js)
+test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure), and the tests of brokers (three of them, and each way in), within ten minutes (needs a JDK 17, Go, Node.js)
 	$(BIN)/python -c "$(BUILD_STORES)"
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 tests/matrix
 
@@ -101,6 +101,10 @@ soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables throu
 soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the triggerer killed KILLS=50 times each; goes on where it was broken off; ONLY=flink, SEED=0 (needs a JDK 17)
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/engines/test_flink_kills.py tests/engines/test_connect_kills.py -k '$(ONLY)'
+
+soak-brokers: setup ## LANDINGS=30 of each engine on three brokers, of which one is killed each minute; SEED=0, ONLY=extract or flink for one engine (needs a JDK 17)
+	LAKESTREAM_LANDINGS=$(if $(filter file,$(origin LANDINGS)),30,$(LANDINGS)) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest \
+		--timeout 0 -s tests/matrix/test_brokers.py -k 'killed_and_leaders and $(or $(ONLY),killed)'
 
 soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \

@@ -32,6 +32,7 @@ def up(args: argparse.Namespace) -> None:
     if overrides or ("kafka" in wanted and "airflow" not in wanted):
         stack.up_kafka(overrides)
     others: dict[str, Callable[[], object]] = {
+        **dict.fromkeys(("broker-1", "broker-2", "broker-3"), stack.up_brokers),
         "registry": stack.up_registry,
         "s3": stack.up_s3,
         "gcs": stack.up_gcs,

@@ -70,14 +70,20 @@ _WITHOUT_POMS = """\
 </ivysettings>
 """
 
-KAFKA = JarSet(
-    "kafka-4.1.0",
-    (
-        ("org.apache.kafka", "kafka_2.13", "4.1.0"),
-        # Kafka logs through slf4j 1.7 and brings log4j's core, but no binding between the two: silent without it.
-        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
-    ),
-)
+# By version: the one that tests and the demo run on, and others that a landing is tried on.
+KAFKA_VERSION = "4.1.0"
+KAFKAS = {
+    version: JarSet(
+        f"kafka-{version}",
+        (
+            ("org.apache.kafka", "kafka_2.13", version),
+            # Kafka logs through slf4j 1.7 and brings log4j's core, but no binding between the two: silent without it.
+            ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+        ),
+    )
+    for version in ("4.0.0", KAFKA_VERSION, "4.4.0")
+}
+KAFKA = KAFKAS[KAFKA_VERSION]
 
 CONNECT = JarSet(
     "kafka-connect-4.1.0-transforms",

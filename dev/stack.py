@@ -31,6 +31,7 @@ from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import azure as azure_service
+from dev.services import brokers as brokers_service
 from dev.services import connect as connect_service
 from dev.services import flink as flink_service
 from dev.services import gcs as gcs_service
@@ -46,6 +47,7 @@ from dev.services import spark as spark_service
 from dev.services import yarn as yarn_service
 from dev.services.airflow import Airflow
 from dev.services.azure import Azure
+from dev.services.brokers import Broker
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
 from dev.services.flink import Flink, FlinkDaemon
@@ -115,11 +117,18 @@ class Stack:
     ) -> None:
         self.down()
 
-    def up_kafka(self, overrides: Mapping[str, str] | None = None, *, announce: bool = True) -> Kafka:
+    def up_kafka(
+        self,
+        overrides: Mapping[str, str] | None = None,
+        *,
+        announce: bool = True,
+        version: str = jars.KAFKA_VERSION,
+    ) -> Kafka:
         """Have a healthy broker: the running one, or a new one.
 
         :param overrides: lines of server.properties that replace ours.
         :param announce: say so when it was up already.
+        :param version: of Kafka, for a new one.
         """
         wanted = dict(overrides or {})
         with self._lock("kafka"):
@@ -135,12 +144,28 @@ class Stack:
                 return running
             self._refuse_when_gone()
             jdk = find_jdk()
-            jar_folder = jars.fetch(jars.KAFKA, self.home / "jars", jdk, self._say)
+            jar_folder = self._fetch(jars.KAFKAS[version], jdk)
             self._say("kafka: starting")
             setup = kafka_service.Setup(jar_folder, jdk, self._owner, wanted)
             kafka = kafka_service.start(self._service("kafka"), setup, self._kafka_ports)
             self._say(f"kafka: up at {kafka.bootstrap} (SASL_SSL at {kafka.secure_bootstrap})")
             return kafka
+
+    def up_brokers(self) -> list[Broker]:
+        """Have three healthy brokers of one Kafka, each in a rack of its own: the running ones, or new ones."""
+        self._fetch(jars.KAFKA, find_jdk())
+        plan = brokers_service.Plan.of(self.folder)
+
+        def up(node: int) -> Broker:
+            def start(folder: ServiceFolder, jdk: Jdk) -> Broker:
+                setup = brokers_service.Setup(node, plan, self._fetch(jars.KAFKA, jdk), jdk, self._owner)
+                return brokers_service.start(folder, setup)
+
+            return self._up(f"broker-{node}", start, lambda broker: broker.address)
+
+        # All at once: none answers before two of them are there.
+        with ThreadPoolExecutor(len(brokers_service.NODES)) as side_by_side:
+            return list(side_by_side.map(up, brokers_service.NODES))
 
     def up_registry(self) -> Registry:
         """Have a healthy schema registry: the running one, or a new one."""
@@ -220,15 +245,18 @@ class Stack:
 
         return self._up("careless-glue" if careless else "glue", start, lambda glue: glue.url)
 
-    def up_connect(self) -> Connect:
-        """Have a healthy worker of Kafka Connect with Debezium and Iceberg's sink, and this stack's broker with it."""
+    def up_connect(self, bootstrap: str | None = None) -> Connect:
+        """Have a healthy worker of Kafka Connect with Debezium and Iceberg's sink: the running one, or a new one.
+
+        :param bootstrap: the brokers that it works with; None for this stack's one, which comes up with it.
+        """
 
         def start(folder: ServiceFolder, jdk: Jdk) -> Connect:
             programs, debezium, iceberg = (
                 self._fetch(wanted, jdk) for wanted in (jars.CONNECT, jars.DEBEZIUM, jars.ICEBERG_SINK)
             )
-            bootstrap = self.up_kafka(announce=False).bootstrap
-            setup = connect_service.Setup(programs, debezium, iceberg, jdk, bootstrap, self._owner)
+            brokers = bootstrap or self.up_kafka(announce=False).bootstrap
+            setup = connect_service.Setup(programs, debezium, iceberg, jdk, brokers, self._owner)
             return connect_service.start(folder, setup)
 
         return self._up("connect", start, lambda connect: connect.url)
@@ -335,6 +363,10 @@ class Stack:
                 return airflow
             folder.remove()
             return None
+
+    def restart_broker(self, broker: Broker) -> Broker:
+        """Start one of the three brokers again that was killed or stopped, with the data that it had."""
+        return broker.start_again(self._owner)
 
     def restart_connect(self, connect: Connect) -> Connect:
         """Start a worker of Kafka Connect that was killed again, with its connectors."""

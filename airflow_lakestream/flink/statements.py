@@ -16,8 +16,10 @@ from pyiceberg.types import IcebergType
 from airflow_lakestream.core.names import METADATA_NAMES as METADATA_NAMES
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.settings.catalog import catalog_settings, prefix_of
-from airflow_lakestream.spark.settings.kafka import kafka_options
+from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
 
+# Flink's jar of SQL's connector keeps Kafka's client, and the classes that log in, below this name.
+_SHADED = "org.apache.flink.kafka.shaded."
 SOURCE, LANDED = "source", "landed"
 # The columns that say where a record was, with what Kafka's connector has for them.
 _METADATA = {
@@ -99,7 +101,9 @@ def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
 
     :param kafka: librdkafka's configuration, secrets included.
     """
-    return {f"properties.{key.removeprefix('kafka.')}": value for key, value in kafka_options(kafka).items()}
+    found = {key.removeprefix("kafka."): value for key, value in kafka_options(kafka).items()}
+    found |= {key: f"{_SHADED}{found[key]}" for key in NAMES_A_CLASS if key in found}
+    return {f"properties.{key}": value for key, value in found.items()}
 
 
 def view(select: str | None) -> str:

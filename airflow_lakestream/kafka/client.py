@@ -45,6 +45,8 @@ LOG_INTERVAL = 10.0
 ALL_DOWN_TIMEOUT = 5.0
 _THREAD = re.compile(r"^\[thrd:[^\]]*\]: ")
 _AGE = re.compile(r" \(after \d+ms.*", re.DOTALL)
+# The brokers' certificate is not trusted here, or they do not take this client's: waiting mends neither.
+_UNTRUSTED = re.compile(r"certificate verify failed|\balert\b.*(certificate|unknown ca)")
 
 Client = TypeVar("Client")
 
@@ -73,7 +75,7 @@ class ClientErrors:
             self.last = f"{error.name()}: {error.str()}"
         if "receive.message.max.bytes" in error.str():
             self.too_large = error.str()
-        if error.code() in AUTHENTICATION or error.fatal() or "certificate verify failed" in error.str():
+        if error.code() in AUTHENTICATION or error.fatal() or _UNTRUSTED.search(error.str()):
             self.fatal = error
 
     @property

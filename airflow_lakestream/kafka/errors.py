@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from confluent_kafka import KafkaError
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
@@ -15,6 +17,23 @@ AUTHORIZATION = frozenset(
     }
 )
 MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+CHECK_CREDENTIALS = "Check sasl.mechanism, sasl.username, sasl.password, ssl.ca.location and the ACLs of that user."
+CHECK_CLIENT = (
+    "Check sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret, sasl.oauthbearer.scope and "
+    "sasl.oauthbearer.token.endpoint.url; that its tokens have the issuer and the audience that the brokers expect; "
+    "and the clocks of this machine, of the provider and of the brokers."
+)
+CHECK_CERTIFICATE = (
+    "The brokers refuse this client's certificate, or want one: check ssl.certificate.location and ssl.key.location, "
+    "until when the certificate is valid, and whether the brokers trust who signed it."
+)
+# By a pattern in what client or broker say of it.
+_REMEDIES = ((r"OAUTHBEARER|OIDC|invalid_token", CHECK_CLIENT), (r"\balert\b", CHECK_CERTIFICATE))
+
+
+def remedy_for(problem: str) -> str:
+    """Return what to do about credentials that were refused, by what was said of them."""
+    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, problem)), CHECK_CREDENTIALS)
 
 
 class KafkaMisconfigured(LakestreamError, Terminal):
@@ -41,10 +60,7 @@ class KafkaRefused(LakestreamError, Terminal):
 
     def __init__(self, where: str, doing: str, problem: str) -> None:
         self.where = where
-        super().__init__(
-            f"{where}: refused while {doing}: {problem}. Check sasl.mechanism, sasl.username, sasl.password, "
-            "ssl.ca.location and the ACLs of that user."
-        )
+        super().__init__(f"{where}: refused while {doing}: {problem}. {remedy_for(problem)}")
 
 
 class TopicMissing(LakestreamError, Terminal):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.kafka.errors import CHECK_CERTIFICATE, CHECK_CLIENT, CHECK_CREDENTIALS
 
 _LONGEST = 500
 _TRACE = "Traceback (most recent call last):"
@@ -21,10 +22,12 @@ _KNOWN = (
         "a disk is full",
         "Free space there, in spark.local.dir of the executors, or in the table's store.",
     ),
+    (r"invalid_token|oauthbearer\..*Exception|OAuthBearer.*Exception", "Kafka refused the token", CHECK_CLIENT),
+    (r"Received fatal alert", "Kafka refused the certificate", CHECK_CERTIFICATE),
     (
         r"SaslAuthenticationException|SslAuthenticationException|AuthorizationException|Authentication failed",
         "Kafka refused the credentials, the certificate or the permission",
-        "Check sasl.mechanism, sasl.username, sasl.password, ssl.ca.location and the ACLs of that user.",
+        CHECK_CREDENTIALS,
     ),
     (
         r"UnknownTopicOrPartition|UnknownTopicIdException|This server does not host this topic",

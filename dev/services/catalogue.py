@@ -6,6 +6,7 @@ from typing import Protocol
 
 from dev.services.airflow import Airflow
 from dev.services.azure import Azure
+from dev.services.brokers import Broker
 from dev.services.connect import Connect
 from dev.services.flink import FlinkDaemon
 from dev.services.gcs import Gcs
@@ -35,6 +36,9 @@ class Service(Protocol):
 # In the order of their start; the way down is the reverse.
 HANDLES: dict[str, type[Service]] = {
     "kafka": Kafka,
+    "broker-1": Broker,
+    "broker-2": Broker,
+    "broker-3": Broker,
     "registry": Registry,
     "s3": S3,
     "gcs": Gcs,

@@ -85,7 +85,7 @@ class Connect:
             # Truncates are left out by default.
             "skipped.operations": "none",
             "poll.interval.ms": "100",
-            "topic.creation.default.replication.factor": "1",
+            "topic.creation.default.replication.factor": "-1",
             "topic.creation.default.partitions": "1",
             **{key.replace("_", "."): value for key, value in settings.items()},
         }
@@ -158,8 +158,9 @@ def start(folder: ServiceFolder, setup: Setup) -> Connect:
         "plugin.path": str(plugins),
         # Both plugins announce their classes: looking into every jar would take seconds.
         "plugin.discovery": "service_load",
+        # As many copies as the brokers have of a topic by default.
         **{f"{what}.storage.topic": f"{name}-{what}" for what in ("config", "offset", "status")},
-        **{f"{what}.storage.replication.factor": "1" for what in ("config", "offset", "status")},
+        **{f"{what}.storage.replication.factor": "-1" for what in ("config", "offset", "status")},
         "offset.storage.partitions": "1",
         "status.storage.partitions": "1",
         # Also how long Iceberg's sink waits until it looks at its control topic: see docs/connect.md.

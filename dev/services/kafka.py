@@ -1,6 +1,7 @@
 """Kafka in KRaft mode: one node, broker and controller, on the loopback only.
 
-Two listeners for clients: a plain one, and SASL_SSL with SCRAM-SHA-256 and a self-signed certificate.
+Two listeners for clients: a plain one, and SASL_SSL with SCRAM-SHA-256 and a self-signed certificate. Three brokers of
+one cluster are in `brokers`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import base64
 import secrets
 import subprocess
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,10 +133,8 @@ def _start_once(folder: ServiceFolder, setup: Setup, ports: Ports) -> Kafka:
     jdk = setup.jdk
     password, store_password = secrets.token_hex(12), secrets.token_hex(12)
     properties = _properties(folder.path, ports, store_password) | setup.overrides
-    _write(folder.path / "server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
-    _write(folder.path / "log4j2.xml", _LOG4J)
-    (folder.path / "tmp").mkdir()
-    java = [jdk.java, *_jvm_options(folder.path, setup.jars)]
+    write_settings(folder.path, properties)
+    java = [jdk.java, *jvm_options(folder.path, setup.jars), *_allowed(properties)]
     with ThreadPoolExecutor(max_workers=1) as beside:
         certifying = beside.submit(_write_certificate, folder, jdk, store_password)
         _format(folder, java, password)
@@ -159,7 +159,21 @@ def _start_once(folder: ServiceFolder, setup: Setup, ports: Ports) -> Kafka:
     return kafka
 
 
-def _jvm_options(folder: Path, jars: Path) -> list[str]:
+def _allowed(properties: Mapping[str, str]) -> list[str]:
+    """Return what lets a broker ask for the keys that tokens are signed with: it asks no address that it may not."""
+    wanted = [value for key, value in properties.items() if key.endswith("sasl.oauthbearer.jwks.endpoint.url")]
+    return [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={','.join(wanted)}"] if wanted else []
+
+
+def write_settings(folder: Path, properties: Mapping[str, str]) -> None:
+    """Write what a broker reads when it starts."""
+    _write(folder / "server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
+    _write(folder / "log4j2.xml", _LOG4J)
+    (folder / "tmp").mkdir()
+
+
+def jvm_options(folder: Path, jars: Path) -> list[str]:
+    """Return what each of Kafka's programs is started with, before its class."""
     return [
         # All that a JVM would leave in the machine's temporary folder when killed, native libraries included.
         f"-Djava.io.tmpdir={folder / 'tmp'}",
@@ -189,18 +203,26 @@ def _properties(folder: Path, ports: Ports, store_password: str) -> dict[str, st
         "ssl.keystore.type": "PKCS12",
         "ssl.keystore.location": str(folder / "broker.p12"),
         "ssl.keystore.password": store_password,
+        **log_properties(folder, copies=1),
+    }
+
+
+def log_properties(folder: Path, copies: int) -> dict[str, str]:
+    """Return what logs are like, also those of Kafka's own topics: so many copies, of which one may be away."""
+    replicas, least = str(copies), str(max(1, copies - 1))
+    return {
         "log.dirs": str(folder / "data"),
         "auto.create.topics.enable": "false",
         "num.partitions": "1",
-        "default.replication.factor": "1",
-        "min.insync.replicas": "1",
-        "offsets.topic.replication.factor": "1",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": least,
+        "offsets.topic.replication.factor": replicas,
         "offsets.topic.num.partitions": "4",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": least,
         "transaction.state.log.num.partitions": "4",
-        "share.coordinator.state.topic.replication.factor": "1",
-        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": least,
         "group.initial.rebalance.delay.ms": "0",
     }
 
@@ -218,10 +240,23 @@ def _write_certificate(folder: ServiceFolder, jdk: Jdk, store_password: str) -> 
 
 
 def _format(folder: ServiceFolder, java: list[str], password: str) -> None:
+    scram = f"SCRAM-SHA-256=[name={USERNAME},password={password}]"
+    format_disk(folder, java, new_cluster_id(), "--add-scram", scram)
+
+
+def new_cluster_id() -> str:
+    """Make an id, as Kafka's own tool does."""
     while (cluster_id := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
-    scram = f"SCRAM-SHA-256=[name={USERNAME},password={password}]"
-    arguments = ["-t", cluster_id, "-c", str(folder.path / "server.properties"), "--add-scram", scram]
+    return cluster_id
+
+
+def format_disk(folder: ServiceFolder, java: list[str], cluster_id: str, *more: str) -> None:
+    """Prepare the folder of a broker's logs.
+
+    :param java: the program and its options.
+    """
+    arguments = ["-t", cluster_id, "-c", str(folder.path / "server.properties"), *more]
     # It runs for a second: the full compiler would only cost.
     _run([*java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", *arguments], folder, "format its disk")
 

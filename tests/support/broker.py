@@ -42,14 +42,15 @@ def kafka(stack: Stack) -> Kafka:
 class Topics:
     """Makes and changes topics: `topic(partitions=4, **config)` makes one and returns its unique name."""
 
-    def __init__(self, admin: AdminClient) -> None:
+    def __init__(self, admin: AdminClient, copies: int = 1) -> None:
         self._admin = admin
+        self._copies = copies
 
     def __call__(self, partitions: int = 4, *, name: str | None = None, **config: object) -> str:
         """Make a topic; settings are written as Python words: `topic(cleanup_policy="compact", retention_ms=-1)`."""
         name = name or f"t-{uuid.uuid4().hex[:12]}"
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
-        made = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
+        made = NewTopic(name, num_partitions=partitions, replication_factor=self._copies, config=settings)
         self._admin.create_topics([made])[name].result(timeout=30)
         self._await_leaders(name, partitions)
         return name

@@ -24,13 +24,13 @@ IN_A_SOAK = pytest.mark.skipif("LAKESTREAM_KILLS" not in os.environ, reason="is 
 
 @contextmanager
 def flowing(
-    produce: Producing, topic: str, counts: dict[int, int] | None = None, pause: float = 0.1
+    produce: Producing, topic: str, counts: dict[int, int] | None = None, pause: float = 0.1, partitions: int = 2
 ) -> Iterator[dict[int, int]]:
-    """Produce to both partitions of a topic; yield how many records each has, which stays so afterwards.
+    """Produce to each partition of a topic; yield how many records each has, which stays so afterwards.
 
     :param counts: how many they have already; the same mapping is yielded.
     """
-    counts = {0: 0, 1: 0} if counts is None else counts
+    counts = dict.fromkeys(range(partitions), 0) if counts is None else counts
     ends = threading.Event()
 
     def flow() -> None:

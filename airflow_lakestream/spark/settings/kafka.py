@@ -21,6 +21,12 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+# Its settings are those of librdkafka's method `oidc`, which asks a token endpoint; Java's client has the same.
+_BEARER = "OAUTHBEARER"
+_BEARER_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+_BEARER_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+# Whose values begin with the name of a class of Kafka's client: a jar that keeps it elsewhere needs another.
+NAMES_A_CLASS = ("sasl.jaas.config", "sasl.login.callback.handler.class")
 
 _SAME = (
     *("client.id", "client.rack", "client.dns.lookup", "metadata.max.age.ms", "connections.max.idle.ms", "check.crcs"),
@@ -44,6 +50,9 @@ _OF_LIBRDKAFKA = (
     *("linger.ms", "batch.", "acks", "enable.idempotence", "allow.auto.create.topics", "topic.blacklist", "plugin."),
 )
 _SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
+_TOKENS = "sasl.oauthbearer."
+_ENDPOINT = f"{_TOKENS}token.endpoint.url"
+_CLIENT = {f"{_TOKENS}client.id": "clientId", f"{_TOKENS}client.secret": "clientSecret", f"{_TOKENS}scope": "scope"}
 
 
 def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
@@ -59,7 +68,7 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
         found[_RENAMED.get(key, key)] = _text(left.pop(key))
     if "security.protocol" in left:
         found["security.protocol"] = str(left.pop("security.protocol")).upper()
-    found |= _sasl({key: left.pop(key) for key in _SASL if key in left})
+    found |= _sasl({key: left.pop(key) for key in list(left) if key in _SASL or key.startswith(_TOKENS)})
     found |= _tls({key: left.pop(key) for key in list(left) if key.startswith(("ssl.", "enable.ssl."))})
     for key in left:
         if not key.startswith(_OF_LIBRDKAFKA):
@@ -84,9 +93,11 @@ def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
     if not given:
         return {}
     mechanism = str(given.get("sasl.mechanism", given.get("sasl.mechanisms", "GSSAPI"))).upper()
+    if mechanism == _BEARER:
+        return _bearer({key: value for key, value in given.items() if key.startswith(_TOKENS)})
     if mechanism not in _LOGIN_MODULES:
         problem = f"{mechanism!r} is not translated for Spark."
-        raise InvalidArgument("kafka.sasl.mechanism", problem, f"It may be {', '.join(_LOGIN_MODULES)}.")
+        raise InvalidArgument("kafka.sasl.mechanism", problem, f"It may be {', '.join([*_LOGIN_MODULES, _BEARER])}.")
     for key in ("sasl.username", "sasl.password"):
         if key not in given:
             raise InvalidArgument(f"kafka.{key}", f"is missing; sasl.mechanism is {mechanism}.")
@@ -94,6 +105,32 @@ def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
     return {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required username={name} password={password};",
+    }
+
+
+def _bearer(given: dict[str, Any]) -> dict[str, str]:
+    """Return what asks a token endpoint for each connection's token, with the client's id and secret."""
+    method = str(given.pop(f"{_TOKENS}method", "default")).lower()
+    if method != "oidc":
+        problem = f"{method!r} is not translated for Spark: a token that Python makes does not reach Java's client."
+        raise InvalidArgument(f"kafka.{_TOKENS}method", problem, f'Take "oidc", with {_ENDPOINT}.')
+    for key in (_ENDPOINT, f"{_TOKENS}client.id", f"{_TOKENS}client.secret"):
+        if key not in given:
+            raise InvalidArgument(f"kafka.{key}", f"is missing; sasl.mechanism is {_BEARER}.")
+    endpoint = str(given.pop(_ENDPOINT))
+    options = {name: str(given.pop(key)) for key, name in _CLIENT.items() if key in given}
+    for pair in filter(None, str(given.pop(f"{_TOKENS}extensions", "")).split(",")):
+        name, _, value = pair.partition("=")
+        options[f"extension_{name.strip()}"] = value
+    if str(given.pop(f"{_TOKENS}grant.type", "client_credentials")) != "client_credentials" or given:
+        other = min(given, default=f"{_TOKENS}grant.type")
+        raise InvalidArgument(f"kafka.{other}", "has no counterpart in Spark's Kafka client.")
+    told = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
+    return {
+        "sasl.mechanism": _BEARER,
+        "sasl.jaas.config": f"{_BEARER_MODULE} required {told};",
+        "sasl.login.callback.handler.class": _BEARER_HANDLER,
+        "sasl.oauthbearer.token.endpoint.url": endpoint,
     }
 
 

@@ -30,6 +30,21 @@ def test_texts_are_quoted() -> None:
     assert statements.quoted("a`b") == "`a``b`"
 
 
+def test_classes_of_kafkas_client_are_where_flinks_jar_keeps_them() -> None:
+    shaded = "org.apache.flink.kafka.shaded.org.apache.kafka.common.security"
+    told = statements.client_options(KAFKA)
+    assert told["properties.sasl.jaas.config"].startswith(f"{shaded}.plain.PlainLoginModule required ")
+    assert "properties.sasl.login.callback.handler.class" not in told
+    endpoint = {"sasl.oauthbearer.client.id": "me", "sasl.oauthbearer.client.secret": "s"} | {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "https://id/token",
+    }
+    told = statements.client_options({"bootstrap.servers": "b:9092", "sasl.mechanism": "OAUTHBEARER", **endpoint})
+    assert told["properties.sasl.jaas.config"].startswith(f"{shaded}.oauthbearer.OAuthBearerLoginModule required ")
+    handler = f"{shaded}.oauthbearer.OAuthBearerLoginCallbackHandler"
+    assert told["properties.sasl.login.callback.handler.class"] == handler
+
+
 @pytest.mark.parametrize(
     ("ddl", "flink"),
     [

@@ -51,6 +51,26 @@ def test_a_password_goes_into_jaas_whatever_is_in_it(mechanism: str, module: str
     assert jaas == f'org.apache.kafka.common.security.{module} required username="u" password="p\\"\\\\";'
 
 
+ENDPOINT = {"sasl.oauthbearer.token.endpoint.url": "https://id/token"}
+CLIENT = {"sasl.oauthbearer.client.id": "me", "sasl.oauthbearer.client.secret": 's"1'}
+BEARER = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc", **CLIENT, **ENDPOINT}
+
+
+def test_javas_client_asks_the_same_endpoint_for_its_tokens() -> None:
+    more = {"sasl.oauthbearer.scope": "topics", "sasl.oauthbearer.extensions": "team=lake,tier=1"}
+    found = kafka_options(SERVERS | BEARER | more)
+    package = "org.apache.kafka.common.security.oauthbearer"
+    assert {name: value for name, value in found.items() if name.startswith("kafka.sasl.")} == {
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": (
+            f'{package}.OAuthBearerLoginModule required clientId="me" clientSecret="s\\"1" scope="topics" '
+            'extension_team="lake" extension_tier="1";'
+        ),
+        "kafka.sasl.login.callback.handler.class": f"{package}.OAuthBearerLoginCallbackHandler",
+        "kafka.sasl.oauthbearer.token.endpoint.url": "https://id/token",
+    }
+
+
 def test_certificates_and_keys_go_along_as_text(tmp_path: Path) -> None:
     authority, chain, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
     authority.write_text("CA")
@@ -86,6 +106,12 @@ def test_certificates_and_keys_go_along_as_text(tmp_path: Path) -> None:
         ({"no.such.setting": 1}, "kafka.no.such.setting"),
         ({"sasl.mechanism": "GSSAPI"}, "'GSSAPI' is not translated"),
         ({"sasl.mechanism": "PLAIN", "sasl.username": "u"}, "kafka.sasl.password: is missing"),
+        ({"sasl.mechanism": "OAUTHBEARER"}, "kafka.sasl.oauthbearer.method: 'default' is not translated"),
+        (BEARER | {"sasl.oauthbearer.method": "default"}, "does not reach Java's client"),
+        ({k: v for k, v in BEARER.items() if k not in ENDPOINT}, "token.endpoint.url: is missing"),
+        ({k: v for k, v in BEARER.items() if k not in CLIENT}, "client.id: is missing"),
+        (BEARER | {"sasl.oauthbearer.grant.type": "jwt-bearer"}, "kafka.sasl.oauthbearer.grant.type"),
+        (BEARER | {"sasl.oauthbearer.assertion.file": "/a"}, "kafka.sasl.oauthbearer.assertion.file"),
         ({"ssl.keystore.location": "/k.p12"}, "kafka.ssl.keystore.location"),
         ({"ssl.ca.location": "/no/such.pem"}, "kafka.ssl.ca.location"),
         ({"ssl.certificate.pem": "CHAIN"}, "ssl.key.location, and one is missing"),
