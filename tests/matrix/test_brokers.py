@@ -216,7 +216,7 @@ def test_brokers_are_killed_and_leaders_move_while_landings_run(
     cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest, engine: str
 ) -> None:
     topic, lake = cluster.topic(PARTITIONS), Lake(tmp_path, cluster.client_config())
-    with flowing(cluster.produce, topic, PARTITIONS) as counts:
+    with flowing(cluster.produce, topic, partitions=PARTITIONS) as counts:
         made, done, started = ENGINES[engine](lake, topic, request), 0, time.monotonic()
         with Trouble(cluster, topic, SEED, PAUSE) as trouble:
             while done < LANDINGS or trouble.kills < KILLS:
