@@ -14,6 +14,7 @@ from functools import partial
 from dev.browser import have_chromium
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
+from dev.services.flink import OLD as OLD_FLINK
 from dev.services.metastore import OLD
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.flights import produce_flights
@@ -54,6 +55,7 @@ def up(args: argparse.Namespace) -> None:
         "flink-manager": stack.up_flink,
         "flink-worker": stack.up_flink,
         "flink-gateway": stack.up_flink,
+        **{f"old-flink-{name}": partial(stack.up_flink, OLD_FLINK) for name in ("manager", "worker", "gateway")},
     }
     for start in dict.fromkeys(start for name, start in others.items() if name in wanted):
         start()

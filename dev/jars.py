@@ -166,6 +166,23 @@ FLINK = JarSet(
     alone=True,
 )
 
+# Its connectors for databases don't run on 2.0 yet: a class of old sources is missing there.
+FLINK_CDC = JarSet(
+    "flink-1.20.3-connectors",
+    (
+        ("org.apache.flink", "flink-sql-gateway", "1.20.3"),
+        ("org.apache.flink", "flink-sql-gateway-api", "1.20.3"),
+        ("org.apache.flink", "flink-sql-connector-postgres-cdc", "3.5.0"),
+        ("org.apache.iceberg", "iceberg-flink-runtime-1.20", "1.11.0"),
+        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
+        ("commons-logging", "commons-logging", "1.2"),
+        ("org.xerial", "sqlite-jdbc", "3.46.1.3"),
+    ),
+    size="170 MB",
+    alone=True,
+)
+
 # The schemas of what their operators take on Kubernetes: Strimzi's are made from its classes, by its own generator.
 STRIMZI = JarSet(
     "strimzi-1.2.0",

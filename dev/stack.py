@@ -293,19 +293,21 @@ class Stack:
         self._up("yarn-node", start_node, lambda found: found.url)
         return manager
 
-    def up_flink(self) -> Flink:
-        """Have a healthy Flink: a JobManager, a TaskManager with four slots, and an SQL Gateway."""
+    def up_flink(self, version: str = flink_service.CURRENT) -> Flink:
+        """Have a healthy Flink of this version: a JobManager, a TaskManager with four slots, and an SQL Gateway."""
+        name = "flink" if version == flink_service.CURRENT else "old-flink"
 
         def start(folder: ServiceFolder, jdk: Jdk) -> FlinkDaemon:
-            conf = self.folder / "flink-conf"
-            libraries = flink_service.libraries(self.home / "jars", self._say), self._fetch(jars.FLINK, jdk)
+            conf = self.folder / f"{name}-conf"
+            distribution = flink_service.libraries(self.home / "jars", version, self._say)
+            libraries = distribution, self._fetch(flink_service.JARS[version], jdk)
             setup = flink_service.Setup(libraries, jdk, self._owner, conf, flink_service.Ports.of(conf))
             return flink_service.start(folder, setup)
 
-        manager = self._up("flink-manager", start, lambda found: found.url)
+        manager = self._up(f"{name}-manager", start, lambda found: found.url)
         # A TaskManager that comes first waits ten seconds for its manager.
-        worker = self._up("flink-worker", start, lambda found: found.url)
-        return Flink(manager, worker, self._up("flink-gateway", start, lambda found: found.url))
+        worker = self._up(f"{name}-worker", start, lambda found: found.url)
+        return Flink(manager, worker, self._up(f"{name}-gateway", start, lambda found: found.url))
 
     def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
         with self._lock(name):

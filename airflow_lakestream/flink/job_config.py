@@ -55,8 +55,9 @@ class JobConfig(Configuration):
     def fingerprint(self) -> str:
         """A text that is equal for two configurations if a driver of one may serve the other."""
         told = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("kafka", "catalog", "gateway", "manager", "owner"):
-            told.pop(name)
+        # Where they are is in `places`; who is let in may change.
+        for name in ("kafka", "catalog", "gateway", "manager", "owner", "database"):
+            told.pop(name, None)
         return fingerprint_of({**told, **self.places})
 
     @property

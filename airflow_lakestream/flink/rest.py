@@ -1,4 +1,4 @@
-"""Clients of Flink's SQL Gateway and of its JobManager, by the REST APIs of Flink 2.0. All waits are bounded."""
+"""Clients of Flink's SQL Gateway and of its JobManager, by the REST APIs of Flink 1.20 and 2.0. Waits are bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 
 _TIMEOUT = 60.0
 _PAUSE = 0.2
-_API = "v4"
+# Of the gateway: the newest that both have is v3, and nothing of it is needed.
+_API = "v2"
 _NOT_FOUND = 404
 
 

@@ -60,6 +60,9 @@ HANDLES: dict[str, type[Service]] = {
     "flink-manager": FlinkDaemon,
     "flink-worker": FlinkDaemon,
     "flink-gateway": FlinkDaemon,
+    "old-flink-manager": FlinkDaemon,
+    "old-flink-worker": FlinkDaemon,
+    "old-flink-gateway": FlinkDaemon,
     "airflow": Airflow,
 }
 SERVICES = tuple(HANDLES)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dev import jars
 from dev.errors import JarsUnavailable
 from dev.java import Jdk
 from dev.locks import file_lock
@@ -24,7 +25,9 @@ from dev.ports import LOOPBACK, free_ports, listening
 from dev.progress import Say, quiet
 from dev.service import Owner, ServiceFolder, clean_environment
 
-VERSION = "2.0.0"
+CURRENT, OLD = "2.0.0", "1.20.3"
+# What comes to the distribution.
+JARS = {CURRENT: jars.FLINK, OLD: jars.FLINK_CDC}
 _READY_WITHIN_S = 120
 _PACKAGES = (
     *("java.lang", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.lang.reflect", "java.text", "java.time"),
@@ -116,7 +119,7 @@ class FlinkDaemon:
 
     @property
     def _name(self) -> str:
-        return Path(self.folder).name
+        return _program_of(Path(self.folder).name)
 
     def healthy(self, timeout: float = 2) -> bool:
         """Whether it answers; of a worker, whether its manager has slots."""
@@ -157,20 +160,20 @@ class Setup:
     ports: Ports
 
 
-def libraries(home: Path, say: Say = quiet) -> Path:
+def libraries(home: Path, version: str, say: Say = quiet) -> Path:
     """Have the distribution's jars below `home`, fetched when they are not there yet; return their folder."""
-    target = home / f"apache-flink-libraries-{VERSION}"
+    target = home / f"apache-flink-libraries-{version}"
     home.mkdir(parents=True, exist_ok=True)
     with file_lock(home / "flink.lock"):
         if not target.is_dir():
             say("jars: fetching Flink's distribution (some 337 MB the first time; two minutes or so)")
-            _fetch(target)
+            _fetch(target, version)
     return target
 
 
-def _fetch(target: Path) -> None:
+def _fetch(target: Path, version: str) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".flink-", dir=target.parent))
-    wanted = f"apache-flink-libraries=={VERSION}"
+    wanted = f"apache-flink-libraries=={version}"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     try:
         done = subprocess.run([*pip, "--target", scratch, wanted], capture_output=True, text=True, check=False)
@@ -187,7 +190,8 @@ def start(folder: ServiceFolder, setup: Setup) -> FlinkDaemon:
     ports = setup.ports
     if not (setup.conf / "config.yaml").exists():
         _configure(setup)
-    heap, main, arguments = _PROGRAMS[folder.name]
+    program = _program_of(folder.name)
+    heap, main, arguments = _PROGRAMS[program]
     (folder.path / "tmp").mkdir()
     command = [
         setup.jdk.java,
@@ -200,12 +204,12 @@ def start(folder: ServiceFolder, setup: Setup) -> FlinkDaemon:
         "-cp",
         ":".join(f"{place}/*" for place in setup.libraries),
         main,
-        *(() if folder.name == "flink-gateway" else ("--configDir", str(setup.conf))),
+        *(() if program == "flink-gateway" else ("--configDir", str(setup.conf))),
         *arguments,
     ]
     environment = clean_environment(drop=("FLINK_", "HADOOP_")) | {"FLINK_CONF_DIR": str(setup.conf)}
     leash = folder.start(command, setup.owner, environment)
-    port = ports.gateway if folder.name == "flink-gateway" else ports.rest
+    port = ports.gateway if program == "flink-gateway" else ports.rest
     daemon = FlinkDaemon(f"http://{LOOPBACK}:{port}", asdict(ports), 0, str(folder.path))
     folder.wait_ready(daemon.healthy, leash, _READY_WITHIN_S)
     service = folder.process("service")
@@ -215,8 +219,12 @@ def start(folder: ServiceFolder, setup: Setup) -> FlinkDaemon:
     return daemon
 
 
+def _program_of(service: str) -> str:
+    return service.removeprefix("old-")
+
+
 def _configure(setup: Setup) -> None:
-    ports, home = setup.ports, setup.conf.parent / "flink"
+    ports, home = setup.ports, setup.conf.with_name(setup.conf.name.removesuffix("-conf"))
     for name in ("checkpoints", "savepoints", "tmp"):
         (home / name).mkdir(parents=True, exist_ok=True)
     setup.conf.mkdir(parents=True, exist_ok=True)

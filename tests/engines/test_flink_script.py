@@ -112,7 +112,7 @@ def test_each_window_is_there_once_over_a_kill_and_a_stop(run: FlinkScriptRun, p
     run.stop()
     other = run.start(script=run.script.replace("'1' MINUTE", "'2' MINUTE"))
     assert other.wait(60) != 0
-    assert "script: was changed, or its Kafka or catalog was, and the checkpoint has the state of" in run.log
+    assert "script: was changed, or its Kafka, database or catalog was, and the checkpoint has the state of" in run.log
     assert run.note.job == kept
 
 

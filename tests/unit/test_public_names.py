@@ -22,7 +22,7 @@ PUBLIC = {
     "airflow_lakestream.core.records": ["RawBatch"],
     "airflow_lakestream.driver.lease": ["request_stop"],
     "airflow_lakestream.events": ["once_per_landing"],
-    "airflow_lakestream.flink.script.bundled": ["flink_script"],
+    "airflow_lakestream.flink.script.bundled": ["flink_cdc_script", "flink_script"],
     "airflow_lakestream.get_provider_info": ["get_provider_info"],
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],

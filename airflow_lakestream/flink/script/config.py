@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.script.text import KAFKA, Script
+from airflow_lakestream.flink.script.text import DATABASE, KAFKA, Script
 
 APP = "flink_script"
 
@@ -18,16 +20,22 @@ class ScriptConfig(JobConfig):
     """What to run, and by which Flink. See `FlinkScriptOperator`.
 
     :param name: of the stream; the checkpoint belongs to it for good.
+    :param database: options of Flink's CDC connectors; may hold secrets.
     """
 
     app: str = APP
     name: str
     script: str
+    database: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_sections("database")
         if KAFKA in self.script and not self.kafka:
             raise InvalidArgument("script", f"has {KAFKA}, and there is no Kafka connection.", "Give kafka_conn_id.")
+        if DATABASE in self.script and not self.database:
+            problem = f"has {DATABASE}, and there is no connection of a database."
+            raise InvalidArgument("script", problem, "Give database_conn_id.")
         _ = self.parsed
 
     @cached_property
@@ -46,9 +54,15 @@ class ScriptConfig(JobConfig):
         return {"app": APP, "name": self.name}
 
     @property
+    def places(self) -> dict[str, Any]:
+        """Which Kafka, catalog, Flink and database it is, without their secrets."""
+        database = [self.database.get(name) for name in ("hostname", "port", "database-name")]
+        return {**super().places, **({"database": database} if self.database else {})}
+
+    @property
     def state_of(self) -> str:
         """A text that is equal for two configurations if a job of one can go on with the state of the other."""
-        # Offsets of one Kafka are none of another's; Flink itself may have moved.
+        # Offsets of one Kafka or database are none of another's; Flink itself may have moved.
         places = {name: place for name, place in self.places.items() if name != "flink"}
         return fingerprint_of({"script": [self.parsed.before, self.parsed.inserts], **places})
 

@@ -65,7 +65,7 @@ class ScriptStream(JobStream):
         if note is not None and note.program.split("/")[0] != self._script.state_of:
             raise InvalidArgument(
                 "script",
-                "was changed, or its Kafka or catalog was, and the checkpoint has the state of the old one.",
+                "was changed, or its Kafka, database or catalog was, and the checkpoint has the state of the old one.",
                 "Give another checkpoint_location, where the new script begins without a state; or put the old script "
                 "back.",
             )
@@ -93,7 +93,7 @@ class ScriptStream(JobStream):
         config = self._script
         if config.catalog_properties:
             session.run(statements.catalog(config.catalog_name, config.catalog_properties))
-        for number, statement in enumerate(config.parsed.statements(config.kafka), 1):
+        for number, statement in enumerate(config.parsed.statements(config.kafka, config.database), 1):
             try:
                 session.run(statement)
             except FlinkRefused as e:

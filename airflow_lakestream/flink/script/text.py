@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 
-# Replaced by the options of the Kafka connection, so that no password has to be in a script.
+# Replaced by the options of a connection, so that no password has to be in a script.
 KAFKA = "${kafka}"
+DATABASE = "${database}"
 # Texts, quoted names and comments, in which a semicolon ends nothing. A hint is no comment.
 _PARTS = re.compile(r"'(?:[^']|'')*'|`(?:[^`]|``)*`|--[^\n]*|/\*(?!\+).*?\*/|;|[^'`;/-]+|.", re.DOTALL)
 _BEFORE = ("SET", "CREATE", "ALTER", "DROP", "USE", "LOAD", "ADD")
@@ -58,14 +59,15 @@ class Script:
             raise InvalidArgument("script", "has no INSERT, so there is no job to look after.", "Add one as the last.")
         return cls(tuple(before), tuple(inserts))
 
-    def statements(self, kafka: Mapping[str, str]) -> Iterator[str]:
+    def statements(self, kafka: Mapping[str, str], database: Mapping[str, str]) -> Iterator[str]:
         """Return what is run, one after the other; the last of them submits the job. Secrets are in it.
 
         :param kafka: librdkafka's configuration, for `${kafka}`.
+        :param database: options of Flink's CDC connectors, for `${database}`.
         """
         client = statements.with_options(statements.client_options(kafka)) if kafka else ""
         for statement in (*self.before, self._job):
-            yield statement.replace(KAFKA, client)
+            yield statement.replace(KAFKA, client).replace(DATABASE, statements.with_options(database))
 
     @property
     def _job(self) -> str:

@@ -20,7 +20,8 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import cancel_noted
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.script.config import ScriptConfig
-from airflow_lakestream.flink.script.text import KAFKA
+from airflow_lakestream.flink.script.text import DATABASE, KAFKA
+from airflow_lakestream.hooks.database import connector_options
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
@@ -84,9 +85,11 @@ def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
 def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig:
     """Return what the driver of a script is told. Raises InvalidArgument."""
     wants_kafka = KAFKA in operator.script
+    wants_database = DATABASE in operator.script and is_given(operator.database_conn_id)
     return ScriptConfig(
         **_common(operator, owner),
         kafka=KafkaHook(operator.kafka_conn_id).configuration() if wants_kafka else {},
+        database=connector_options(str(operator.database_conn_id)) if wants_database else {},
         name=f"{operator.dag_id}.{operator.task_id}",
         script=operator.script,
     )

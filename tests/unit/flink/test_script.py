@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.job import Note
 from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
-from airflow_lakestream.flink.script.bundled import flink_script, flink_scripts
+from airflow_lakestream.flink.script.bundled import flink_cdc_script, flink_script, flink_scripts
 from airflow_lakestream.flink.script.config import ScriptConfig
 from airflow_lakestream.flink.script.stream import ScriptFinished, ScriptStream, StateLost
 from airflow_lakestream.flink.script.text import Script, split
+from airflow_lakestream.hooks.database import connector_options
 from airflow_lakestream.operators.flink_script import FlinkScriptOperator
 
 INSERT = "INSERT INTO t SELECT * FROM s"
@@ -77,10 +78,25 @@ def test_templates_and_files_are_left_to_the_run() -> None:
 
 def test_several_inserts_are_one_job_and_kafka_is_put_in_by_the_driver() -> None:
     script = Script.parse(f"CREATE TABLE s (a INT) WITH ('connector'='kafka', ${{kafka}}); {INSERT}; {INSERT} b")
-    *before, job = script.statements({"bootstrap.servers": "b:9092"})
+    *before, job = script.statements({"bootstrap.servers": "b:9092"}, {})
     assert before[0].startswith("CREATE TABLE s (a INT) WITH ('connector'='kafka', 'properties.")
     assert "'properties.bootstrap.servers' = 'b:9092'" in before[0]
     assert job == f"EXECUTE STATEMENT SET BEGIN {INSERT}; {INSERT} b; END"
+
+
+def test_a_database_is_put_in_by_the_driver() -> None:
+    script = Script.parse(f"CREATE TABLE s (a INT) WITH ('connector'='postgres-cdc', ${{database}}); {INSERT}")
+    before, _ = script.statements({}, {"hostname": "db", "password": "it's"})
+    assert before == "CREATE TABLE s (a INT) WITH ('connector'='postgres-cdc', 'hostname' = 'db', 'password' = 'it''s')"
+
+
+def test_a_script_that_wants_a_database_needs_its_connection(tmp_path: Path) -> None:
+    script = f"CREATE TABLE s (a INT) WITH (${{database}}); {INSERT}"
+    with pytest.raises(InvalidArgument, match="no connection of a database"):
+        configured(tmp_path, script=script)
+    with pytest.raises(InvalidArgument, match="database_conn_id"):
+        FlinkScriptOperator(task_id="t", script=script)
+    FlinkScriptOperator(task_id="t", script=script, database_conn_id="orders_db")
 
 
 def configured(tmp_path: Path, **given: Any) -> ScriptConfig:
@@ -100,6 +116,12 @@ def test_comments_and_blanks_do_not_change_a_program_and_words_do(tmp_path: Path
     assert configured(tmp_path, script=f"{INSERT} WHERE a").state_of != plain.state_of
     assert configured(tmp_path, kafka={"bootstrap.servers": "other:9092"}).state_of != plain.state_of
     assert configured(tmp_path, manager={"url": "http://moved:1"}).state_of == plain.state_of
+    db = {"hostname": "db", "port": "5432", "database-name": "shop", "username": "u", "password": "old"}
+    captures = configured(tmp_path, database=db)
+    assert captures.state_of != plain.state_of
+    renewed = configured(tmp_path, database={**db, "password": "new"})
+    assert (renewed.state_of, renewed.fingerprint) == (captures.state_of, captures.fingerprint)
+    assert configured(tmp_path, database={**db, "hostname": "other"}).state_of != captures.state_of
     more = configured(tmp_path, parallelism=3)
     assert more.state_of == plain.state_of
     assert more.program != plain.program
@@ -203,3 +225,55 @@ def test_names_that_would_be_more_than_names_are_refused(wrong: dict[str, str]) 
     given_names = {"name": "clicks_by_minute", "topic": "t", "table": "lake.t", "group": "g"} | wrong
     with pytest.raises(InvalidArgument):
         flink_script(**given_names)
+
+
+CDC = {
+    "source": "public.orders",
+    "table": "lake.orders",
+    "columns": "id bigint, `a b` string",
+    "key": "id",
+    "slot": "s",
+}
+
+
+def test_a_mirror_of_a_database_names_the_columns_of_both_and_the_key() -> None:
+    text = flink_cdc_script(**CDC)
+    before, insert = Script.parse(text).before, Script.parse(text).inserts
+    assert insert == ("INSERT INTO `iceberg_default`.`lake`.`orders` SELECT `id`, `a b` FROM changes",)
+    for statement in (before[1], before[3]):
+        assert "`id` BIGINT,\n  `a b` STRING,\n  PRIMARY KEY (`id`) NOT ENFORCED" in statement
+    assert "'schema-name' = 'public',\n  'table-name' = 'orders',\n  'slot.name' = 's'" in before[1]
+    assert set(re.findall(r"\$\w*\{?\w*\}?", text)) == {"${database}"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"source": "orders"}, "source"),
+        ({"source": "public.o'x"}, "source"),
+        ({"table": "orders"}, "table"),
+        ({"columns": "id nothing"}, "columns"),
+        ({"key": "no"}, "key: no is none of the columns"),
+        ({"key": []}, "key: is missing"),
+        ({"slot": "S-1"}, "slot"),
+    ],
+)
+def test_a_mirror_that_can_not_work_is_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        flink_cdc_script(**(CDC | wrong))
+
+
+def test_a_connection_of_a_database_is_what_connectors_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS_DB", "postgres://me:secret@db:5432/shop")
+    assert connector_options("orders_db") == {
+        "hostname": "db",
+        "port": "5432",
+        "username": "me",
+        "password": "secret",
+        "database-name": "shop",
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS_DB", "postgres://me@db/shop")
+    with pytest.raises(InvalidArgument, match="has no port and no password"):
+        connector_options("orders_db")
+    with pytest.raises(InvalidArgument, match="there is no connection 'nothing'"):
+        connector_options("nothing")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
 from airflow_lakestream.core.names import check_group, check_table_name, check_topic
-from airflow_lakestream.exceptions import UnknownValue
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 _FOLDER = Path(__file__).parent
+_OF_A_TOPIC = ("clicks_by_minute",)
+_CAPTURES = "postgres_cdc"
 
 
 def flink_scripts() -> list[str]:
-    """Return the names of the bundled scripts."""
-    return sorted(path.stem for path in _FOLDER.glob("*.sql"))
+    """Return the names of the bundled scripts that read a topic."""
+    return sorted(_OF_A_TOPIC)
 
 
 def flink_script(name: str, *, topic: str, table: str, group: str, catalog: str = "iceberg_default") -> str:
-    """Return a bundled script, for `FlinkScriptOperator`.
+    """Return a bundled script that reads a topic, for `FlinkScriptOperator`.
 
     :param name: `"clicks_by_minute"`: a tumbling window over a clickstream.
     :param topic: what it reads.
@@ -30,10 +34,70 @@ def flink_script(name: str, *, topic: str, table: str, group: str, catalog: str 
     if name not in flink_scripts():
         raise UnknownValue("name", name, flink_scripts())
     check_topic(topic)
-    check_table_name(table)
     check_group(group)
-    namespace, _, quoted = ".".join(f"`{part}`" for part in table.split(".")).rpartition(".")
-    text = Template((_FOLDER / f"{name}.sql").read_text())
-    # `${kafka}` stays: the driver puts the connection there.
-    names = {"catalog": f"`{catalog}`", "namespace": namespace, "table": f"{namespace}.{quoted}"}
-    return text.safe_substitute(topic=topic, group=group, **names)
+    return _filled(name, table, catalog, topic=topic, group=group)
+
+
+def flink_cdc_script(
+    *,
+    source: str,
+    table: str,
+    columns: str,
+    key: Sequence[str] | str,
+    slot: str,
+    catalog: str = "iceberg_default",
+) -> str:
+    """Return the bundled script that mirrors a table of PostgreSQL by Flink CDC, for `FlinkScriptOperator`.
+
+    The operator's `database_conn_id` says where the database is.
+
+    :param source: the table to mirror, `schema.table`.
+    :param table: the Iceberg table that it writes, `database.table`.
+    :param columns: of both, such as `"id bigint, name string, amount decimal(12, 2)"`.
+    :param key: the columns of its primary key.
+    :param slot: the replication slot and the publication that it makes in PostgreSQL.
+    :param catalog: the operator's `iceberg_conn_id`.
+
+    Raises InvalidArgument.
+    """
+    # Airflow parses DAG files anew every half minute: not every one that reads a topic needs PyIceberg for that.
+    from airflow_lakestream.config import arguments
+    from airflow_lakestream.flink.statements import type_of
+    from airflow_lakestream.tables.schema.ddl import parse_schema
+
+    schema, _, name = source.partition(".")
+    if not (re.fullmatch(r"\w+", schema) and re.fullmatch(r"\w+", name)):
+        problem = f"{source!r} is not of the form schema.table."
+        raise InvalidArgument("source", problem, 'Write such as "public.orders".')
+    if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
+        problem = f"{slot!r} is no name of a replication slot."
+        raise InvalidArgument("slot", problem, "PostgreSQL takes lower-case letters, digits and '_'.")
+    fields = parse_schema(columns, "columns").fields
+    keys = arguments.items("key", key)
+    names = [field.name for field in fields]
+    if not keys or (strange := [one for one in keys if one not in names]):
+        problem = f"{', '.join(strange)} is none of the columns." if keys else "is missing."
+        raise InvalidArgument("key", problem, "Name the columns of the table's primary key.")
+    return _filled(
+        _CAPTURES,
+        table,
+        catalog,
+        schema=schema,
+        source=name,
+        slot=slot,
+        columns=",\n  ".join(f"{_quoted(one.name)} {type_of(one.field_type, one.name)}" for one in fields),
+        key=", ".join(map(_quoted, keys)),
+        names=", ".join(map(_quoted, names)),
+    )
+
+
+def _filled(name: str, table: str, catalog: str, **values: str) -> str:
+    """Return a script with its names put in; `${kafka}` and `${database}` stay for the driver."""
+    check_table_name(table)
+    namespace, _, last = ".".join(map(_quoted, table.split("."))).rpartition(".")
+    names = {"catalog": _quoted(catalog), "namespace": namespace, "table": f"{namespace}.{last}"}
+    return Template((_FOLDER / f"{name}.sql").read_text()).safe_substitute(**names, **values)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

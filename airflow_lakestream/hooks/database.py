@@ -1,0 +1,29 @@
+"""A connection of a database, as Flink's CDC connectors take it."""
+
+from __future__ import annotations
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+_FIELDS = {
+    "host": "hostname",
+    "port": "port",
+    "login": "username",
+    "password": "password",
+    "schema": "database-name",
+}
+_HOW = "Add one with host, port, login, password, and the database's name in the field schema (or database)."
+
+
+def connector_options(conn_id: str) -> dict[str, str]:
+    """Return the options that lead a connector to the database, secrets included. Raises InvalidArgument."""
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as e:
+        raise InvalidArgument("database_conn_id", f"there is no connection {conn_id!r}.", _HOW) from e
+    if connection.password:
+        mask_secret(connection.password)
+    if lacking := [field for field in _FIELDS if not getattr(connection, field)]:
+        raise InvalidArgument("database_conn_id", f"connection {conn_id!r} has no {' and no '.join(lacking)}.", _HOW)
+    return {option: str(getattr(connection, field)) for field, option in _FIELDS.items()}
