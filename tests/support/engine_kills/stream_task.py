@@ -29,7 +29,7 @@ with DAG({dag_id!r}, schedule=None) as dag:
 # However often it is killed, it goes on.
 _TRIED_AGAIN = {"retries": 100_000, "max_restarts": 100_000, "restart_backoff": "200ms"}
 # A machine that does many things at once.
-PATIENCE = 400.0
+PATIENCE = 900.0
 _EVERY = 0.3
 
 
