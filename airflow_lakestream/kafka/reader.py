@@ -78,7 +78,7 @@ class KafkaReader:
         positions = Positions(consumer, plan.state.identity.topic, parts)
         polled, most = 0.0, CONSUME
         try:
-            consumer.assign([_assignment(part, plan.known_epochs.get(p)) for p, part in parts.items()])
+            consumer.assign([_assignment(part, plan.known_epoch(p, part.position)) for p, part in parts.items()])
             while parts and not cancelled.is_set():
                 started = time.monotonic()
                 # Ask for no more than are left, or the last ones would wait for records that are not wanted.

@@ -27,7 +27,7 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
 from airflow_lakestream.core.landing.job import Job, check_still_there, read_rows
-from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs
+from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs, reach
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import OnDataLoss, OnError, SqlInput, Tombstones, UnknownFields, choose, is_given
@@ -325,7 +325,8 @@ class _Try:
         topic = damage.identity.topic
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         there = damage.ranges & in_kafka
-        plan = Plan(state, RangeSet(bridged(there)), known_epochs=damage.entry.epochs)
+        entry = damage.entry
+        plan = Plan(state, RangeSet(bridged(there)), known_epochs=entry.epochs, known_until=reach(entry))
         found: dict[PartitionKey, Tally] = {}
         counts, bad = Counts(), BadRecords()
         job = replace(job, reader=_Only(job.reader, there))

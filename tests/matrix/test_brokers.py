@@ -280,7 +280,14 @@ def test_a_read_follows_a_leader_that_dies_in_its_midst_and_one_that_moves(clust
     assert land(replace(job, reader=read)).counts.written == 3000
 
     assert (killed, moved, cluster.leaders(topic)) == ([first], [1], {0: first})
-    assert lake.offsets() == at(0, range(6000))
+
+    # Shares that begin in the midst of what the new leader wrote: the ledger's epoch is of another one.
+    cluster.produce(topic, 0, large(6000))
+    shared = SharedRun(lake, topic)
+    plan = shared.plan()
+    assert len(plan.shares) == 4
+    assert shared.commit(plan, shared.read_all(plan)).counts.written == 3000
+    assert lake.offsets() == at(0, range(9000))
     assert lake.audit(topic=topic).verdict is AuditVerdict.CLEAN
 
 

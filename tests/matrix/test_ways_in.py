@@ -50,7 +50,7 @@ WRONG = "wrong-4712"
 SECRETS = (PASSWORD, WRONG, KEY_PASSWORD, tokens.SECRET)
 JAAS = "org.apache.kafka.common.security"
 LISTENER = "listener.name.sasl_ssl"
-SOON = 15
+SOON = 30
 
 
 @pytest.fixture(scope="module")

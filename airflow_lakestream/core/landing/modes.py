@@ -17,6 +17,7 @@ from airflow_lakestream.core.landing.plan import (
     RangesGone,
     TopicState,
     leader_epochs,
+    reach,
     resume_plan,
 )
 from airflow_lakestream.core.ledger import TopicEntry, union
@@ -238,6 +239,7 @@ def reading_plan(
         lost=lost or RangeSet(),
         epochs=leader_epochs(look.state),
         known_epochs=look.entry.epochs,
+        known_until=reach(look.entry),
         covered=covered,
         completes=completes,
     )

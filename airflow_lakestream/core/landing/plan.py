@@ -33,7 +33,8 @@ class Plan:
     """What one run reads and writes down. `origin` is empty unless the run fixes it for the first time.
 
     `epochs` are the leader epochs to write down; `known_epochs` are those of the ledger, with which the reader lets
-    Kafka notice that offsets were used again after an unclean leader election. `covered` is the time that is covered
+    Kafka notice that offsets were used again after an unclean leader election; they are known up to where the ledger
+    reaches, `known_until`, since another leader may have written what is above. `covered` is the time that is covered
     once the whole plan has landed. `completes`: all records of the run's interval are landed. `rows_beside` counts rows
     of the topic that no ledger accounts for and that the plan does not double. `streamed` is the batch of a streaming
     query that the plan is: it is written down, whether it has records or not.
@@ -45,10 +46,15 @@ class Plan:
     origin: Mapping[int, int] = field(default_factory=dict)
     epochs: Mapping[int, int] = field(default_factory=dict)
     known_epochs: Mapping[int, int] = field(default_factory=dict)
+    known_until: Mapping[int, int] = field(default_factory=dict)
     covered: Interval | None = None
     completes: bool = False
     rows_beside: int = 0
     streamed: Streamed | None = None
+
+    def known_epoch(self, partition: int, offset: int) -> int | None:
+        """Return the ledger's leader epoch for reading from an offset on; None where it is not known."""
+        return self.known_epochs.get(partition) if offset <= self.known_until.get(partition, -1) else None
 
     @property
     def changes_the_ledger(self) -> bool:
@@ -186,12 +192,19 @@ def resume_plan(
         origin=origin if is_first else {},
         epochs=leader_epochs(state),
         known_epochs=entry.epochs,
+        known_until=reach(entry),
     )
 
 
 def leader_epochs(state: TopicState) -> dict[int, int]:
     """Return the leader epochs to write down, by partition, as far as the broker reports them."""
     return {p: marks.leader_epoch for p, marks in state.marks.items() if marks.leader_epoch is not None}
+
+
+def reach(entry: TopicEntry) -> dict[int, int]:
+    """Return, by partition, the last offset to read from at which a ledger's leader epochs are known."""
+    ends = {p: entry.held.intervals(topic, p)[-1][1] for topic, p in entry.held.partitions}
+    return {p: max(ends.get(p, 0), entry.origin.get(p, 0)) for p in {*ends, *entry.origin}}
 
 
 def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:

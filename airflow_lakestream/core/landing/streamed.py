@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from airflow_lakestream.core.landing.modes import Look
-from airflow_lakestream.core.landing.plan import Plan, leader_epochs
+from airflow_lakestream.core.landing.plan import Plan, leader_epochs, reach
 from airflow_lakestream.core.ledger import Streamed, TopicEntry
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
@@ -87,6 +87,7 @@ class OneBatch:
             origin={} if entry.origin else self.starts,
             epochs=leader_epochs(look.state),
             known_epochs=entry.epochs,
+            known_until=reach(entry),
             streamed=streamed,
         )
 

@@ -19,7 +19,7 @@ from airflow_lakestream.core.landing.batch import Batch, first_records
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.landing.job import Job, Stopped, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.landing.modes import ByInterval
-from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.story import Progress, offsets
 from airflow_lakestream.core.ledger import TopicIdentity
@@ -98,7 +98,7 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
     if not table.exists:
         raise TableGone(job.table)
     job.shared.write_below(folder)
-    plan = Plan(TopicState(share.identity, {}), share.ranges, epochs=share.epochs, known_epochs=share.known_epochs)
+    plan = share.plan
     try:
         pieces = _read_pieces(job, table, plan)
         check_still_there(job, share.identity)
@@ -145,7 +145,7 @@ def _shares(job: Job, table: TableState, plan: Plan, most: int, least_width: int
     if job.limits.max_records is not None:
         ranges = at_most_offsets(ranges, max(0, job.limits.max_records - report.counts.read))
     identity = plan.state.identity
-    shares = [Share(identity, r, plan.epochs, plan.known_epochs) for r in split(ranges, most, least_width)]
+    shares = [Share.of(plan, part) for part in split(ranges, most, least_width)]
     for number, share in enumerate(shares):
         log.info("Share %s to land: %s.", number, offsets(share.ranges))
     return SharedPlan(identity, shares, _bounds(job, plan.ranges, ranges))

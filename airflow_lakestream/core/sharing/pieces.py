@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
+from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, Made, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -39,12 +40,29 @@ class UnreadablePiece(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker is to read. `epochs` and `known_epochs` are those of the plan; see `core.landing.plan.Plan`."""
+    """What one worker is to read. Epochs, and how far they are known, are the plan's: see `core.landing.plan.Plan`."""
 
     identity: TopicIdentity
     ranges: RangeSet
     epochs: Mapping[int, int] = field(default_factory=dict)
     known_epochs: Mapping[int, int] = field(default_factory=dict)
+    known_until: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, ranges: RangeSet) -> Share:
+        """Return a part of a plan."""
+        return cls(plan.state.identity, ranges, plan.epochs, plan.known_epochs, plan.known_until)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of who reads it."""
+        return Plan(
+            TopicState(self.identity, {}),
+            self.ranges,
+            epochs=self.epochs,
+            known_epochs=self.known_epochs,
+            known_until=self.known_until,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the share as JSON-ready values."""
@@ -52,12 +70,14 @@ class Share:
             **_heading(self.identity, self.ranges),
             "epochs": _numbers(self.epochs),
             "known_epochs": _numbers(self.known_epochs),
+            "known_until": _numbers(self.known_until),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Share:
         """Read a share. Raises UnreadablePiece."""
-        return _read(data, lambda: cls(*_head(data), _mapping(data["epochs"]), _mapping(data["known_epochs"])))
+        numbers = ("epochs", "known_epochs", "known_until")
+        return _read(data, lambda: cls(*_head(data), *(_mapping(data[name]) for name in numbers)))
 
 
 @dataclass(frozen=True, slots=True)

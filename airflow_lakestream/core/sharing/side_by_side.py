@@ -18,7 +18,7 @@ from typing import Any
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.job import Job, Stopped, read_in_turn, take
-from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.story import Progress
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -100,10 +100,7 @@ def read_by_children(
     if most is not None:
         ranges = at_most_offsets(ranges, most)
     yield from _Reading(job, job.children, is_due, plan.state.identity.topic, most).read(
-        [
-            Share(plan.state.identity, part, plan.epochs, plan.known_epochs)
-            for part in split(ranges, len(job.children), LEAST_WIDTH)
-        ]
+        [Share.of(plan, part) for part in split(ranges, len(job.children), LEAST_WIDTH)]
     )
 
 
@@ -278,8 +275,7 @@ class ReaderProcess:
         share = order.share
         table = job.sink.load(order.run_id)
         job.shared.write_below(order.folder)
-        state = TopicState(share.identity, {})
-        batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
+        batch = Batch(share.plan)
         decoder = job.decoders(table.schema, None)
         assert decoder is not None, "the table exists, so it has a schema"
         with closing(read_in_turn(job, batch.plan, decoder)) as results:

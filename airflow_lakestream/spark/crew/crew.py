@@ -89,7 +89,7 @@ class SparkCrew:
 
         def read(part: RangeSet) -> Sequence[Answer]:
             parts = split(part, self._tasks(part.width), LEAST_WIDTH)
-            shares = [Share(plan.state.identity, one, plan.epochs, plan.known_epochs) for one in parts]
+            shares = [Share.of(plan, one) for one in parts]
             return self._run(job, self._work(job, plan, deciding.decoders()), shares)
 
         def decide(brought: Sequence[Any]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_lakestream.core.landing.batch import Batch, Decoded, decode
-from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import RowSchema
 from airflow_lakestream.core.sharing.pieces import Share
 from airflow_lakestream.core.sharing.rounds import Answer, Left, Undecided
@@ -73,8 +72,7 @@ class Work:
         return self._sink().load(self.run_id).schema
 
     def _read(self, share: Share) -> Answer:
-        state = TopicState(share.identity, {})
-        batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
+        batch = Batch(share.plan)
         sink, left = self._sink(), Left()
         try:
             table = sink.load(self.run_id)

@@ -79,9 +79,11 @@ def test_so_many_offsets_are_the_beginnings_of_the_partitions(ranges: RangeSet, 
         assert all(r.from_offset >= last for r in all_of_it - mine)
 
 
-@given(range_sets(), by_partition(), by_partition())
-def test_a_share_survives_json(ranges: RangeSet, epochs: dict[int, int], known: dict[int, int]) -> None:
-    share = Share(IDENTITY, ranges, epochs, known)
+@given(range_sets(), by_partition(), by_partition(), by_partition())
+def test_a_share_survives_json(
+    ranges: RangeSet, epochs: dict[int, int], known: dict[int, int], until: dict[int, int]
+) -> None:
+    share = Share(IDENTITY, ranges, epochs, known, until)
     assert Share.from_dict(json.loads(json.dumps(share.to_dict()))) == share
     assert ranges_from_dict(json.loads(json.dumps(ranges_to_dict(IDENTITY, ranges)))) == ranges
 

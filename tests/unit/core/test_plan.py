@@ -130,6 +130,15 @@ def test_leader_epochs_go_into_the_plan_and_those_known_to_the_reader() -> None:
     assert (plan.epochs, plan.known_epochs) == ({0: 7}, {0: 3})
 
 
+def test_an_epoch_is_known_as_far_as_the_ledger_reaches() -> None:
+    entry = TopicEntry(origin={0: 5, 1: 2}, landed=span(5, 20) | span(30, 40), epochs={0: 3, 1: 3})
+    plan = resume_plan(entry, state({0: (0, 100), 1: (0, 100)}), {}, OnDataLoss.FAIL, TABLE)
+    # Behind what is landed another leader may have written: its records are not of that epoch.
+    assert [plan.known_epoch(0, offset) for offset in (20, 40, 41, 70)] == [3, 3, None, None]
+    assert [plan.known_epoch(1, offset) for offset in (2, 3)] == [3, None]
+    assert plan.known_epoch(2, 0) is None
+
+
 @given(range_sets(), by_partition())
 def test_the_first_hole_is_the_least_offset_still_lacking(landed: RangeSet, origin: dict[int, int]) -> None:
     entry = TopicEntry(landed=landed, origin=origin)
