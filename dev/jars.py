@@ -97,9 +97,12 @@ CONNECT = JarSet(
 )
 
 DEBEZIUM = JarSet(
-    "debezium-postgres-3.2.0.Final",
-    (("io.debezium", "debezium-connector-postgres", "3.2.0.Final"),),
-    size="7 MB",
+    "debezium-3.2.0.Final",
+    (
+        ("io.debezium", "debezium-connector-postgres", "3.2.0.Final"),
+        ("io.debezium", "debezium-connector-mariadb", "3.2.0.Final"),
+    ),
+    size="20 MB",
 )
 
 # Its catalog is PyIceberg's on SQLite, see `CONNECT`; Hadoop's two jars have all of Hadoop's client inside.

@@ -26,7 +26,7 @@ class StopReason(StrEnum):
     TYPE_CHANGED = "type-changed"
     # A value is outside the range of the column's type, such as a timestamp of the year 12000.
     VALUE_OUT_OF_RANGE = "value-out-of-range"
-    # The order of a transaction's events does not tell the final state of a row.
+    # The order of events does not tell the final state of a row.
     ORDER_UNKNOWN = "order-unknown"
 
 
@@ -75,6 +75,17 @@ def column_became_wider(table: str, problems: str) -> MirrorStopped:
         f"the database has changed a type ({problems}). A mirror never changes the types of a Delta table.",
         "Drop the mirror, and let Debezium read the table again with a snapshot; or give the wider type to the column "
         "with ALTER TABLE, where all readers know type widening.",
+    )
+
+
+def place_not_told(table: str, topic: str, partition: int, offset: int) -> MirrorStopped:
+    """Return the error for an event of MariaDB that does not say where it is in the binary log."""
+    return MirrorStopped(
+        table,
+        StopReason.ORDER_UNKNOWN,
+        f"{topic}[{partition}] offset {offset}: the event does not say where it is in MariaDB's binary log (source.pos "
+        "is negative), so that it can't be told from older ones.",
+        f"Set binlog_legacy_event_pos=ON in the server, which is off since MariaDB 11.4. Then: {RESNAPSHOT}",
     )
 
 

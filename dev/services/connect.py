@@ -1,4 +1,4 @@
-"""Kafka Connect with Debezium's connector for PostgreSQL and Iceberg's sink: one worker, on the loopback only.
+"""Kafka Connect with Debezium's connectors for PostgreSQL and MariaDB, and Iceberg's sink: one worker, on the loopback.
 
 A distributed worker, although it is alone: a standalone one forgets its connectors when it is killed.
 """
@@ -6,10 +6,12 @@ A distributed worker, although it is alone: a standalone one forgets its connect
 from __future__ import annotations
 
 import json
+import secrets
 import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from dev.java import Jdk
 from dev.leash import PIDS_FILE
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.service import Owner, ServiceFolder, clean_environment
+from dev.services import mariadb as mariadb_service
+from dev.services.mariadb import MariaDb
 from dev.services.postgres import Postgres
 
 _READY_WITHIN_S = 90
@@ -82,14 +86,43 @@ class Connect:
             "publication.name": name,
             "publication.autocreate.mode": "filtered",
             "table.include.list": tables,
+        }
+        self._begin(name, config, settings)
+
+    def capture_mariadb(self, mariadb: MariaDb, name: str, tables: str, bootstrap: str, **settings: str) -> None:
+        """Start a connector that sends the changes of `tables` to topics that begin with its name.
+
+        :param tables: a regular expression of `database.table`.
+        :param bootstrap: where the connector keeps the history of columns.
+        :param settings: as those of `capture`.
+        """
+        config = {
+            "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
+            "database.hostname": LOOPBACK,
+            "database.port": str(mariadb.port),
+            "database.user": mariadb_service.USERNAME,
+            "database.password": mariadb.password,
+            "database.ssl.mode": "disable",
+            # As a replica it has a number of its own.
+            "database.server.id": str(secrets.randbelow(2**31) + 2),
+            "topic.prefix": name,
+            "table.include.list": tables,
+            "include.schema.changes": "false",
+            "schema.history.internal.kafka.bootstrap.servers": bootstrap,
+            "schema.history.internal.kafka.topic": f"{name}-history",
+        }
+        self._begin(name, config, settings)
+
+    def _begin(self, name: str, config: Mapping[str, str], settings: Mapping[str, str]) -> None:
+        usual = {
             # Truncates are left out by default.
             "skipped.operations": "none",
             "poll.interval.ms": "100",
             "topic.creation.default.replication.factor": "-1",
             "topic.creation.default.partitions": "1",
-            **{key.replace("_", "."): value for key, value in settings.items()},
         }
-        self._ask("/connectors", 60, {"name": name, "config": config})
+        said = {key.replace("_", "."): value for key, value in settings.items()}
+        self._ask("/connectors", 60, {"name": name, "config": {**config, **usual, **said}})
 
     def release(self, name: str) -> None:
         """Stop a connector; its slot in PostgreSQL stays."""

@@ -82,6 +82,10 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
     server += ["--innodb-flush-log-at-trx-commit=0", "--performance-schema=off", "--skip-name-resolve"]
     # Each catalog of a test keeps one until the collector comes.
     server += ["--max-connections=2000"]
+    # What Debezium reads: each changed row, before and after.
+    server += ["--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--server-id=1"]
+    # Without it, events do not say where they are in the log.
+    server += ["--binlog-legacy-event-pos=ON"]
     _make_tables(folder, server, home)
     server += [f"--port={port}", f"--bind-address={LOOPBACK}", f"--socket={data / 's'}", f"--pid-file={data / 'pid'}"]
     leash = folder.start([*server, f"--init-file={account}"], owner, clean_environment(("MYSQL", "MARIADB")))

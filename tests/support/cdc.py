@@ -43,8 +43,53 @@ def connect(stack: Stack, kafka: Kafka) -> Connect:
     return stack.up_connect()
 
 
+class Sent:
+    """What a connector has sent to the topic of one table."""
+
+    kafka: Kafka
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        raise NotImplementedError
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
+        try:
+            return sorted(consumer.list_topics(timeout=15).topics)
+        finally:
+            consumer.close()
+
+    def sent(self) -> int:
+        """Return how many records the topic has."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
+        try:
+            if self.topic not in consumer.list_topics(timeout=15).topics:
+                return 0
+            return int(consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=15)[1])
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            # It is just being made.
+            return 0
+        finally:
+            consumer.close()
+
+    def ends_with(self, mark: int) -> bool:
+        """Tell whether the topic's last record is the tombstone of this key."""
+        if not (end := self.sent()):
+            return False
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
+        consumer.assign([TopicPartition(self.topic, 0, max(0, end - 1))])
+        last = consumer.poll(15)
+        consumer.close()
+        # The deletion's tombstone.
+        return last is not None and last.value() is None and str(mark) in (last.key() or b"").decode()
+
+
 @dataclass
-class Captured:
+class Captured(Sent):
     """One database table whose changes go to a topic; `sql` is a connection, and `name` the table's."""
 
     sql: psycopg.Connection[tuple[Any, ...]]
@@ -93,47 +138,14 @@ class Captured:
         count = self.sql.execute(f"select count(*) from {self.name}").fetchone()
         poll_until(lambda: self.sent() >= before + (count or (0,))[0], f"the rows of {self.name} in the topic", 120)
 
-    def topics(self) -> list[str]:
-        """Return the names of all topics."""
-        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
-        try:
-            return sorted(consumer.list_topics(timeout=15).topics)
-        finally:
-            consumer.close()
-
-    def sent(self) -> int:
-        """Return how many records the topic has."""
-        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
-        try:
-            if self.topic not in consumer.list_topics(timeout=15).topics:
-                return 0
-            return int(consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=15)[1])
-        except KafkaException as e:
-            if e.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
-                raise
-            # It is just being made.
-            return 0
-        finally:
-            consumer.close()
-
     def await_all_sent(self) -> None:
         """Wait until everything that was committed so far is in the topic: until a last change is."""
         mark = -int(uuid.uuid4().int % 10**15) - 1
         self.sql.execute(f"insert into {self.name} (id) values (%s)", (mark,))
         self.sql.execute(f"delete from {self.name} where id = %s", (mark,))
         poll_until(
-            lambda: self._has(mark), f"the last change of {self.topic}; {self.connect.state(self.connector)}", 120
+            lambda: self.ends_with(mark), f"the last change of {self.topic}; {self.connect.state(self.connector)}", 120
         )
-
-    def _has(self, mark: int) -> bool:
-        if not (end := self.sent()):
-            return False
-        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
-        consumer.assign([TopicPartition(self.topic, 0, max(0, end - 1))])
-        last = consumer.poll(15)
-        consumer.close()
-        # The deletion's tombstone.
-        return last is not None and last.value() is None and str(mark) in (last.key() or b"").decode()
 
     def rows(self, columns: str) -> dict[int, tuple[Any, ...]]:
         """Return the table's rows by their id, as text of PostgreSQL's own where types differ in Python."""

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST, SOURCE, is_kept
+from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.misfits import ExplainedEvents
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.provenance import told, with_image
 from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.stops import name_not_free
+from airflow_lakestream.cdc.stops import name_not_free, place_not_told
 from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
@@ -33,11 +34,12 @@ from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import Decoder
 from airflow_lakestream.decode.values.outcome import Decoded
 
-# The fields of an event's source that tell its place; PostgreSQL's connector has all of them.
+# The fields of an event's source that tell its place: of PostgreSQL's log, and of MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(
     [
         *(("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64()), ("snapshot", pa.string())),
         *(("db", pa.string()), ("schema", pa.string()), ("table", pa.string()), ("txId", pa.int64())),
+        *binlog.FIELDS,
     ]
 )
 _SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"), *(?:null|"(?P<lsn>\d+)")\]$'
@@ -136,8 +138,16 @@ class _GrowingEvents:
                 continue
             # A column keeps the type it was given first: the rows of one process go into one file.
             self._schema = schema
+            self._check_places(batch, decoded)
             names = self._key_names(batch, decoded)
             return replace(decoded, rows=placed(told(decoded.rows, self._payload.key, names)))
+
+    def _check_places(self, batch: RawBatch, decoded: Decoded) -> None:
+        """Refuse events that do not say where they are in a binary log. Raises MirrorStopped."""
+        at = binlog.without_place(decoded.rows[SOURCE].combine_chunks())
+        if at is not None:
+            place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
+            raise place_not_told(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
 
     def _key_names(self, batch: RawBatch, decoded: Decoded) -> pa.Array:
         """Return the columns of each event record's key."""
@@ -179,9 +189,15 @@ def placed(rows: pa.Table) -> pa.Table:
     """Return decoded events with their places in the source, instead of the fields that tell them."""
     source, ops = rows[SOURCE].combine_chunks(), rows[OP].combine_chunks()
     commit, position = _places(_member(source, "sequence"), _member(source, "lsn"), _member(source, "ts_ms"), ops)
+    in_binlog = binlog.places(source)
+    if in_binlog.null_count < len(in_binlog):
+        there = in_binlog.is_valid()
+        commit = pc.coalesce(in_binlog, commit)
+        position = pc.if_else(pc.and_(there, _is_streamed(ops)), binlog.rows(source), position)
     is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
     # Without a place in the log, nothing tells which rows are older.
-    is_last = pc.fill_null(pc.and_(is_last, _member(source, "lsn").is_valid()), False)
+    has_place = pc.or_(_member(source, "lsn").is_valid(), in_binlog.is_valid())
+    is_last = pc.fill_null(pc.and_(is_last, has_place), False)
     columns = {name: rows[name] for name in rows.column_names if name != SOURCE}
     columns[OP] = pc.if_else(is_last, READ_LAST, ops)
     return pa.table({**columns, COMMIT: commit, POSITION: position})
@@ -197,9 +213,12 @@ def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) 
     after, own = (_integers(parts, name) for name in ("commit", "lsn"))
     own = pc.coalesce(lsn, own)
     commit = pc.coalesce(after, own, pc.multiply(millis, 1000), pa.scalar(0, pa.int64()))
-    read = pc.fill_null(pc.equal(ops, READ), False)
-    position = pc.if_else(read, pa.scalar(0, pa.int64()), pc.coalesce(own, pa.scalar(0, pa.int64())))
-    return commit, position
+    streamed = pc.coalesce(own, pa.scalar(0, pa.int64()))
+    return commit, pc.if_else(_is_streamed(ops), streamed, pa.scalar(0, pa.int64()))
+
+
+def _is_streamed(ops: pa.Array) -> pa.Array:
+    return pc.fill_null(pc.not_equal(ops, READ), True)
 
 
 def _integers(parts: pa.Array, name: str) -> pa.Array:

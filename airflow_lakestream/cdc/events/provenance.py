@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
+from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
 from airflow_lakestream.tables.schema.required import cast_to
@@ -45,9 +46,18 @@ def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
     names = pc.if_else(pc.equal(ops, "t").fill_null(False), pa.scalar(None, pa.string()), names)
     found = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
     found = found.append_column(TABLE, _table(source))
-    found = found.append_column(TRANSACTION, _member(source, "txId", pa.int64()))
+    is_serial = binlog.places(source).is_valid()
+    transactions = pc.if_else(is_serial, pa.scalar(binlog.SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
+    found = found.append_column(TRANSACTION, transactions)
     found = found.append_column(KEY_NAMES, names)
     return _with_old(found, rows[IMAGE].combine_chunks(), key) if IMAGE in rows.column_names else found
+
+
+def is_serial(rows: pa.Table) -> bool:
+    """Tell whether events come from a log that has transactions one after the other; see `binlog`."""
+    if TRANSACTION not in rows.column_names or not len(rows):
+        return False
+    return bool(pc.all(pc.equal(pc.fill_null(rows[TRANSACTION], 0), binlog.SERIAL)).as_py())
 
 
 def expanded(rows: pa.Table) -> pa.Table:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import OP, READ, RECORD_KEY, SOURCE
 from airflow_lakestream.cdc.design import key_of
+from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import Reader
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -28,8 +29,8 @@ _COLUMNS = pa.schema(
         (
             SOURCE,
             pa.struct(
-                [("lsn", pa.int64()), ("txId", pa.int64()), ("snapshot", pa.string())]
-                + [(name, pa.string()) for name in ("name", "schema", "table")]
+                [("lsn", pa.int64()), ("txId", pa.int64()), ("snapshot", pa.string()), *binlog.FIELDS]
+                + [(name, pa.string()) for name in ("name", "db", "schema", "table")]
             ),
         ),
     ]
@@ -101,14 +102,16 @@ class SnapshotSearch:
         rows, bad = decoded.rows, [one.index for one in decoded.bad]
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
-        for place, op, source in zip(places.tolist(), ops, sources, strict=True):
+        in_binlog = binlog.places(rows[SOURCE].combine_chunks()).to_pylist()
+        for place, op, source, own in zip(places.tolist(), ops, sources, in_binlog, strict=True):
             if not source:
                 continue
             if source["name"] and source["table"]:
                 self.origin = _origin(source)
-            if op != READ or source["lsn"] is None or source["snapshot"] == "incremental":
+            own = source["lsn"] if own is None else own
+            if op != READ or own is None or source["snapshot"] == "incremental":
                 continue
-            one = self.found.setdefault((source["lsn"], source["txId"] or 0), Snapshot())
+            one = self.found.setdefault((own, source["txId"] or 0), Snapshot())
             one.rows += 1
             one.starts.setdefault(batch.partition, batch.offsets[place])
             one.ends[batch.partition] = batch.offsets[place] + 1
@@ -128,7 +131,9 @@ def origin_of_topic(topic: str) -> Origin:
 
 
 def _origin(source: Mapping[str, str]) -> Origin:
-    return Origin(source["name"], re.escape(".".join(part for part in (source["schema"], source["table"]) if part)))
+    # MySQL's and MariaDB's databases have no schemas, and signals name the database.
+    space = source["schema"] or (source["db"] if source[binlog.FILE] else None)
+    return Origin(source["name"], re.escape(".".join(part for part in (space, source["table"]) if part)))
 
 
 def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:

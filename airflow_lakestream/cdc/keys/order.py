@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION, VERSION
+from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.events.repeated import without_repeated
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded
 from airflow_lakestream.cdc.keys.identity import by_place
@@ -44,7 +45,7 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settle
     :param rows: in the order of their versions.
     :param not_in: columns of the database's key, which every deletion carries.
     """
-    if TRANSACTION not in rows.column_names or not len(rows):
+    if TRANSACTION not in rows.column_names or not len(rows) or is_serial(rows):
         return Settled(rows)
     rows = rows.take(without_repeated(rows, key, _transactions(rows))).combine_chunks()
     groups = sorted(_suspects(rows, key), key=lambda group: int(group[0]))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION
+from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge, fits
 from airflow_lakestream.cdc.keys.identity import keys_of
 from airflow_lakestream.cdc.keys.images import Earlier, image_columns, images, is_placeholder, zero_keys
@@ -24,6 +25,9 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed,
 
     :param rows: in the order of their versions.
     """
+    if is_serial(rows):
+        # Such a log has the whole row.
+        return {}
     deletes = pc.equal(rows[OP], "d").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)
     doubtful = np.flatnonzero(deletes)
     is_zero = zero_keys(rows.select(list(key)).take(pa.array(doubtful)), key)

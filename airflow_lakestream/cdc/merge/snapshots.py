@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, READ, READ_LAST, VERSION
+from airflow_lakestream.cdc.events.provenance import is_serial
 
 Version = tuple[int, ...]
 
@@ -21,7 +22,9 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
     """Return events with a truncation for each snapshot that ends among them, and the snapshots' marks.
 
     A mark says where in a partition a snapshot began: its place in the source, the partition, and -1 - the offset.
+    Where the log has transactions one after the other there is none: a snapshot has seen all that is older.
     """
+    needs_marks = not is_serial(events)
     is_end = pc.fill_null(pc.equal(events[OP], READ_LAST), False)
     ends = events.select([COMMIT, POSITION]).filter(is_end)
     if not len(ends):
@@ -32,8 +35,9 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
     for commit, position in sorted(set(zip(*(ends[name].to_pylist() for name in ends.column_names), strict=True))):
         own = reads.filter(pc.and_(pc.equal(reads[COMMIT], commit), pc.equal(reads[POSITION], position)))
         first = own.group_by(PARTITION).aggregate([(OFFSET, "min")])
-        for partition, offset in zip(first[PARTITION].to_pylist(), first[f"{OFFSET}_min"].to_pylist(), strict=True):
-            marks.append((commit, position, partition, -1 - offset))
+        if needs_marks:
+            begins = zip(first[PARTITION].to_pylist(), first[f"{OFFSET}_min"].to_pylist(), strict=True)
+            marks += [(commit, position, partition, -1 - offset) for partition, offset in begins]
         cuts.append({**dict(zip(VERSION, cut_of((commit, position)), strict=True)), OP: "t"})
     # Arrow can't make UUID arrays from Python objects; these are all NULL.
     columns = [

@@ -42,6 +42,8 @@ _DEFAULT = ("_op", "_ts_ms", "_source", "_before")
 # What events hold that may have no column, and is nothing unknown for that.
 KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
 
+# Only events of MongoDB's connector have it.
+_MONGO = "updateDescription"
 _NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
 _MESSAGE = "op: 'm', so the value is a message and no change of a row"
 # No array here: where pandas is installed, making the first one imports it, which takes longer than all the rest.
@@ -82,6 +84,10 @@ def is_event(record: pa.Schema) -> bool:
 
 def row_of(event: pa.Schema) -> list[pa.Field]:
     """Return the columns of the row in events of these columns. Raises InvalidArgument for what is no event."""
+    if _MONGO in event.names and "op" in event.names:
+        problem = "the change events are MongoDB's: their documents are text, and no rows with columns."
+        remedy = "Let Debezium's transform ExtractNewDocumentState send documents as records, and leave envelope out."
+        raise InvalidArgument("envelope", problem, remedy)
     if not is_event(event):
         problem = f"records with the fields {', '.join(event.names)} are no change events of Debezium."
         raise InvalidArgument("envelope", problem, "Leave it out, or give the columns as schema.")

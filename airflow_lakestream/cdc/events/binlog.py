@@ -1,0 +1,45 @@
+"""Places in the binary log of MySQL and MariaDB, which holds transactions one after the other, as they were committed.
+
+Its files are numbered; an event begins at a byte of its file, and has several rows.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# Of an event's source: the file, the byte, and the number of the row in the event.
+FILE, BYTE, ROW = "file", "pos", "row"
+FIELDS = ((FILE, pa.string()), (BYTE, pa.int64()), (ROW, pa.int64()))
+# Instead of a transaction's number: transactions are never mixed in the log, and keys are checked with each row.
+SERIAL = -1
+
+_NUMBER = r"\.(?P<number>\d{1,9})$"
+# A file has less than so many bytes: its places have 32 bits.
+_BYTES = 2**32
+
+
+def places(source: pa.Array) -> pa.Array:
+    """Return the events' places, as numbers that grow with the log; null for events of other logs."""
+    number = pc.struct_field(pc.extract_regex(_member(source, FILE, pa.string()), _NUMBER), "number").cast(pa.int64())
+    return pc.add(pc.multiply(number, _BYTES), _member(source, BYTE, pa.int64()))
+
+
+def without_place(source: pa.Array) -> int | None:
+    """Return the first event that does not say where it is in its file; None where each does.
+
+    MariaDB may leave out where events end, and Debezium then reckons from zero: the byte is negative.
+    """
+    byte = _member(source, BYTE, pa.int64())
+    lacking = pc.and_(_member(source, FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))
+    found = pc.index(lacking, True).as_py()
+    return None if found < 0 else int(found)
+
+
+def rows(source: pa.Array) -> pa.Array:
+    """Return the places of rows in their events, from 1."""
+    return pc.add(pc.fill_null(_member(source, ROW, pa.int64()), 0), 1)
+
+
+def _member(source: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    return pc.struct_field(source, name) if source.type.get_field_index(name) >= 0 else pa.nulls(len(source), kind)
