@@ -15,11 +15,9 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import Resnapshot
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
-from tests.support.broker import Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.mariadb import InMariaDb, made_in, mariadb
@@ -169,9 +167,7 @@ def orders(mariadb: MariaDb, connect: Connect, kafka: Kafka) -> Iterator[InMaria
     yield from made_in(mariadb, connect, kafka, "id int primary key, name varchar(40), total bigint")
 
 
-def test_the_mirror_is_the_table_through_restarts_new_logs_and_new_connectors(
-    lake: Lake, orders: InMariaDb, topic: Topics
-) -> None:
+def test_the_mirror_is_the_table_through_restarts_and_new_files_of_the_log(lake: Lake, orders: InMariaDb) -> None:
     mirrors, play = Mirrors(lake, orders), Play(orders, seed=1)
     play.transactions(20)
     orders.begin()
@@ -186,34 +182,3 @@ def test_the_mirror_is_the_table_through_restarts_new_logs_and_new_connectors(
     mirrors.assert_same(max_batch_bytes="150KB")
     orders.run("alter table {table} add column extra int", "update {table} set extra = id")
     mirrors.assert_same()
-
-    # What is deleted while nobody reads the log goes with the end of the next snapshot.
-    orders.release()
-    play.transactions(20)
-    orders.run("delete from {table} where id < 5")
-    signals = topic(1, name=f"{orders.name}-signal")
-    told = {"signal_kafka_bootstrap_servers": orders.kafka.bootstrap, "signal_kafka_topic": signals}
-    orders.begin(signal_enabled_channels="kafka", **told)
-    play_on = Play(orders, seed=2)
-    orders.run("alter table {table} drop column extra")
-    play_on.transactions(20)
-    orders.await_all_sent()
-    for kind in KINDS:
-        mirrors.land(kind)
-        without = {key: {**row, "extra": None} for key, row in orders.rows().items()}
-        found = {key: {**row, "extra": None} for key, row in mirrors.rows(kind).items()}
-        assert found == without, kind
-
-    # Read anew on demand: a value that no event tells.
-    orders.run("alter table {table} add column more int default 7")
-    for kind in KINDS:
-        Resnapshot(table=mirrors.place(kind), consumer_group=GROUP, kafka=lake.kafka).run(mirrors.store(kind))
-    orders.await_all_sent()
-    for kind in KINDS:
-        mirrors.land(kind)
-        assert {key: row["more"] for key, row in mirrors.rows(kind).items()} == dict.fromkeys(orders.rows(), 7), kind
-    orders.run("truncate table {table}")
-    orders.await_all_sent()
-    for kind in KINDS:
-        mirrors.land(kind)
-        assert mirrors.rows(kind) == {}, kind

@@ -11,9 +11,11 @@ import pytest
 
 from airflow_lakestream.cdc.events.decoder import EventPayload, event_columns
 from airflow_lakestream.cdc.events.provenance import is_serial
+from airflow_lakestream.cdc.events.whole_snapshot import _COLUMNS, Origin, SnapshotSearch
 from airflow_lakestream.cdc.merge.newest import newest
 from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.core.policies import OnError, Tombstones
+from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.unit.decode.support import batch
@@ -99,6 +101,22 @@ def test_a_snapshot_has_seen_what_is_older_in_the_log() -> None:
     found = newest(rows, ("id",))
     assert [(row["id"], row["name"]) for row in found.rows.to_pylist()] == [(1, "new")]
     assert found.snapshots == ()
+
+
+def test_a_snapshot_of_the_whole_table_is_found_by_its_place_and_its_table_named_with_the_database() -> None:
+    values = [
+        event("u", {"id": 1, "name": "x"}, (7, 100, 0)),
+        event("r", {"id": 1, "name": "x"}, (7, 900, 0), "first"),
+        event("r", {"id": 2, "name": "y"}, (7, 900, 0), "last"),
+        event("u", {"id": 2, "name": "z"}, (7, 950, 0)),
+    ]
+    records, payload = batch(values), Payload(format="json", envelope="debezium")
+    search = SnapshotSearch(payload, reader=None, at={})  # type: ignore[arg-type]  # nothing is read here
+    search._take(records, payload.decoder(_COLUMNS).decode(records))
+    assert search.origin == Origin("shop", r"shop\.orders")
+    [found] = search.found.values()
+    assert (found.rows, found.is_whole) == (2, True)
+    assert (found.starts, found.ends) == ({7: 1001}, {7: 1003})
 
 
 def test_an_event_that_does_not_say_where_it_is_stops_the_mirror() -> None:
