@@ -116,7 +116,7 @@ def test_a_snapshot_of_the_whole_table_is_found_by_its_place_and_its_table_named
     assert search.origin == Origin("shop", r"shop\.orders")
     [found] = search.found.values()
     assert (found.rows, found.is_whole) == (2, True)
-    assert (found.starts, found.ends) == ({7: 1001}, {7: 1003})
+    assert (found.starts, found.ends) == ({7: 1003}, {7: 1007})
 
 
 def test_an_event_that_does_not_say_where_it_is_stops_the_mirror() -> None:
