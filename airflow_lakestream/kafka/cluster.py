@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.kafka.requests import ATTEMPT_TIMEOUT, Requests
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
 
 _CONNECT_SECONDS = 5.0
 _DEFAULT_PORT = 9092
@@ -69,7 +69,7 @@ class Cluster(Requests):
     def brokers(self) -> Brokers:
         """Ask for the brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
         found = self._ask(
-            "describing the cluster", lambda: self._client().describe_cluster(request_timeout=ATTEMPT_TIMEOUT)
+            "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
         )
         return Brokers(str(found.cluster_id), [Address(node.host, node.port) for node in found.nodes])
 

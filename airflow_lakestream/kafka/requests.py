@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, open_client
@@ -22,9 +22,6 @@ from airflow_lakestream.kafka.errors import (
 )
 
 REQUEST_TIMEOUT = 20.0
-# One try of a request. An admin client goes on waiting for a broker that is gone if it took it for the controller, so
-# the next try has a new client, which asks those that are there.
-ATTEMPT_TIMEOUT = 8.0
 _RETRY_PAUSE = 0.2
 _POLL_INTERVAL = 0.05
 
@@ -67,10 +64,7 @@ class Requests:
                     raise KafkaRefused(self._where, doing, error.str()) from e
                 if time.monotonic() >= deadline or self._errors.are_all_down:
                     raise self._unavailable(doing, error.str(), deadline) from e
-                if error.code() == KafkaError._TIMED_OUT:
-                    self._admin = None
-                if error.code() != KafkaError._TIMED_OUT or not self._errors.last:
-                    self._errors.last = f"{error.name()}: {error.str()}"
+                self._errors.last = f"{error.name()}: {error.str()}"
                 time.sleep(_RETRY_PAUSE)
 
     def _wait(self, doing: str, future: Future[Answer], deadline: float) -> Answer:

@@ -34,7 +34,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import isolation_level
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.kafka.requests import ATTEMPT_TIMEOUT, REQUEST_TIMEOUT, Requests, gather
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests, gather
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class KafkaSource(Requests):
         request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in marks])
 
         def ask() -> Future[Any]:
-            futures = self._client().list_consumer_group_offsets([request], request_timeout=ATTEMPT_TIMEOUT)
+            futures = self._client().list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
             future: Future[Any] = futures[self._group]
             return future
 
@@ -243,13 +243,13 @@ class KafkaSource(Requests):
     def _describe(self) -> tuple[TopicIdentity, tuple[int, ...]]:
         def ask() -> Future[Any]:
             topics = TopicCollection([self._topic])
-            future: Future[Any] = self._client().describe_topics(topics, request_timeout=ATTEMPT_TIMEOUT)[self._topic]
+            future: Future[Any] = self._client().describe_topics(topics, request_timeout=REQUEST_TIMEOUT)[self._topic]
             return future
 
         description = self._ask(f"describing topic {self._topic!r}", ask)
         if self._cluster_id is None:
             cluster = self._ask(
-                "describing the cluster", lambda: self._client().describe_cluster(request_timeout=ATTEMPT_TIMEOUT)
+                "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
             )
             self._cluster_id = str(cluster.cluster_id)
         topic_id = str(description.topic_id) if description.topic_id is not None else ""
@@ -270,7 +270,7 @@ class KafkaSource(Requests):
         def ask() -> Future[Any]:
             request = {TopicPartition(self._topic, p): spec() for p in wanted}
             level = self._isolation if isolation is None else isolation
-            return gather(self._client().list_offsets(request, isolation_level=level, request_timeout=ATTEMPT_TIMEOUT))
+            return gather(self._client().list_offsets(request, isolation_level=level, request_timeout=REQUEST_TIMEOUT))
 
         answers = self._ask(f"reading the offsets of topic {self._topic!r}", ask)
         return {tp.partition: info for tp, info in answers.items()}

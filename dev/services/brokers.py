@@ -145,10 +145,9 @@ def _properties(folder: Path, node: int, plan: Plan) -> dict[str, str]:
         "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
         "auto.leader.rebalance.enable": "false",
         "unclean.leader.election.enable": "false",
-        # A broker that is dead is known to be so within seconds.
-        "broker.session.timeout.ms": "3000",
-        "broker.heartbeat.interval.ms": "500",
-        "controller.quorum.election.timeout.ms": "500",
-        "controller.quorum.fetch.timeout.ms": "1500",
+        # A broker that is dead is known to be so within seconds, and one on a busy machine is not taken for dead.
+        "broker.session.timeout.ms": "6000",
+        "broker.heartbeat.interval.ms": "1000",
+        "controller.quorum.fetch.timeout.ms": "3000",
         **log_properties(folder, copies=len(NODES)),
     }

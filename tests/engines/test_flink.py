@@ -190,15 +190,3 @@ def test_an_older_checkpoint_restored_by_hand_is_refused_with_main_unchanged(
     landing.await_landed({0: 210})
     landing.stop()
     landing.assert_once({0: [*range(210)]})
-
-
-def test_a_topic_behind_a_password_is_read_with_the_connections_settings(
-    landing: FlinkLanding, produce: Producing, kafka: Kafka
-) -> None:
-    landing.lake.kafka = kafka.secure_client_config()
-    produce(landing.topic, 0, events(0, 0, 100))
-    landing.start()
-    landing.await_landed({0: 100})
-    landing.stop()
-    landing.assert_once({0: [*range(100)]})
-    assert kafka.password not in landing.log

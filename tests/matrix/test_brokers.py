@@ -12,28 +12,20 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.driver.supervisor import Action
-from airflow_lakestream.driver.watch import Look
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from dev.stack import Stack
-from tests.support.broker import poll_until
-from tests.support.brokers import PATIENCE, Cluster, Trouble
-from tests.support.connecting import SCHEMA, Sinks
-from tests.support.faults import InterposedReader
-from tests.support.flink import FlinkLanding
+from tests.support.brokers import Cluster, Trouble
+from tests.support.connecting import SCHEMA
 from tests.support.flowing import flowing
 from tests.support.lake import Lake, assert_landed_once
 from tests.support.lake_reading import at
 from tests.support.shared_run import SharedRun
-from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -53,17 +45,8 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(stack)
 
 
-class Engine(Protocol):
-    """What lands: `land` returns once more of the topic is in the table, `finish` once these ends are."""
-
-    tries: Counter[str]
-
-    def land(self) -> None: ...
-    def finish(self, counts: dict[int, int]) -> None: ...
-
-
 class Tasks:
-    """Engines that are one call: a landing that ends in an error that may pass is tried again, as a task is."""
+    """Lands again and again: a landing that ends in an error that may pass is tried again, as a task is."""
 
     def __init__(self, once: Callable[[str], Callable[[], object]]) -> None:
         self._once = once
@@ -82,15 +65,12 @@ class Tasks:
                 self.tries[type(e).__name__] += 1
         raise AssertionError(f"given up: {self.tries}")
 
-    def finish(self, counts: dict[int, int]) -> None:
-        self.land()
 
-
-def by_extract(lake: Lake, topic: str, request: pytest.FixtureRequest) -> Engine:
+def by_extract(lake: Lake, topic: str) -> Tasks:
     return Tasks(lambda run_id: lambda: lake.land(topic, run_id, schema=SCHEMA))
 
 
-def by_group(lake: Lake, topic: str, request: pytest.FixtureRequest) -> Engine:
+def by_group(lake: Lake, topic: str) -> Tasks:
     def once(run_id: str) -> Callable[[], object]:
         run = SharedRun(lake, topic, {"schema": SCHEMA}, run_id)
 
@@ -103,121 +83,14 @@ def by_group(lake: Lake, topic: str, request: pytest.FixtureRequest) -> Engine:
     return Tasks(once)
 
 
-def by_spark(lake: Lake, topic: str, request: pytest.FixtureRequest) -> Engine:
-    run, spark = SparkRun(lake, topic, {"schema": SCHEMA}), request.getfixturevalue("spark")
-    return Tasks(lambda _: lambda: run.run(spark))
+ENGINES: dict[str, Callable[[Lake, str], Tasks]] = {"extract": by_extract, "group": by_group}
 
 
-class ByFlink:
-    """A stream of Flink's: each publication is a landing; where its driver ends the next one starts, as by its task."""
-
-    def __init__(self, landing: FlinkLanding) -> None:
-        self._landing = landing
-        self._driver = landing.start()
-        self.tries: Counter[str] = Counter(drivers=1)
-
-    def land(self) -> None:
-        self._until(lambda before: len(self._landing.lake.snapshots()) > before, len(self._landing.lake.snapshots()))
-
-    def finish(self, counts: dict[int, int]) -> None:
-        wanted = {p: [(0, count)] for p, count in counts.items()}
-        self._until(lambda _: self._landing.lake.landed(self._landing.topic) == wanted, 0)
-        self._landing.stop()
-
-    def _until(self, done: Callable[[int], bool], before: int) -> None:
-        deadline = time.monotonic() + 3 * PATIENCE
-        while not done(before):
-            if self._driver.poll() is not None:
-                self._driver = self._landing.start()
-                self.tries["drivers"] += 1
-            assert time.monotonic() < deadline, self._landing.log[-3000:]
-            # Not for luck: between two looks at the table.
-            time.sleep(0.5)
-
-
-def by_flink(lake: Lake, topic: str, request: pytest.FixtureRequest) -> Engine:
-    landing = FlinkLanding(lake, topic, request.getfixturevalue("flink"))
-    request.addfinalizer(landing.end)
-    return ByFlink(landing)
-
-
-class _Done(Exception):
-    """Ends a look after a connector, which runs on."""
-
-
-class ByConnect:
-    """Iceberg's sink on a Connect of these brokers: each publication is a landing; a task that fails is tried again."""
-
-    def __init__(self, sinks: Sinks, topic: str) -> None:
-        self._sinks, self._topic = sinks, topic
-        self.tries: Counter[str] = Counter()
-
-    def land(self) -> None:
-        before = len(self._sinks.lake.snapshots())
-        self._follow(lambda: len(self._sinks.lake.snapshots()) > before)
-
-    def finish(self, counts: dict[int, int]) -> None:
-        wanted = {p: [(0, count)] for p, count in counts.items()}
-        self._follow(lambda: self._sinks.lake.landed(self._topic) == wanted)
-        self._sinks.client.stop(self._sinks.name)
-
-    def _follow(self, done: Callable[[], bool]) -> None:
-        run_id, deadline = uuid.uuid4().hex, time.monotonic() + 3 * PATIENCE
-
-        def tell(look: Look) -> None:
-            if done():
-                raise _Done
-            assert time.monotonic() < deadline, look
-
-        for _ in range(TRIES):
-            self.tries["tasks"] += 1
-            driving = self._sinks.driving(self._topic, run_id)
-            try:
-                driving.begin()
-                decision = driving.follow(tell)
-                while decision.action is Action.RESTART:
-                    self.tries["restarts"] += 1
-                    driving.pause(decision.at)
-                    driving.begin(decision.history.restarted(time.time()))
-                    decision = driving.follow(tell)
-                self.tries[decision.reason] += 1
-            except _Done:
-                return
-            except LakestreamError as e:
-                if not isinstance(e, Transient):
-                    raise
-                self.tries[type(e).__name__] += 1
-        raise AssertionError(f"given up: {self.tries}")
-
-
-def by_connect(lake: Lake, topic: str, request: pytest.FixtureRequest) -> Engine:
-    stack = request.getfixturevalue("cluster").stack
-    # The extract makes the table: the sink begins where its group is.
-    poll_until(lambda: lake.land(topic, schema=SCHEMA).counts.written > 0, "a first landing", PATIENCE)
-    sinks = Sinks(lake, stack, stack.up_connect(lake.kafka["bootstrap.servers"]))
-    request.addfinalizer(lambda: sinks.connect.release(sinks.name))
-    return ByConnect(sinks, topic)
-
-
-ENGINES: dict[str, Callable[[Lake, str, pytest.FixtureRequest], Engine]] = {
-    "extract": by_extract,
-    "group": by_group,
-    "spark": by_spark,
-    "flink": by_flink,
-    "connect": by_connect,
-}
-# Their servers take half a minute to come up.
-LONG = ("flink", "connect")
-IN_A_SOAK = pytest.mark.skipif(not SOAK, reason="is a part of make soak-brokers")
-
-
-@pytest.mark.parametrize("engine", [pytest.param(name, marks=[IN_A_SOAK] if name in LONG else []) for name in ENGINES])
-def test_brokers_are_killed_and_leaders_move_while_landings_run(
-    cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest, engine: str
-) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_brokers_are_killed_and_leaders_move_while_landings_run(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     topic, lake = cluster.topic(PARTITIONS), Lake(tmp_path, cluster.client_config())
     with flowing(cluster.produce, topic, partitions=PARTITIONS) as counts:
-        made, done, started = ENGINES[engine](lake, topic, request), 0, time.monotonic()
+        made, done, started = ENGINES[engine](lake, topic), 0, time.monotonic()
         with Trouble(cluster, topic, SEED, PAUSE) as trouble:
             while done < LANDINGS or trouble.kills < KILLS:
                 trouble.check()
@@ -225,7 +98,7 @@ def test_brokers_are_killed_and_leaders_move_while_landings_run(
                 done += 1
                 # The long run's landings are that far apart.
                 time.sleep(GAP)
-    made.finish(counts)
+    made.land()
     told = f"{engine}: seed {SEED}, {done} landings, {trouble.kills} kills, {trouble.moves} leaders moved"
     print(f"{told}, {sum(counts.values())} records, {time.monotonic() - started:.0f} s, {dict(made.tries)}")
     assert trouble.moves > 0
@@ -254,41 +127,6 @@ def large(first: int, count: int = 3000) -> list[str]:
 
 # So that most of a topic is still on the brokers' side when the first chunk is there.
 READS_LITTLE_AHEAD = {"queued.max.messages.kbytes": 1024, "max.partition.fetch.bytes": 2**20, "fetch.max.bytes": 2**20}
-
-
-def test_a_read_follows_a_leader_that_dies_in_its_midst_and_one_that_moves(cluster: Cluster, tmp_path: Path) -> None:
-    topic = cluster.topic(1)
-    lake = Lake(tmp_path, {**cluster.client_config(), **READS_LITTLE_AHEAD, "message.max.bytes": 2**20})
-    cluster.produce(topic, 0, large(0))
-    first = cluster.leaders(topic)[0]
-    killed: list[int] = []
-
-    def die() -> None:
-        cluster.kill(first)
-        killed.append(first)
-
-    job = lake.job(topic)
-    assert land(replace(job, reader=InterposedReader(job.reader, die))).counts.written == 3000
-    cluster.await_led_by_others(topic, first)
-    cluster.start(first)
-    cluster.await_in_sync(topic)
-
-    cluster.produce(topic, 0, large(3000))
-    moved: list[int] = []
-    job = lake.job(topic)
-    read = InterposedReader(job.reader, lambda: moved.append(cluster.move_leaders_back(topic)))
-    assert land(replace(job, reader=read)).counts.written == 3000
-
-    assert (killed, moved, cluster.leaders(topic)) == ([first], [1], {0: first})
-
-    # Shares that begin in the midst of what the new leader wrote: the ledger's epoch is of another one.
-    cluster.produce(topic, 0, large(6000))
-    shared = SharedRun(lake, topic)
-    plan = shared.plan()
-    assert len(plan.shares) == 4
-    assert shared.commit(plan, shared.read_all(plan)).counts.written == 3000
-    assert lake.offsets() == at(0, range(9000))
-    assert lake.audit(topic=topic).verdict is AuditVerdict.CLEAN
 
 
 def test_a_client_that_says_its_rack_reads_from_the_copy_there(cluster: Cluster, tmp_path: Path) -> None:
