@@ -1,4 +1,4 @@
-"""Each way into a broker that the page of connections names: by the connection.
+"""Each way into a broker that the page of connections names: by the connection, for the extract and for Spark.
 
 A broker that lets in by no other way; and what is told, within seconds and without a secret, where something is wrong.
 """
@@ -26,6 +26,8 @@ from airflow_lakestream.kafka.errors import (
     KafkaMisconfigured,
     KafkaRefused,
 )
+from airflow_lakestream.spark.causes import cause_of
+from airflow_lakestream.spark.settings.kafka import kafka_options
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 from tests.support import tokens
@@ -34,10 +36,11 @@ from tests.support.broker import Producing, Topics
 from tests.support.certificates import KEY_PASSWORD, Authority
 from tests.support.lake import Lake, events
 from tests.support.lake_reading import at
+from tests.support.spark import SparkRun
 from tests.support.tokens import AUDIENCE, Issuer, issuing
 
 if TYPE_CHECKING:
-    pass
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.integration
 
@@ -159,6 +162,15 @@ def test_the_extract_lands(ways: Ways, way: str, tmp_path: Path, caplog: pytest.
     assert not [secret for secret in SECRETS if secret in caplog.text]
 
 
+# Java's client of Spark 4.0.0 opens no key that a password locks.
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "mTLS"])
+def test_spark_lands(ways: Ways, way: str, tmp_path: Path, spark: SparkSession) -> None:
+    # Java's client in the driver, librdkafka in its tasks.
+    lake, topic = Lake(tmp_path, ways.settings(way)), topic_in(ways.broker(way))
+    SparkRun(lake, topic).run(spark)
+    assert lake.offsets() == at(0, range(30))
+
+
 def another_authority(ways: Ways, folder: Path) -> dict[str, Any]:
     return _named(Authority(folder / "stranger").sign("client").settings())
 
@@ -223,3 +235,21 @@ def test_a_key_that_the_password_does_not_open_is_told(ways: Ways, tmp_path: Pat
     with pytest.raises(KafkaMisconfigured, match=r"ssl\.key\.location") as caught:
         lake.land("any")
     assert not [secret for secret in SECRETS if secret in everything_said(caught.value)]
+
+
+@pytest.mark.parametrize(
+    "mistake", [name for name in MISTAKES if not name.endswith(("stranger", "expired certificate"))]
+)
+def test_what_javas_client_says_of_it_is_told_in_the_same_words(
+    ways: Ways, mistake: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    # As Spark's query asks for offsets, once the settings are no longer right: at its start librdkafka is first.
+    way, differ, remedy = MISTAKES[mistake]
+    options = kafka_options(ways.settings(way, **differ(ways, tmp_path)))
+    topic, started = topic_in(ways.broker(way)), time.monotonic()
+    with pytest.raises(Exception) as caught:
+        spark.read.format("kafka").options(**options).option("subscribe", topic).load().count()
+    assert time.monotonic() - started < SOON
+    told = cause_of(caught.value)
+    assert remedy in told
+    assert not [secret for secret in SECRETS if secret in told]
