@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, open_client
@@ -85,13 +85,27 @@ class Requests:
         return KafkaUnavailable(self._where, doing, waited, self._errors.last or last)
 
 
-def gather(futures: Mapping[TopicPartition, Future[Any]]) -> Future[Any]:
-    """Return one future of all results; it fails with the first failure."""
+def no_answer(result: Any) -> bool:
+    """Tell whether the answer for a partition's low or end is none: it has no offset.
+
+    While leaders move, a partition that no broker has answered for has the offset -1, and no error. Taken for an
+    offset, it would be where a group begins.
+    """
+    return bool(result.offset < 0)
+
+
+def gather(
+    futures: Mapping[TopicPartition, Future[Any]], lacks: Callable[[Any], bool] = lambda _: False
+) -> Future[Any]:
+    """Return one future of all results; it fails with the first failure, and where a result lacks its answer."""
     gathered: Future[Any] = Future()
     results: dict[TopicPartition, Any] = {}
 
     def collect(tp: TopicPartition, future: Future[Any]) -> None:
         error = future.exception()
+        if error is None and lacks(future.result()):
+            problem = f"no broker has answered for {tp.topic}[{tp.partition}]"
+            error = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, problem))
         if error is not None:
             if not gathered.done():
                 gathered.set_exception(error)

@@ -34,7 +34,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import isolation_level
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests, gather
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests, gather, no_answer
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,8 @@ class KafkaSource(Requests):
         """
         some = [p for p in none if marks[p].low < marks[p].end]
         newest = self._list_offsets(some, OffsetSpec.max_timestamp, IsolationLevel.READ_UNCOMMITTED)
-        some = [p for p in some if newest[p].timestamp >= at_ms]
+        # A partition with records that has no newest one has not been looked at: that proves nothing.
+        some = [p for p in some if newest[p].offset < 0 or newest[p].timestamp >= at_ms]
         firsts = self._list_offsets(some, lambda: OffsetSpec.for_timestamp(at_ms), IsolationLevel.READ_UNCOMMITTED)
         return [p for p in some if firsts[p].offset < marks[p].end]
 
@@ -270,7 +271,9 @@ class KafkaSource(Requests):
         def ask() -> Future[Any]:
             request = {TopicPartition(self._topic, p): spec() for p in wanted}
             level = self._isolation if isolation is None else isolation
-            return gather(self._client().list_offsets(request, isolation_level=level, request_timeout=REQUEST_TIMEOUT))
+            futures = self._client().list_offsets(request, isolation_level=level, request_timeout=REQUEST_TIMEOUT)
+            # Each log has a low and an end; of a time there may be no record.
+            return gather(futures, no_answer) if spec in (OffsetSpec.latest, OffsetSpec.earliest) else gather(futures)
 
         answers = self._ask(f"reading the offsets of topic {self._topic!r}", ask)
         return {tp.partition: info for tp, info in answers.items()}
