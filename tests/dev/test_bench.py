@@ -124,7 +124,7 @@ def test_rows_are_picked_by_name_group_and_peer() -> None:
         pattern: [row.name for row in ROWS if row.matches(pattern)] for pattern in ("json", "spark", "avro*", "no")
     }
     assert picked["json"] == ["json"]
-    assert picked["spark"] == ["spark-warm", "spark-cold", "spark-start"]
+    assert picked["spark"] == ["spark-warm", "spark-cold", "spark-start", "spark-joined-warm"]
     assert picked["avro*"] == ["avro", "avro-1", "avro-1k", "avro-1k-1"]
     assert picked["no"] == []
 
@@ -152,6 +152,13 @@ def test_ratios_are_those_of_the_medians() -> None:
     # Only what is ours is held to our memory, and nothing is said of rows that were not measured.
     assert found[("json", "peak PSS, the largest of all extract rows")] == (200, True)
     assert not any("dlt" in metric for _, metric in found)
+
+
+def test_a_bound_of_cpu_is_at_most_so_much() -> None:
+    plain = sample("spark-joined-warm", cpu_seconds=4.0)
+    for cpu, holds in ((2.5, True), (3.0, False)):
+        found = told(list(verdicts([plain, sample("app-joined-warm", cpu_seconds=cpu)])))
+        assert found[("app-joined-warm", "CPU / spark-joined-warm")] == (cpu / 4, holds)
 
 
 def test_a_bound_that_does_not_hold_is_told() -> None:
