@@ -86,7 +86,7 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
     shared |= {
         f"airflow_lakestream.hooks.{name}"
-        for name in ("delta_storage", "lake", "places", "spark_cluster", "store", "variables")
+        for name in ("database", "delta_storage", "lake", "places", "spark_cluster", "store", "variables")
     }
     shared |= {"airflow_lakestream.sensors.base"}
     shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "patience", "shared_looks")}
