@@ -152,6 +152,14 @@ YARN = JarSet(
     size="80 MB",
 )
 
+# What Iceberg wants beside it on Flink: Hadoop's classes, and the driver of a catalog in SQLite.
+_BESIDE_ICEBERG = (
+    ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
+    ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
+    ("commons-logging", "commons-logging", "1.2"),
+    ("org.xerial", "sqlite-jdbc", "3.46.1.3"),
+)
+
 # What comes to Flink's own distribution: the gateway, connectors, and what Iceberg wants of Hadoop.
 FLINK = JarSet(
     "flink-2.0.0-connectors",
@@ -160,10 +168,7 @@ FLINK = JarSet(
         ("org.apache.flink", "flink-sql-gateway-api", "2.0.0"),
         ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
         ("org.apache.iceberg", "iceberg-flink-runtime-2.0", "1.11.0"),
-        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
-        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
-        ("commons-logging", "commons-logging", "1.2"),
-        ("org.xerial", "sqlite-jdbc", "3.46.1.3"),
+        *_BESIDE_ICEBERG,
     ),
     size="170 MB",
     alone=True,
@@ -177,10 +182,7 @@ FLINK_CDC = JarSet(
         ("org.apache.flink", "flink-sql-gateway-api", "1.20.3"),
         ("org.apache.flink", "flink-sql-connector-postgres-cdc", "3.5.0"),
         ("org.apache.iceberg", "iceberg-flink-runtime-1.20", "1.11.0"),
-        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
-        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
-        ("commons-logging", "commons-logging", "1.2"),
-        ("org.xerial", "sqlite-jdbc", "3.46.1.3"),
+        *_BESIDE_ICEBERG,
     ),
     size="170 MB",
     alone=True,

@@ -97,6 +97,7 @@ def test_brokers_are_killed_and_leaders_move_while_landings_run(cluster: Cluster
                 made.land()
                 done += 1
                 # The long run's landings are that far apart.
+                # Only in a soak: 30 landings have to last as long as brokers are killed for.
                 time.sleep(GAP)
     made.land()
     told = f"{engine}: seed {SEED}, {done} landings, {trouble.kills} kills, {trouble.moves} leaders moved"
