@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,15 +44,15 @@ def connect(stack: Stack, kafka: Kafka) -> Connect:
     return stack.up_connect()
 
 
-class Sent:
+class Sent(ABC):
     """What a connector has sent to the topic of one table."""
 
     kafka: Kafka
 
     @property
+    @abstractmethod
     def topic(self) -> str:
         """The topic's name."""
-        raise NotImplementedError
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""

@@ -55,7 +55,7 @@ def conf(database: Any, press: Press = Press.REPLAY, **given: Any) -> dict[str, 
     ids=["a table", "a template", "fan-out", "delta", "mapped", "group", "mirror", "mirror on spark", "spark", "flink"],
 )
 def test_a_button_says_why_it_can_not(given: dict[str, Any], audit: str | None, replay: str | None) -> None:
-    shown = buttons(Database(), pressed(**given), set(BUNDLED))  # type: ignore[arg-type]  # a stand-in
+    shown = buttons(Database(), pressed(**given), set(BUNDLED))  # type: ignore[arg-type]  # stands in for Airflow's session
     for press, expected in ((Press.AUDIT, audit), (Press.REPLAY, replay)):
         why = shown[press]["why_not"]
         assert why is None if expected is None else expected in why, why
