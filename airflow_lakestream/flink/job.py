@@ -103,13 +103,35 @@ class Jobs:
 
         :param state: the checkpoint or savepoint to begin with; empty without one.
         """
-        note = Note(uuid.uuid4().hex, self._config.program, state)
-        self.write(note)
+        note = self._noted(state)
+        own = {"$internal.pipeline.job-id": note.job, "execution.runtime-mode": "STREAMING"}
+        if state:
+            own["execution.state-recovery.path"] = state
         with SqlSession(self._config.gateway_address) as session:
-            for statement in statements.settings(self._settings(note)):
+            for statement in statements.settings({**self._settings(), **own}):
                 session.run(statement)
             statements_of(session)
         return note.job
+
+    def submit_program(self, name: str, jar: bytes, request: Mapping[str, Any], state: str) -> str:
+        """Submit the one job of a program, which runs with our settings; return its id.
+
+        :param request: what the API is told besides: class and arguments.
+        :param state: as above.
+        """
+        note = self._noted(state)
+        told = {**request, "jobId": note.job, "flinkConfiguration": self._settings(), "allowNonRestoredState": False}
+        if state:
+            told["savepointPath"] = state
+        if self._config.parallelism is not None:
+            told["parallelism"] = self._config.parallelism
+        self.manager.run_jar(name, jar, told)
+        return note.job
+
+    def _noted(self, state: str) -> Note:
+        note = Note(uuid.uuid4().hex, self._config.program, state)
+        self.write(note)
+        return note
 
     def write(self, note: Note) -> None:
         """Write down what is known of the newest job."""
@@ -142,12 +164,10 @@ class Jobs:
         except LakestreamError as e:
             log.warning("Job %s could not be canceled: %s", job, e)
 
-    def _settings(self, note: Note) -> dict[str, str]:
+    def _settings(self) -> dict[str, str]:
         config = self._config
         found = {
             "pipeline.name": config.job_name,
-            "$internal.pipeline.job-id": note.job,
-            "execution.runtime-mode": "STREAMING",
             "execution.checkpointing.interval": f"{int(config.checkpoint_interval * 1000)} ms",
             "execution.checkpointing.dir": self.checkpoints.location,
             "execution.checkpointing.savepoint-dir": self._savepoints,
@@ -161,8 +181,6 @@ class Jobs:
         }
         if config.parallelism is not None:
             found["parallelism.default"] = str(config.parallelism)
-        if note.restored:
-            found["execution.state-recovery.path"] = note.restored
         return found
 
 

@@ -8,6 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,8 @@ from typing import Any
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 _TIMEOUT = 60.0
+# The program's `main` runs in the JobManager, before that answers.
+_JAR_WITHIN = 300.0
 _PAUSE = 0.2
 # Of the gateway: the newest that both have is v3, and nothing of it is needed.
 _API = "v2"
@@ -78,7 +81,21 @@ class Address:
     def call(self, method: str, path: str, body: object = None, timeout: float = _TIMEOUT) -> Any:
         """Call the API. Raises FlinkUnreachable, FlinkRefused."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", **self._authorization()}
+        return self._send(method, path, data, "application/json", timeout)
+
+    def upload(self, path: str, name: str, content: bytes, timeout: float) -> Any:
+        """Send a file as a form does. Raises FlinkUnreachable, FlinkRefused."""
+        border = uuid.uuid4().hex
+        head = (
+            f"--{border}\r\n"
+            f'Content-Disposition: form-data; name="jarfile"; filename="{name}"\r\n'
+            "Content-Type: application/x-java-archive\r\n\r\n"
+        )
+        data = b"".join((head.encode(), content, f"\r\n--{border}--\r\n".encode()))
+        return self._send("POST", path, data, f"multipart/form-data; boundary={border}", timeout)
+
+    def _send(self, method: str, path: str, data: bytes | None, content_type: str, timeout: float) -> Any:
+        headers = {"Content-Type": content_type, **self._authorization()}
         request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", data, headers, method=method)  # noqa: S310  # http(s) is checked by the hook
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310  # as above
@@ -178,6 +195,25 @@ class JobManager:
         settings = {one["key"]: one["value"] for one in self._address.call("GET", "/jobmanager/config", timeout=10)}
         names = ("execution.checkpointing.num-retained", "state.checkpoints.num-retained")
         return next((int(settings[name]) for name in names if name in settings), 1)
+
+    def run_jar(self, name: str, content: bytes, request: Mapping[str, Any]) -> None:
+        """Run a program, and return once its job is submitted. Raises FlinkUnreachable, FlinkRefused.
+
+        :param request: what `/jars/:jarid/run` takes.
+        """
+        uploaded = self._address.upload("/jars/upload", name, content, _JAR_WITHIN)["filename"]
+        jar = str(uploaded).rsplit("/", 1)[-1]
+        try:
+            self._address.call("POST", f"/jars/{jar}/run", request, _JAR_WITHIN)
+        finally:
+            self._forget(jar)
+
+    def _forget(self, jar: str) -> None:
+        try:
+            self._address.call("DELETE", f"/jars/{jar}")
+        except LakestreamError:
+            # It lies there until the JobManager ends.
+            return
 
     def cancel(self, job: str) -> None:
         """Cancel a job; its checkpoints stay."""

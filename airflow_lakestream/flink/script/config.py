@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,16 +21,23 @@ class ScriptConfig(JobConfig):
 
     :param name: of the stream; the checkpoint belongs to it for good.
     :param database: options of Flink's CDC connectors; may hold secrets.
+    :param jar: a file with a program, in the place of a script; `jar_digest` tells it from another one of its name.
     """
 
     app: str = APP
     name: str
-    script: str
+    script: str = ""
     database: Mapping[str, str] = field(default_factory=dict)
+    jar: str = ""
+    jar_digest: str = ""
+    entry_class: str = ""
+    program_arguments: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_sections("database")
+        if self.jar:
+            return
         if KAFKA in self.script and not self.kafka:
             raise InvalidArgument("script", f"has {KAFKA}, and there is no Kafka connection.", "Give kafka_conn_id.")
         if DATABASE in self.script and not self.database:
@@ -64,9 +71,15 @@ class ScriptConfig(JobConfig):
         """A text that is equal for two configurations if a job of one can go on with the state of the other."""
         # Offsets of one Kafka or database are none of another's; Flink itself may have moved.
         places = {name: place for name, place in self.places.items() if name != "flink"}
+        if self.jar:
+            # Another version of it may go on: whether it can, Flink itself says.
+            return fingerprint_of({"class": self.entry_class, **places})
         return fingerprint_of({"script": [self.parsed.before, self.parsed.inserts], **places})
 
     @property
     def program(self) -> str:
         """A text that is equal for two configurations if a job of one does what the other wants."""
-        return f"{self.state_of}/{self.parallelism}/{self.checkpoint_interval}"
+        program = f"{self.state_of}/{self.parallelism}/{self.checkpoint_interval}"
+        if not self.jar:
+            return program
+        return f"{program}/{fingerprint_of({'jar': self.jar_digest, 'arguments': list(self.program_arguments)})}"

@@ -1,9 +1,11 @@
-"""The driver of a script's job: it looks after it. What the job writes is between Flink and its sinks."""
+"""The driver of a script's or a program's job. What the job writes is between Flink and its sinks."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -12,6 +14,7 @@ from airflow_lakestream.flink.job import Jobs
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.rest import FlinkRefused, JobState, SqlSession
 from airflow_lakestream.flink.script.config import ScriptConfig
+from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class ScriptStream(JobStream):
         """Submit a job with the state of the one before."""
         self.lease.check()
         state = self._state_to_begin_with()
-        job = self.jobs.submit_by(self._run, state)
+        job = self._submit_program(state) if self._script.jar else self.jobs.submit_by(self._run, state)
         log.info("Submitted job %s%s. It has no ledger.", job, f", from {state}" if state else "")
         return job
 
@@ -62,13 +65,19 @@ class ScriptStream(JobStream):
 
     def _check_script(self) -> None:
         note = self.jobs.note()
-        if note is not None and note.program.split("/")[0] != self._script.state_of:
+        if note is None or note.program.split("/")[0] == self._script.state_of:
+            return
+        if self._script.jar:
             raise InvalidArgument(
-                "script",
-                "was changed, or its Kafka, database or catalog was, and the checkpoint has the state of the old one.",
-                "Give another checkpoint_location, where the new script begins without a state; or put the old script "
-                "back.",
+                "entry_class",
+                "was changed, or the catalog was, and the checkpoint has the state of another program.",
+                "Give another checkpoint_location, where the new one begins without a state.",
             )
+        raise InvalidArgument(
+            "script",
+            "was changed, or its Kafka, database or catalog was, and the checkpoint has the state of the old one.",
+            "Give another checkpoint_location, where the new script begins without a state; or put the old one back.",
+        )
 
     def _state_to_begin_with(self) -> str:
         note = self.jobs.note()
@@ -88,6 +97,16 @@ class ScriptStream(JobStream):
                 "another checkpoint_location, and set the script's sources to where it is to begin."
             )
         return place
+
+    def _submit_program(self, state: str) -> str:
+        config = self._script
+        content = read_jar(config.jar)
+        if digest_of(content) != config.jar_digest:
+            raise JarReplaced(config.jar)
+        request: dict[str, Any] = {"programArgsList": list(config.program_arguments)}
+        if config.entry_class:
+            request["entryClass"] = config.entry_class
+        return self.jobs.submit_program(Path(config.jar).name, content, request, state)
 
     def _run(self, session: SqlSession) -> None:
         config = self._script

@@ -20,6 +20,7 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import cancel_noted
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.script.config import ScriptConfig
+from airflow_lakestream.flink.script.jar import digest_of, read_jar
 from airflow_lakestream.flink.script.text import DATABASE, KAFKA
 from airflow_lakestream.hooks.database import connector_options
 from airflow_lakestream.hooks.flink import FlinkHook
@@ -83,15 +84,26 @@ def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
 
 
 def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig:
-    """Return what the driver of a script is told. Raises InvalidArgument."""
-    wants_kafka = KAFKA in operator.script
-    wants_database = DATABASE in operator.script and is_given(operator.database_conn_id)
+    """Return what the driver of a script or a program is told. Raises InvalidArgument."""
+    if is_given(operator.jar):
+        jar = str(operator.jar)
+        return ScriptConfig(
+            **_common(operator, owner),
+            name=f"{operator.dag_id}.{operator.task_id}",
+            jar=jar,
+            jar_digest=digest_of(read_jar(jar)),
+            entry_class=str(operator.entry_class) if is_given(operator.entry_class) else "",
+            program_arguments=arguments.items("program_arguments", operator.program_arguments) or (),
+        )
+    script = str(operator.script)
+    wants_kafka = KAFKA in script
+    wants_database = DATABASE in script and is_given(operator.database_conn_id)
     return ScriptConfig(
         **_common(operator, owner),
         kafka=KafkaHook(operator.kafka_conn_id).configuration() if wants_kafka else {},
         database=connector_options(str(operator.database_conn_id)) if wants_database else {},
         name=f"{operator.dag_id}.{operator.task_id}",
-        script=operator.script,
+        script=script,
     )
 
 

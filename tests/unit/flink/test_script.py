@@ -15,6 +15,7 @@ from airflow_lakestream.flink.job import Note
 from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
 from airflow_lakestream.flink.script.bundled import flink_cdc_script, flink_script, flink_scripts
 from airflow_lakestream.flink.script.config import ScriptConfig
+from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
 from airflow_lakestream.flink.script.stream import ScriptFinished, ScriptStream, StateLost
 from airflow_lakestream.flink.script.text import Script, split
 from airflow_lakestream.hooks.database import connector_options
@@ -277,3 +278,53 @@ def test_a_connection_of_a_database_is_what_connectors_take(monkeypatch: pytest.
         connector_options("orders_db")
     with pytest.raises(InvalidArgument, match="there is no connection 'nothing'"):
         connector_options("nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "script: is missing, and there is no jar"),
+        ({"script": INSERT, "jar": "/a.jar"}, "script: and jar are both given"),
+        ({"script": INSERT, "entry_class": "org.A"}, "entry_class: goes with jar"),
+        ({"script": INSERT, "program_arguments": ["a"]}, "program_arguments: goes with jar"),
+        ({"jar": "/a.jar", "database_conn_id": "db"}, "database_conn_id: goes with script"),
+        ({"jar": "/a.zip"}, "jar: '/a.zip' is no name of a jar"),
+        ({"jar": '/a".jar'}, "is no name of a jar"),
+        ({"jar": "/a.jar", "program_arguments": [1]}, "program_arguments"),
+    ],
+)
+def test_a_script_or_a_program_and_what_goes_with_it(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        FlinkScriptOperator(task_id="t", **arguments)
+    FlinkScriptOperator(task_id="t", jar="{{ params.jar }}", entry_class="org.A", program_arguments=["{{ ds }}"])
+
+
+def test_another_version_of_a_program_goes_on_and_another_program_does_not(tmp_path: Path) -> None:
+    def of(**given: Any) -> ScriptConfig:
+        return configured(tmp_path, **({"script": "", "jar": "/a.jar", "jar_digest": "1", "entry_class": "A"} | given))
+
+    one = of()
+    for changed in ({"jar_digest": "2"}, {"program_arguments": ["x"]}, {"parallelism": 2}):
+        assert of(**changed).state_of == one.state_of
+        assert of(**changed).program != one.program
+    assert of(jar="/moved/a.jar").program == one.program
+    assert of(entry_class="B").state_of != one.state_of
+    assert (
+        ScriptConfig.parse(of(program_arguments=("x",)).to_dict()).fingerprint
+        == of(program_arguments=("x",)).fingerprint
+    )
+    other = ScriptStream(of(entry_class="B"), lease=None)  # type: ignore[arg-type]  # it is not asked here
+    other.jobs.write(Note("j", one.program))
+    with pytest.raises(InvalidArgument, match="entry_class: was changed"):
+        other.run()
+
+
+def test_a_jar_that_is_not_there_or_was_replaced_is_told(tmp_path: Path) -> None:
+    jar = tmp_path / "a.jar"
+    with pytest.raises(InvalidArgument, match="can't be read: No such file"):
+        read_jar(str(jar))
+    jar.write_bytes(b"new")
+    given = {"script": "", "jar": str(jar), "jar_digest": digest_of(b"old")}
+    replaced = ScriptStream(configured(tmp_path, **given), lease=None)  # type: ignore[arg-type]  # as above
+    with pytest.raises(JarReplaced):
+        replaced._submit_program("")
