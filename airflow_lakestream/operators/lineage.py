@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import is_given
@@ -37,6 +38,10 @@ class TellsLineage:
         """Return the SQL that makes the rows; None without any."""
         sql = self.statement() if isinstance(self, RendersSql) else getattr(self, "sql", None)
         return str(sql) if is_given(sql) else None
+
+    def told_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """Return, by column of the table, the topic's fields that it is made of, as far as that is certain."""
+        return {}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return what this try has landed; None if it knows of nothing."""

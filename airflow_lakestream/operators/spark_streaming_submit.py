@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import need_extras
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
@@ -74,6 +75,16 @@ class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
     def what(self) -> Mapping[str, Any]:
         """Return what an app that lands is told of topic, table and group."""
         return {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
+
+    def told_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the decoded columns by column that an app's statement makes of them."""
+        from airflow_lakestream.lineage.columns import columns_of
+        from airflow_lakestream.spark.app_config import LANDING_APPS, landing_of
+
+        if self.app not in LANDING_APPS or not is_given(self.statement()):
+            return {}
+
+        return columns_of(landing_of(self.app, self.what()).statement)
 
     def new_trigger(self, **watched: Any) -> SparkStreamTrigger:
         """Return what watches the driver in the triggerer."""

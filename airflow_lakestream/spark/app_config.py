@@ -95,25 +95,11 @@ class AppConfig(Configuration):
     @property
     def extract(self) -> ExtractConfig:
         """What to land, as arguments of the extract path. Raises InvalidArgument."""
-        kind = MirrorConfig if self.app in MIRROR_APPS else FrameConfig
-        if self.landing.get("table_format", self._table_format) != self._table_format:
-            raise InvalidArgument("landing.table_format", f"{self.app} lands in tables of {self._table_format}.")
         if self.storage and self.app not in DELTA_APPS:
             raise InvalidArgument(
                 "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog says where its tables lie."
             )
-        check_keys("landing", self.landing, [one.name for one in fields(kind)])
-        for key in ("topic", "table", "consumer_group"):
-            if not is_given(self.landing.get(key)):
-                raise InvalidArgument(f"landing.{key}", "is missing.")
-        for key, instead in _OTHERWISE.items():
-            if is_given(self.landing.get(key)):
-                raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
-        return kind(**{**self.landing, "table_format": self._table_format})
-
-    @property
-    def _table_format(self) -> str:
-        return str(TableFormat.DELTA if self.app in DELTA_APPS else TableFormat.ICEBERG)
+        return landing_of(self.app, self.landing)
 
     @property
     def is_query(self) -> bool:
@@ -163,6 +149,22 @@ class AppConfig(Configuration):
     def write(self, path: str | Path) -> Path:
         """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
         return write_object(path, self.to_dict())
+
+
+def landing_of(app: str, landing: Mapping[str, Any]) -> ExtractConfig:
+    """Return what an app of `LANDING_APPS` lands, as arguments of the extract path. Raises InvalidArgument."""
+    kind = MirrorConfig if app in MIRROR_APPS else FrameConfig
+    table_format = str(TableFormat.DELTA if app in DELTA_APPS else TableFormat.ICEBERG)
+    if landing.get("table_format", table_format) != table_format:
+        raise InvalidArgument("landing.table_format", f"{app} lands in tables of {table_format}.")
+    check_keys("landing", landing, [one.name for one in fields(kind)])
+    for key in ("topic", "table", "consumer_group"):
+        if not is_given(landing.get(key)):
+            raise InvalidArgument(f"landing.{key}", "is missing.")
+    for key, instead in _OTHERWISE.items():
+        if is_given(landing.get(key)):
+            raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
+    return kind(**{**landing, "table_format": table_format})
 
 
 def _to_json(value: Any) -> Any:

@@ -70,7 +70,12 @@ def _facts_of(operator: SupervisedOperator, driving: Drives, before: Mapping[str
 
     what, progress = operator.what(), driving.progress()
     brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
-    facts = Facts(brokers, str(what.get("consumer_group", "")), statement=operator.told_statement())
+    facts = Facts(
+        brokers,
+        str(what.get("consumer_group", "")),
+        statement=operator.told_statement(),
+        columns=operator.told_columns(),
+    )
     add_batches(facts, progress, before, what)
     _look(operator, facts)
     if not is_over:

@@ -10,6 +10,7 @@ from airflow.sdk import DAG
 
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.lineage import is_told
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
 _WITHOUT = """
 import sys
@@ -59,3 +60,20 @@ def test_a_mapped_task_has_the_defaults_of_every_operator() -> None:
         kafka_extract_group("group", topic="t", table="lake.t")
     read = dag.get_task("group.read")
     assert (read.inlets, read.outlets) == ([], [])
+
+
+def test_a_stream_on_spark_tells_the_fields_that_its_columns_are_made_of() -> None:
+    statement = "select id, name || site as label from {{ input }}"
+    landing = {"topic": "t", "table": "lake.t", "sql": statement, "sql_input": "decoded"}
+    columns = {"schema": "id bigint, name string, site string"}
+    stream = SparkStreamingSubmitOperator(
+        task_id="stream", dag=DAG("told"), app="kafka_to_iceberg", app_config=landing | columns
+    )
+    assert stream.told_columns() == {"id": ("id",), "label": ("name", "site")}
+    for app, config in (
+        ("kafka_to_iceberg", {"topic": "t", "table": "lake.t"} | columns),
+        ("kafka_to_iceberg", {"topic": "t", "table": "lake.t", "sql": "select value as v from {{ input }}"}),
+        ("maintain_iceberg", {"tables": ["lake.t"]}),
+    ):
+        other = SparkStreamingSubmitOperator(task_id="other", dag=DAG("told"), app=app, app_config=config)
+        assert other.told_columns() == {}
