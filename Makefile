@@ -67,10 +67,12 @@ docs: setup ## Build the documentation's site into .site, and check its links
 test-start: setup ## Walk through the pages Start and Tutorial in an empty environment, line by line (needs a JDK 17)
 	$(BIN)/python -m pytest --timeout 0 tests/start
 
-test-page: docs ## Walk through the demo in a real Chromium; PICTURES=docs/images renews the documentation's (needs a JDK 17)
+test-page: docs $(OLD)/.ready ## Walk through demo and page in a real Chromium, the page on Airflow 3.1 too; PICTURES=docs/images renews the documentation's (needs a JDK 17)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group page
+	$(OLD)/bin/uv pip install --quiet --python $(OLD)/bin/python --group page
 	$(BIN)/python -m dev browser
 	LAKESTREAM_PICTURES=$(PICTURES) $(BIN)/python -m pytest --timeout 0 tests/page
+	LAKESTREAM_PICTURES=.dev/pictures-3.1 $(OLD)/bin/python -m pytest --timeout 0 tests/page/test_streams.py
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
