@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
+import subprocess
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,15 @@ import pytest
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from dev.stack import Stack
+from tests.support.broker import poll_until
 from tests.support.brokers import Cluster, Trouble
 from tests.support.connecting import SCHEMA
+from tests.support.flink import FlinkLanding
 from tests.support.flowing import flowing
 from tests.support.lake import Lake, assert_landed_once
 from tests.support.lake_reading import at
 from tests.support.shared_run import SharedRun
+from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +40,7 @@ LANDINGS, SEED = int(os.environ.get("LAKESTREAM_LANDINGS", "3")), int(os.environ
 # In the long run a kill comes each minute, and a landing each ten seconds, so that there are five of them.
 KILLS, PAUSE, GAP = (LANDINGS // 6, 60.0, 10.0) if SOAK else (1, 0.0, 0.0)
 PARTITIONS = 4
+IN_A_SOAK = pytest.mark.skipif(not SOAK, reason="is a part of make soak-brokers")
 # A task is tried again; with these pauses that is some minutes.
 TRIES = 20
 
@@ -65,12 +72,46 @@ class Tasks:
                 self.tries[type(e).__name__] += 1
         raise AssertionError(f"given up: {self.tries}")
 
+    def end(self, counts: dict[int, int]) -> None:
+        """Land what is left."""
+        self.land()
 
-def by_extract(lake: Lake, topic: str) -> Tasks:
-    return Tasks(lambda run_id: lambda: lake.land(topic, run_id, schema=SCHEMA))
+
+class Stream:
+    """A stream's driver. Where it ends in an error it is started again, as its operator does."""
+
+    def __init__(self, lake: Lake, topic: str, start: Callable[[], subprocess.Popen[Any]]) -> None:
+        self._lake, self._topic, self._start = lake, topic, start
+        self.driver = start()
+        self.tries: Counter[str] = Counter(drivers=1)
+
+    def land(self) -> None:
+        before = len(self._lake.snapshots())
+        self._until(lambda: len(self._lake.snapshots()) > before, "a landing")
+
+    def end(self, counts: dict[int, int]) -> None:
+        """Wait until all is landed."""
+        wanted = {p: [(0, count)] for p, count in counts.items()}
+        self._until(lambda: self._lake.landed(self._topic) == wanted, f"{wanted} to be landed")
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        def so() -> bool:
+            if self.driver.poll() is not None:
+                self.tries["drivers"] += 1
+                assert self.tries["drivers"] <= TRIES, f"given up: {self.tries}"
+                self.driver = self._start()
+            return done()
+
+        poll_until(so, what, 300, every=0.2)
 
 
-def by_group(lake: Lake, topic: str) -> Tasks:
+@contextmanager
+def by_extract(lake: Lake, topic: str, stack: Stack) -> Iterator[Tasks]:
+    yield Tasks(lambda run_id: lambda: lake.land(topic, run_id, schema=SCHEMA))
+
+
+@contextmanager
+def by_group(lake: Lake, topic: str, stack: Stack) -> Iterator[Tasks]:
     def once(run_id: str) -> Callable[[], object]:
         run = SharedRun(lake, topic, {"schema": SCHEMA}, run_id)
 
@@ -80,26 +121,56 @@ def by_group(lake: Lake, topic: str) -> Tasks:
 
         return steps
 
-    return Tasks(once)
+    yield Tasks(once)
 
 
-ENGINES: dict[str, Callable[[Lake, str], Tasks]] = {"extract": by_extract, "group": by_group}
+@contextmanager
+def by_spark(lake: Lake, topic: str, stack: Stack) -> Iterator[Stream]:
+    run = SparkRun(lake, topic, {"schema": SCHEMA})
+    made = Stream(lake, topic, lambda: run.start(trigger="2 seconds"))
+    try:
+        yield made
+    finally:
+        os.killpg(made.driver.pid, signal.SIGKILL)
+        made.driver.wait()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@contextmanager
+def by_flink(lake: Lake, topic: str, stack: Stack) -> Iterator[Stream]:
+    landing = FlinkLanding(lake, topic, stack.up_flink())
+    try:
+        yield Stream(lake, topic, landing.start)
+        landing.stop()
+    finally:
+        landing.end()
+
+
+ENGINES: dict[str, Callable[[Lake, str, Stack], AbstractContextManager[Tasks | Stream]]] = {
+    "extract": by_extract,
+    "group": by_group,
+    "spark": by_spark,
+    "flink": by_flink,
+}
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(one, marks=[IN_A_SOAK] if one in ("spark", "flink") else []) for one in ENGINES]
+)
 def test_brokers_are_killed_and_leaders_move_while_landings_run(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     topic, lake = cluster.topic(PARTITIONS), Lake(tmp_path, cluster.client_config())
-    with flowing(cluster.produce, topic, partitions=PARTITIONS) as counts:
-        made, done, started = ENGINES[engine](lake, topic), 0, time.monotonic()
-        with Trouble(cluster, topic, SEED, PAUSE) as trouble:
+    done, started = 0, time.monotonic()
+    with ENGINES[engine](lake, topic, cluster.stack) as made:
+        with (
+            flowing(cluster.produce, topic, partitions=PARTITIONS) as counts,
+            Trouble(cluster, topic, SEED, PAUSE) as trouble,
+        ):
             while done < LANDINGS or trouble.kills < KILLS:
                 trouble.check()
                 made.land()
                 done += 1
-                # The long run's landings are that far apart.
                 # Only in a soak: 30 landings have to last as long as brokers are killed for.
                 time.sleep(GAP)
-    made.land()
+        made.end(counts)
     told = f"{engine}: seed {SEED}, {done} landings, {trouble.kills} kills, {trouble.moves} leaders moved"
     print(f"{told}, {sum(counts.values())} records, {time.monotonic() - started:.0f} s, {dict(made.tries)}")
     assert trouble.moves > 0
