@@ -112,9 +112,9 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_sensor_kills.py
 
-soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told
+soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told, on PostgreSQL (needs a JDK 17)
 	LAKESTREAM_LANDINGS=$(LANDINGS) LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) \
-		$(BIN)/python -m pytest --timeout 0 tests/events
+		LAKESTREAM_AIRFLOW_DATABASE=postgresql $(BIN)/python -m pytest --timeout 0 tests/events
 
 demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
