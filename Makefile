@@ -104,7 +104,7 @@ soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the trig
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/engines/test_flink_kills.py tests/engines/test_connect_kills.py -k '$(ONLY)'
 
-soak-brokers: setup ## LANDINGS=30 of extract, group, Spark and Flink on three brokers, of which one is killed each minute; SEED=0, ONLY=extract for one of them (needs a JDK 17)
+soak-brokers: setup ## LANDINGS=30 of extract, group, Spark, Flink and Connect on three brokers, of which one is killed each minute; SEED=0, ONLY=extract for one of them (needs a JDK 17)
 	LAKESTREAM_LANDINGS=$(if $(filter file,$(origin LANDINGS)),30,$(LANDINGS)) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest \
 		--timeout 0 -s tests/matrix/test_brokers.py -k 'killed_and_leaders and $(or $(ONLY),killed)'
 

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections import Counter
@@ -25,10 +27,10 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from dev.stack import Stack
 from tests.support.broker import poll_until
 from tests.support.brokers import Cluster, Trouble
-from tests.support.connecting import SCHEMA
+from tests.support.connecting import SCHEMA, Sinks
 from tests.support.flink import FlinkLanding
 from tests.support.flowing import flowing
-from tests.support.lake import Lake, assert_landed_once
+from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.lake_reading import at
 from tests.support.shared_run import SharedRun
 from tests.support.spark import SparkRun
@@ -124,6 +126,61 @@ def by_group(lake: Lake, topic: str, stack: Stack) -> Iterator[Tasks]:
     yield Tasks(once)
 
 
+class Followed:
+    """A sink on Connect, which a task after the other looks after; an error that may pass begins the next one."""
+
+    def __init__(self, sinks: Sinks, topic: str) -> None:
+        self._sinks, self._topic = sinks, topic
+        self.tries: Counter[str] = Counter()
+        self.over = threading.Event()
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._follow, name="tasks", daemon=True)
+
+    def land(self) -> None:
+        before = len(self._sinks.lake.snapshots())
+        self._until(lambda: len(self._sinks.lake.snapshots()) > before, "a landing")
+
+    def end(self, counts: dict[int, int]) -> None:
+        """Wait until all is landed."""
+        wanted = {p: [(0, count)] for p, count in counts.items()}
+        self._until(lambda: self._sinks.lake.landed(self._topic) == wanted, f"{wanted} to be landed")
+
+    def _follow(self) -> None:
+        try:
+            while not self.over.is_set():
+                self.tries["tasks"] += 1
+                try:
+                    driving = self._sinks.driving(self._topic)
+                    driving.begin()
+                    self._sinks.follow_until(driving, lambda _: self.over.is_set(), patience=math.inf)
+                except LakestreamError as e:
+                    if not isinstance(e, Transient) or self.tries["tasks"] >= TRIES:
+                        raise
+                    self.tries[type(e).__name__] += 1
+        except BaseException as e:  # noqa: BLE001  # raised again in the test's own thread
+            self._error = e
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        poll_until(lambda: done() or self._error is not None, what, 300, every=0.2)
+        if self._error is not None:
+            raise self._error
+
+
+@contextmanager
+def by_connect(lake: Lake, topic: str, stack: Stack) -> Iterator[Followed]:
+    sinks = Sinks(lake, stack, stack.up_connect(lake.kafka["bootstrap.servers"]))
+    # It makes the table.
+    sinks.extract(topic)
+    made = Followed(sinks, topic)
+    made.thread.start()
+    try:
+        yield made
+    finally:
+        made.over.set()
+        made.thread.join(300)
+        sinks.end()
+
+
 @contextmanager
 def by_spark(lake: Lake, topic: str, stack: Stack) -> Iterator[Stream]:
     run = SparkRun(lake, topic, {"schema": SCHEMA})
@@ -145,23 +202,26 @@ def by_flink(lake: Lake, topic: str, stack: Stack) -> Iterator[Stream]:
         landing.end()
 
 
-ENGINES: dict[str, Callable[[Lake, str, Stack], AbstractContextManager[Tasks | Stream]]] = {
+ENGINES: dict[str, Callable[[Lake, str, Stack], AbstractContextManager[Tasks | Stream | Followed]]] = {
     "extract": by_extract,
     "group": by_group,
     "spark": by_spark,
     "flink": by_flink,
+    "connect": by_connect,
 }
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param(one, marks=[IN_A_SOAK] if one in ("spark", "flink") else []) for one in ENGINES]
+    "engine", [pytest.param(one, marks=[] if one in ("extract", "group") else [IN_A_SOAK]) for one in ENGINES]
 )
 def test_brokers_are_killed_and_leaders_move_while_landings_run(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     topic, lake = cluster.topic(PARTITIONS), Lake(tmp_path, cluster.client_config())
-    done, started = 0, time.monotonic()
+    done, started, counts = 0, time.monotonic(), dict.fromkeys(range(PARTITIONS), 5)
+    for partition, count in counts.items():
+        cluster.produce(topic, partition, events(partition, 0, count))
     with ENGINES[engine](lake, topic, cluster.stack) as made:
         with (
-            flowing(cluster.produce, topic, partitions=PARTITIONS) as counts,
+            flowing(cluster.produce, topic, counts),
             Trouble(cluster, topic, SEED, PAUSE) as trouble,
         ):
             while done < LANDINGS or trouble.kills < KILLS:
