@@ -138,7 +138,7 @@ constraints: setup ## Resolve the pins anew, after a change of pyproject.toml or
 
 clean: ## Take down what `python -m dev up` started, and remove all that is not in git
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m dev down --all; fi
-	rm -rf .site .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
+	rm -rf artifacts .site .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
 
 .venv/.ready: pyproject.toml dev/constraints.txt
 	$(call install,.venv,dev/constraints.txt)
