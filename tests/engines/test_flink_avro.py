@@ -206,7 +206,7 @@ def rows_of(landing: FlinkLanding, table: str) -> list[dict[str, Any]]:
 
 def extract(landing: FlinkLanding, **config: Any) -> Any:
     """Land the topic by the extract."""
-    return landing.lake.land(landing.topic, schema=landing.config["columns"], tombstones="skip", **config)
+    return landing.lake.land(landing.topic, schema=landing.config["columns"], **({"tombstones": "skip"} | config))
 
 
 def test_the_table_equals_the_extract_s_whatever_the_types_also_after_another_schema(
@@ -311,7 +311,7 @@ def test_raw_records_equal_the_extract_s_and_text_that_is_none_is_named(
     produce(landing.topic, 0, ["a", "é", "", "x\n", None, "z"], keys=[b"\xff", None, b"", b"k", b"k", None])
     driver = landing.start()
     landing.await_landed({0: 6})
-    extract(landing, table=OTHER, consumer_group="other", format="raw")
+    extract(landing, table=OTHER, consumer_group="other", format="raw", tombstones="keep")
     assert rows_of(landing, TABLE) == rows_of(landing, OTHER)
     produce(landing.topic, 0, ["good", b"a\xff"])
     assert driver.wait(PATIENCE) == 1
