@@ -40,6 +40,10 @@ class JobEnded(LakestreamError, Transient):
         super().__init__(f"Flink's job {job} {told}{f': {why}' if why else '.'}")
 
 
+class JobSpoilt(LakestreamError, Transient):
+    """What the job makes can't be taken any more; one that begins without its state does it right."""
+
+
 @dataclass(frozen=True)
 class Note:
     """What is known of a stream's job.

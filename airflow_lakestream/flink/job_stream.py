@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.flink.job import JobEnded, Jobs
+from airflow_lakestream.flink.job import JobEnded, Jobs, JobSpoilt
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
 
@@ -67,7 +67,7 @@ class JobStream(ABC):
         try:
             self._follow(job)
         except LakestreamError as e:
-            if isinstance(e, Terminal):
+            if isinstance(e, Terminal | JobSpoilt):
                 # What it would write from here on can't be taken either.
                 self.jobs.cancel(job)
             raise

@@ -22,8 +22,8 @@ from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.formats.proof import SchemaMoved, avro_proof, raw_proof
-from airflow_lakestream.flink.job import JobEnded
+from airflow_lakestream.flink.formats.proof import avro_proof, raw_proof
+from airflow_lakestream.flink.job import JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
@@ -86,7 +86,7 @@ class FlinkStream(JobStream):
             if not self.jobs.are_changed():
                 raise
             log.warning("The program was changed, so the records are read anew. %s", e)
-        except (RecordDoubted, SchemaMoved) as e:
+        except (RecordDoubted, JobSpoilt) as e:
             log.warning("The records are read anew. %s", e)
             return False
         return True
@@ -129,13 +129,12 @@ class FlinkStream(JobStream):
         self._land(self._publication(savepoint))
 
     def _publish(self) -> None:
-        """Publish; what a later publication may do better is only told. Raises Terminal errors, and LeaseLost."""
+        """Publish; what a later publication may do better is only told. Raises Terminal ones, JobSpoilt, LeaseLost."""
         self.lease.check()
         try:
             self._land(self._publication(None))
         except LakestreamError as e:
-            # Of one that was moved nothing can be published any more: the next job reads it right.
-            if isinstance(e, Terminal | SchemaMoved):
+            if isinstance(e, Terminal | JobSpoilt):
                 raise
             self._is_published = False
             log.warning("Not published: %s", e)

@@ -18,8 +18,8 @@ from airflow_lakestream.core.publishing.branch import Proof
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.raw import RawDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
-from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
+from airflow_lakestream.flink.job import JobSpoilt
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaSource
 from airflow_lakestream.run.publication import DecodedAgain
 from airflow_lakestream.tables.schema.types import arrow_schema
@@ -28,7 +28,7 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 MakeReader = Callable[[bool], Reader]
 
 
-class SchemaMoved(LakestreamError, Transient):
+class SchemaMoved(JobSpoilt):
     """Records were written with a schema that the job was not submitted for: it may have taken them for others."""
 
     def __init__(self, schema_id: int, why: str) -> None:
