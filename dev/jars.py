@@ -81,7 +81,7 @@ KAFKAS = {
             ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
         ),
     )
-    for version in ("4.0.0", KAFKA_VERSION, "4.4.0")
+    for version in ("3.5.2", "3.9.1", "4.0.0", KAFKA_VERSION, "4.4.0")
 }
 KAFKA = KAFKAS[KAFKA_VERSION]
 
