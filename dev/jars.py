@@ -162,11 +162,12 @@ _BESIDE_ICEBERG = (
 
 # What comes to Flink's own distribution: the gateway, connectors, and what Iceberg wants of Hadoop.
 FLINK = JarSet(
-    "flink-2.0.0-connectors",
+    "flink-2.0.0-connectors-avro",
     (
         ("org.apache.flink", "flink-sql-gateway", "2.0.0"),
         ("org.apache.flink", "flink-sql-gateway-api", "2.0.0"),
         ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
+        ("org.apache.flink", "flink-sql-avro-confluent-registry", "2.0.0"),
         ("org.apache.iceberg", "iceberg-flink-runtime-2.0", "1.11.0"),
         *_BESIDE_ICEBERG,
     ),

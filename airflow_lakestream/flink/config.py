@@ -16,10 +16,14 @@ from airflow_lakestream.core.names import check_group, check_table_name, check_t
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, is_given
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
-from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.formats.known import check_format
+from airflow_lakestream.flink.formats.reading import json_reading, raw_reading
+from airflow_lakestream.flink.formats.types import type_of
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.statements import FORMATS, METADATA, type_of
+from airflow_lakestream.flink.statements import METADATA
 from airflow_lakestream.kafka.source import StartAt
+from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
 
@@ -29,6 +33,8 @@ APP = "flink_sql"
 @dataclass(frozen=True, kw_only=True)
 class FlinkConfig(JobConfig):
     """What to land, and by which Flink. See `FlinkSqlOperator` for the arguments of the landing.
+
+    :param registry: the fields of `RegistryConfig`, for `format="avro"`; may hold secrets.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -41,6 +47,7 @@ class FlinkConfig(JobConfig):
     sql: str | None = None
     schema: str | None = None
     format: str = "json"
+    registry: Mapping[str, Any] = field(default_factory=dict)
     branch: str = ""
     publish_interval: float = 60.0
     start_offset: str = StartOffset.EARLIEST
@@ -52,17 +59,36 @@ class FlinkConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_sections("registry")
         check_topic(self.topic)
         check_table_name(self.table)
         check_group(self.consumer_group)
-        if self.format not in FORMATS:
-            raise UnknownValue("format", self.format, FORMATS)
+        check_format("format", self.format)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
-        for one in self.source_columns.fields:
-            type_of(one.field_type, one.name)
+        self._check_columns()
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
         _ = self.start, self.design, self.auditor
+
+    def _check_columns(self) -> None:
+        """Refuse what the format can't fill, whatever the records are. Raises InvalidArgument."""
+        columns = self.source_columns
+        if self.format == "json":
+            json_reading(columns)
+        elif self.format == "raw":
+            raw_reading(columns)
+        else:
+            for one in columns.fields:
+                type_of(one.field_type, one.name)
+            _check_registry(self.registry_config)
+
+    @property
+    def registry_config(self) -> RegistryConfig:
+        """The registry of the topic's schemas. Raises InvalidArgument without one."""
+        if not self.registry:
+            problem = f'is missing: records of format="{self.format}" name schemas that it has.'
+            raise InvalidArgument("schema_registry", problem, "Give a URL or the id of a connection.")
+        return RegistryConfig.parse(self.registry)
 
     @cached_property
     def source_columns(self) -> Schema:
@@ -111,7 +137,24 @@ class FlinkConfig(JobConfig):
         return {"app": APP, "topic": self.topic, "table": self.table, "group": self.consumer_group}
 
     @property
+    def places(self) -> dict[str, Any]:
+        """Which Kafka, catalog, Flink and registry it is, without their secrets."""
+        found = super().places
+        return {**found, "registry": self.registry["url"]} if self.registry else found
+
+    @property
     def program(self) -> str:
         """A text that is equal for two configurations if a job of one goes on with the state of the other."""
         told = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
         return fingerprint_of({**told, "branch": self.on_branch, **self.places})
+
+
+def _check_registry(registry: RegistryConfig) -> None:
+    """Refuse a client's certificate: Flink would show its key in errors. Raises InvalidArgument."""
+    for name in ("cert_file", "key_file", "key_password"):
+        if getattr(registry, name):
+            raise InvalidArgument(
+                f"schema_registry.{name}",
+                "is not for Flink, which writes the options of a table into its errors and log, the key among them.",
+                "Log in by a name and a password, or a token.",
+            )

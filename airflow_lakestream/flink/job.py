@@ -49,6 +49,7 @@ class Note:
     :param savepoint: the one by which it was stopped; empty for a job that was not.
     :param finished: the same, once the job has ended well behind it: then all that it read is in the branch.
     :param moved: a checkpoint of it was completed; not noted of a landing, whose ledger says more.
+    :param reads: how it reads records, where that depends on what a registry had when it was submitted.
     """
 
     job: str
@@ -57,6 +58,7 @@ class Note:
     savepoint: str = ""
     finished: str = ""
     moved: str = ""
+    reads: str = ""
 
 
 class Jobs:
@@ -76,10 +78,20 @@ class Jobs:
         known = {name: str(found[name]) for name in Note.__dataclass_fields__ if name in found}
         return Note(**known) if {"job", "program"} <= known.keys() else None
 
+    @property
+    def program(self) -> str:
+        """What the next job does: a text that is another one for a job that can't go on with its state."""
+        return self._config.program
+
+    @property
+    def reads(self) -> str:
+        """How the next job reads records, see `Note`."""
+        return ""
+
     def are_changed(self) -> bool:
         """Tell whether the next job does something else than the newest one."""
         note = self.note()
-        return note is not None and note.program != self._config.program
+        return note is not None and note.program != self.program
 
     def running(self) -> str | None:
         """Return the newest job if it runs and does what is wanted; one that does something else is canceled.
@@ -89,7 +101,7 @@ class Jobs:
         note = self.note()
         if note is None or note.savepoint or self.manager.state(note.job) not in _LIVES:
             return None
-        if note.program == self._config.program:
+        if note.program == self.program:
             return note.job
         log.info("Job %s does what is not wanted any more. It is canceled.", note.job)
         self.cancel(note.job)
@@ -129,7 +141,7 @@ class Jobs:
         return note.job
 
     def _noted(self, state: str) -> Note:
-        note = Note(uuid.uuid4().hex, self._config.program, state)
+        note = Note(uuid.uuid4().hex, self.program, state, reads=self.reads)
         self.write(note)
         return note
 

@@ -56,7 +56,7 @@ class JobConfig(Configuration):
         """A text that is equal for two configurations if a driver of one may serve the other."""
         told = {one.name: getattr(self, one.name) for one in fields(self)}
         # Where they are is in `places`; who is let in may change.
-        for name in ("kafka", "catalog", "gateway", "manager", "owner", "database"):
+        for name in ("kafka", "catalog", "gateway", "manager", "owner", "database", "registry"):
             told.pop(name, None)
         return fingerprint_of({**told, **self.places})
 

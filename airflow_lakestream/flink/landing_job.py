@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cached_property
 
 from airflow_lakestream.core.ranges import shown
+from airflow_lakestream.decode.values.outcome import SchemaRefused
+from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
+from airflow_lakestream.flink.formats.avro_reader import avro_reading
+from airflow_lakestream.flink.formats.proof import Reads
+from airflow_lakestream.flink.formats.reading import Reading, json_reading, raw_reading
 from airflow_lakestream.flink.job import Jobs
 from airflow_lakestream.flink.rest import FlinkRefused, SqlSession
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.schemas import SchemaNotFound
 
 log = logging.getLogger(__name__)
 
 # An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
 LEAST_KEPT = 20
+_OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
 
 class LandingJobs(Jobs):
@@ -24,6 +35,51 @@ class LandingJobs(Jobs):
     def __init__(self, config: FlinkConfig) -> None:
         super().__init__(config)
         self._landing = config
+        self._begins: Mapping[int, int] = {}
+
+    @property
+    def program(self) -> str:
+        """What the next job does, and by which ways it reads. Raises what `ways` raises."""
+        return f"{super().program}/{fingerprint_of(asdict(self.ways))}" if self.ways else super().program
+
+    @property
+    def reads(self) -> str:
+        """See `Reads`. Raises what `ways` raises."""
+        return str(Reads(self._landing.format, self.ways.places if self.ways else {}, self._begins))
+
+    @cached_property
+    def ways(self) -> Ways | None:
+        """The ways to the columns, by all schemas that the registry has of the topic now; None for other formats.
+
+        Raises InvalidArgument for columns that Flink would fill with something else, and the registry's errors.
+        """
+        config = self._landing
+        if config.format != "avro":
+            return None
+        subject = f"{config.topic}-value"
+        try:
+            return ways_of(config.source_columns, RegistryClient(config.registry_config).versions(subject))
+        except SchemaNotFound as e:
+            problem = f"has no subject {subject}: how the fields are written has to be known before a job begins."
+            raise InvalidArgument("schema_registry", problem, "Register the writers' schemas there.") from e
+        except (WayRefused, SchemaRefused) as e:
+            raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
+
+    def newest_reads(self) -> Reads:
+        """Return how the newest job reads."""
+        note = self.note()
+        return Reads.parse("" if note is None else note.reads)
+
+    def _reading(self) -> Reading:
+        config = self._landing
+        if config.format == "raw":
+            return raw_reading(config.source_columns)
+        if self.ways is None:
+            return json_reading(config.source_columns)
+        try:
+            return avro_reading(config.source_columns, self.ways, config.registry_config)
+        except WayRefused as e:
+            raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
 
     def state_for(self, holes: Mapping[int, int]) -> str:
         """Return the checkpoint or savepoint to begin with; empty where a job has to begin without.
@@ -65,12 +121,13 @@ class LandingJobs(Jobs):
                 f"Set execution.checkpointing.num-retained: {LEAST_KEPT} in the JobManager's own configuration.",
             )
 
+        reading = self._reading()
+        self._begins = self.newest_reads().begins if state else starts
+
         def run(session: SqlSession) -> None:
             session.run(statements.catalog(config.catalog_name, config.catalog_properties))
-            source = statements.source(
-                config.topic, config.source_columns, config.kafka, config.consumer_group, config.format, starts
-            )
-            session.run(source)
+            for statement in statements.source(config.topic, reading, config.kafka, config.consumer_group, starts):
+                session.run(statement)
             rows = self._rows(session)
             self._check(rows, columns())
             self._insert(session, rows)

@@ -180,14 +180,18 @@ class JobManager:
         )
         return int(newest["id"]) if newest else 0
 
-    def why_failed(self, job: str) -> str:
-        """Return the innermost cause of a job's failure, as far as the JobManager tells it."""
+    def causes(self, job: str) -> tuple[str, ...]:
+        """Return the innermost causes of a job's failure, the deepest last, as far as the JobManager tells them."""
         try:
             told = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
         except LakestreamError:
-            return ""
+            return ()
         entries: list[dict[str, Any]] = (told.get("exceptionHistory") or {}).get("entries") or [{}]
-        causes = causes_in(str(entries[0].get("stacktrace", "")))
+        return causes_in(str(entries[0].get("stacktrace", "")))
+
+    def why_failed(self, job: str) -> str:
+        """Return the innermost cause of a job's failure; empty where nothing is told."""
+        causes = self.causes(job)
         return causes[-1] if causes else ""
 
     def kept_checkpoints(self) -> int:

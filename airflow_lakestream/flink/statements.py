@@ -7,20 +7,16 @@ a user's SELECT makes of it, the positions have to come along, since the publica
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 
-from pyiceberg import types as iceberg
-from pyiceberg.schema import Schema
-from pyiceberg.types import IcebergType
-
-from airflow_lakestream.core.names import METADATA_NAMES as METADATA_NAMES
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.formats.reading import Reading
+from airflow_lakestream.flink.formats.types import quoted
 from airflow_lakestream.spark.settings.catalog import catalog_settings, prefix_of
 from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
 
 # Flink's jar of SQL's connector keeps Kafka's client, and the classes that log in, below this name.
 _SHADED = "org.apache.flink.kafka.shaded."
-SOURCE, LANDED = "source", "landed"
+# The records as a format reads them, the records with their columns, and the rows to land.
+RECORDS, SOURCE, LANDED = "records", "source", "landed"
 # The columns that say where a record was, with what Kafka's connector has for them.
 _METADATA = {
     "topic": "`_kafka_topic` STRING METADATA FROM 'topic' VIRTUAL",
@@ -30,23 +26,6 @@ _METADATA = {
 }
 METADATA = tuple(_METADATA)
 COLUMNS = tuple(f"_kafka_{name}" for name in METADATA)
-_FORMATS = {
-    # Whatever does not fit a column fails the job: a record is never left out without a word.
-    "json": {"format": "json", "json.ignore-parse-errors": "false", "json.timestamp-format.standard": "ISO-8601"},
-}
-FORMATS = tuple(_FORMATS)
-_PLAIN: Mapping[IcebergType, str] = {
-    iceberg.BooleanType(): "BOOLEAN",
-    iceberg.IntegerType(): "INT",
-    iceberg.LongType(): "BIGINT",
-    iceberg.FloatType(): "FLOAT",
-    iceberg.DoubleType(): "DOUBLE",
-    iceberg.DateType(): "DATE",
-    iceberg.StringType(): "STRING",
-    iceberg.BinaryType(): "BYTES",
-    iceberg.TimestampType(): "TIMESTAMP(6)",
-    iceberg.TimestamptzType(): "TIMESTAMP_LTZ(6)",
-}
 
 
 def catalog(name: str, properties: Mapping[str, str]) -> str:
@@ -65,19 +44,14 @@ def catalog(name: str, properties: Mapping[str, str]) -> str:
 
 
 def source(
-    topic: str,
-    columns: Schema,
-    kafka: Mapping[str, str],
-    consumer_group: str,
-    record_format: str,
-    starts: Mapping[int, int],
-) -> str:
-    """Return the statement that names the topic's records. Raises InvalidArgument.
+    topic: str, reading: Reading, kafka: Mapping[str, str], consumer_group: str, starts: Mapping[int, int]
+) -> list[str]:
+    """Return the statements that name the topic's records. Raises InvalidArgument.
 
-    :param kafka: librdkafka's configuration; the statement holds its secrets.
+    :param kafka: librdkafka's configuration; the statements hold its secrets, and the registry's.
     :param starts: by partition, where a job without a state begins.
     """
-    fields = [f"{quoted(field.name)} {type_of(field.field_type, field.name)}" for field in columns.fields]
+    fields = [f"{quoted(name)} {kind}" for name, kind in reading.fields.items()]
     options = {
         "connector": "kafka",
         "topic": topic,
@@ -89,11 +63,16 @@ def source(
         "scan.startup.mode": "specific-offsets",
         "scan.startup.specific-offsets": ";".join(f"partition:{p},offset:{o}" for p, o in sorted(starts.items())),
         "scan.topic-partition-discovery.interval": "30s",
-        **_FORMATS[record_format],
+        **reading.options,
     }
-    return (
-        f"CREATE TEMPORARY TABLE {SOURCE} ({', '.join([*fields, *_METADATA.values()])}) WITH ({with_options(options)})"
+    name = SOURCE if reading.made is None else RECORDS
+    table = (
+        f"CREATE TEMPORARY TABLE {name} ({', '.join([*fields, *_METADATA.values()])}) WITH ({with_options(options)})"
     )
+    if reading.made is None:
+        return [table]
+    made = [f"{expression} AS {quoted(column)}" for column, expression in reading.made.items()]
+    return [table, f"CREATE TEMPORARY VIEW {SOURCE} AS SELECT {', '.join([*made, *COLUMNS])} FROM {RECORDS} AS r"]
 
 
 def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
@@ -123,42 +102,6 @@ def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -
 def settings(values: Mapping[str, str]) -> list[str]:
     """Return the statements that set what a session's jobs run with."""
     return [f"SET {_text(key)} = {_text(value)}" for key, value in values.items()]
-
-
-def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-@singledispatch
-def type_of(kind: IcebergType, column: str) -> str:
-    """Return Flink's name of a type. Raises InvalidArgument for one that its JSON can't fill."""
-    if kind not in _PLAIN:
-        raise InvalidArgument(
-            "columns", f"{column!r} is of type {kind}, which Flink's landing can't fill.", "Take a string."
-        )
-    return _PLAIN[kind]
-
-
-@type_of.register
-def _(kind: iceberg.DecimalType, column: str) -> str:
-    return f"DECIMAL({kind.precision}, {kind.scale})"
-
-
-@type_of.register
-def _(kind: iceberg.ListType, column: str) -> str:
-    return f"ARRAY<{type_of(kind.element_type, column)}>"
-
-
-@type_of.register
-def _(kind: iceberg.MapType, column: str) -> str:
-    return f"MAP<{type_of(kind.key_type, column)}, {type_of(kind.value_type, column)}>"
-
-
-@type_of.register
-def _(kind: iceberg.StructType, column: str) -> str:
-    fields = (f"{quoted(field.name)} {type_of(field.field_type, f'{column}.{field.name}')}" for field in kind.fields)
-    return f"ROW<{', '.join(fields)}>"
 
 
 def with_options(values: Mapping[str, str]) -> str:

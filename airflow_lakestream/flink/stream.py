@@ -11,27 +11,37 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine
+from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
+from airflow_lakestream.core.publishing.branch import Proof
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
-from airflow_lakestream.core.publishing.refusals import PositionsUnknown
+from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.formats.proof import SchemaMoved, avro_proof, raw_proof
+from airflow_lakestream.flink.job import JobEnded
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
+from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.run.publication import LookIntoLog
 
 log = logging.getLogger(__name__)
 
 WHERE = "the Kafka connection"
 _POLL_TIMEOUT = 60.0
+# A registry that does not answer fails a record, too.
+_UNREADABLE = (
+    "Where it is the record that is bad, every try ends there. Run KafkaExtractOperator once with the same group: it "
+    "lands the good records and rejects this one. Then run this task again."
+)
 _UPSERT = "write.upsert.enabled"
 
 
@@ -54,21 +64,32 @@ class FlinkStream(JobStream):
         publication = self._publication(note.finished if note is not None and note.finished else None)
         self._check_table()
         has_branch = self._has_branch()
-        if has_branch:
-            try:
-                self._land(publication)
-            except PositionsUnknown as e:
-                log.warning("%s", e)
-            except ChecksFailed as e:
-                if not self.jobs.are_changed():
-                    raise
-                log.warning("The program was changed, so the records are read anew. %s", e)
+        doubted = has_branch and not self._land_rest(publication)
         starts = begin(publication)
-        state = self.jobs.state_for(starts) if has_branch else ""
+        state = self.jobs.state_for(starts) if has_branch and not doubted else ""
         if not state:
             starts = begin_anew(publication)
         columns = self._catalog.load_table(self.config.table).schema().column_names
         return self.jobs.submit(starts, state, lambda: list(columns))
+
+    def _land_rest(self, publication: Publication) -> bool:
+        """Land what earlier jobs have left; return False where the branch has what nobody may land."""
+        read = self.jobs.newest_reads().format
+        if read not in (self.config.format, "json"):
+            log.warning("The branch has records that were read as %s. They are read anew.", read)
+            return False
+        try:
+            self._land(publication)
+        except PositionsUnknown as e:
+            log.warning("%s", e)
+        except ChecksFailed as e:
+            if not self.jobs.are_changed():
+                raise
+            log.warning("The program was changed, so the records are read anew. %s", e)
+        except (RecordDoubted, SchemaMoved) as e:
+            log.warning("The records are read anew. %s", e)
+            return False
+        return True
 
     def look(self) -> None:
         """Publish, where it is time to."""
@@ -82,7 +103,26 @@ class FlinkStream(JobStream):
     def ended(self, job: str, state: JobState) -> None:
         """Land what the job has committed, before the next one begins. Raises JobEnded."""
         self._publish()
+        causes = self.jobs.manager.causes(job)
+        if any("deserialize" in cause for cause in causes):
+            raise JobEnded(job, state, f"{self._bad_record() or causes[-1]}. {_UNREADABLE}")
         raise self.why(job, state)
+
+    def _bad_record(self) -> BadRecord | None:
+        """Return the first record that can't be decoded, of those that main lacks: Flink does not name its place."""
+        publication = self._publication(None)
+        if publication.proof is None:
+            return None
+        try:
+            now = publication.source.look()
+            topic = self.config.topic
+            lacking = (RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
+            publication.proof.check(union(lacking), now, publication.stop)
+        except BadRecord as bad:
+            return bad
+        except LakestreamError as e:
+            log.warning("The record was not looked for: %s", e)
+        return None
 
     def stopped(self, savepoint: str) -> None:
         """Land all that the job has read."""
@@ -94,7 +134,8 @@ class FlinkStream(JobStream):
         try:
             self._land(self._publication(None))
         except LakestreamError as e:
-            if isinstance(e, Terminal):
+            # Of one that was moved nothing can be published any more: the next job reads it right.
+            if isinstance(e, Terminal | SchemaMoved):
                 raise
             self._is_published = False
             log.warning("Not published: %s", e)
@@ -133,7 +174,6 @@ class FlinkStream(JobStream):
 
     def _publication(self, savepoint: str | None) -> Publication:
         config = self.config
-        reader = KafkaReader(config.kafka, config.consumer_group, poll_timeout=_POLL_TIMEOUT, where=WHERE)
         return Publication(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
@@ -141,12 +181,30 @@ class FlinkStream(JobStream):
             branch=config.on_branch,
             engine=Engine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
-            log=LookIntoLog(reader),
+            log=LookIntoLog(self._reader()),
             sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor),
             positions=FlinkPositions(self.jobs.checkpoints, config.topic, savepoint),
             # A statement may leave records out; without one each record with a value has a row.
             rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,
             on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
+            proof=self._proof(),
+        )
+
+    def _proof(self) -> Proof | None:
+        """Return what looks again at what the newest job has decoded."""
+        config = self.config
+        reads = self.jobs.newest_reads()
+        if reads.format != config.format:
+            return None
+        if reads.format == "avro":
+            registry = RegistryClient(config.registry_config)
+            return avro_proof(config.source_columns, registry, reads, self._reader)
+        return raw_proof(config.source_columns, reads, self._reader) if reads.format == "raw" else None
+
+    def _reader(self, with_keys: bool = False) -> KafkaReader:
+        config = self.config
+        return KafkaReader(
+            config.kafka, config.consumer_group, poll_timeout=_POLL_TIMEOUT, where=WHERE, with_keys=with_keys
         )
 
     def _has_branch(self) -> bool:

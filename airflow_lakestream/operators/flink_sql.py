@@ -10,21 +10,17 @@ from airflow_lakestream.config.arguments import positive_seconds
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.secrecy import refuse_shown
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.flink.base import FlinkOperator
+from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
     from airflow_lakestream.flink.config import FlinkConfig
 
 
-def _format(argument: str, value: object) -> None:
-    if value != "json":
-        raise InvalidArgument(argument, f"{value!r} is not read by Flink's landing.", 'There is "json".')
-
-
 _CHECKS: dict[str, Check] = {
-    "format": _format,
+    "format": check_format,
     "publish_interval": positive_seconds,
 }
 
@@ -48,7 +44,9 @@ class FlinkSqlOperator(FlinkOperator):
         `_kafka_offset`, `_kafka_timestamp`; the first three of these have to be among its own. Records that it leaves
         out count as filtered. None: each record becomes a row (templated)
     :param schema: the columns of a new table, where `sql` makes others than the records'; a DDL string (templated)
-    :param format: of the values: `"json"`. A value that does not fit fails the job (templated)
+    :param format: of the values: `"json"`, `"avro"` in the framing of Confluent's registry, or `"raw"`. A value that
+        does not fit fails the job (templated)
+    :param schema_registry: for `format="avro"`, as for `KafkaExtractOperator`; Flink reaches it, too (templated)
     :param branch: the branch that Flink writes; default: `flink-<consumer_group>` (templated)
     :param start_offset: where a group without an origin begins, as for `KafkaExtractOperator` (templated)
     :param start_timestamp: goes with `start_offset="timestamp"` (templated)
@@ -76,6 +74,7 @@ class FlinkSqlOperator(FlinkOperator):
         sql: str | None = None,
         schema: str | None = None,
         format: str = "json",  # noqa: A002  # the name that it has in the other operators
+        schema_registry: str | Mapping[str, Any] | None = None,
         branch: str | None = None,
         start_offset: str = "earliest",
         start_timestamp: str | int | None = None,
@@ -90,6 +89,7 @@ class FlinkSqlOperator(FlinkOperator):
         # As early as can be: a DAG with a secret in it is not written down anywhere.
         refuse_shown("sql", sql)
         refuse_shown("table_properties", table_properties or {})
+        refuse_secrets(schema_registry or "")
         self.topic = topic
         self.table = table
         self.columns = columns
@@ -97,6 +97,7 @@ class FlinkSqlOperator(FlinkOperator):
         self.sql = sql
         self.schema = schema
         self.format = format
+        self.schema_registry = schema_registry
         self.branch = branch
         self.start_offset = start_offset
         self.start_timestamp = start_timestamp
@@ -110,6 +111,7 @@ class FlinkSqlOperator(FlinkOperator):
         others = (
             "topic",
             "consumer_group",
+            "schema_registry",
             "start_offset",
             "start_timestamp",
             "partition_by",

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 
 from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.routing import is_pattern
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.pipelines.compiled import SCHEDULES
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.flow import Way
@@ -140,8 +142,7 @@ def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[P
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
     if way.steps:
         yield document.problem(("transformations",), f"transformations: SQL {whose}")
-    if way.source.format is not Format.JSON:
-        yield document.problem((*way.source_at, "format"), f"{engine} reads JSON here.")
+    yield from _of_their_formats(document, engine, way)
     if way.sink.type != "iceberg" or way.sink.mode != "append":
         yield document.problem((*way.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
     if engine == "flink" and way.sink.schema_ is None:
@@ -158,6 +159,17 @@ def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[P
         for name in sorted(part.model_fields_set - takes):
             key = type(part).model_fields[name].alias or name
             yield document.problem((*path, key), f"{key} {whose}")
+
+
+def _of_their_formats(document: Document, engine: str, way: Way) -> Iterator[Problem]:
+    at = (*way.source_at, "format")
+    if engine == "flink":
+        try:
+            check_format("format", str(way.source.format))
+        except InvalidArgument as e:
+            yield document.problem(at, str(e))
+    elif way.source.format is not Format.JSON:
+        yield document.problem(at, f"{engine} reads JSON here.")
 
 
 def _of_columns(document: Document, way: Way) -> Iterator[Problem]:

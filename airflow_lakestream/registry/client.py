@@ -133,6 +133,15 @@ class RegistryClient:
         """Return the newest schema of a subject, such as "orders-value". Raises SchemaNotFound."""
         return self._version(subject, "latest", 0)
 
+    def versions(self, subject: str) -> list[RegisteredSchema]:
+        """Return all schemas of a subject, the oldest first. Raises SchemaNotFound."""
+        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
+        try:
+            numbers = [int(number) for number in self._get(path)]
+        except (TypeError, ValueError):
+            raise RegistryRefused(self._not_a_registry(path)) from None
+        return [self._version(subject, number, 0) for number in sorted(numbers)]
+
     def _version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}"
         answer = self._get(path)

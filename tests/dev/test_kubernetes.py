@@ -19,7 +19,7 @@ from dev.crds import Schemas, schemas
 from dev.jars import KAFKA
 from dev.java import find_jdk
 from dev.service import CHECKOUT
-from dev.services.flink import VERSION as FLINK
+from dev.services.flink import CURRENT as FLINK
 from dev.stack import HOME
 
 FOLDER = CHECKOUT / "dev" / "kubernetes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -43,10 +44,16 @@ class Authority:
         made = _of(self._name, self._key, 1).issuer_name(self._name).add_extension(whole, critical=True)
         self.certificate.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
-    def sign(self, who: str, days: int = 1) -> Pair:
-        """Make a key and its certificate, good for so many days from yesterday on; with 0 it is over."""
+    def sign(self, who: str, days: int = 1, address: str | None = None) -> Pair:
+        """Make a key and its certificate, good for so many days from yesterday on; with 0 it is over.
+
+        :param address: of the server that has it, for clients that compare it.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _of(_name(who), key, days).issuer_name(self._name).sign(self._key, hashes.SHA256())
+        made = _of(_name(who), key, days).issuer_name(self._name)
+        if address is not None:
+            made = made.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))]), False)
+        certificate = made.sign(self._key, hashes.SHA256())
         pair = Pair(self._folder / f"{who}.pem", self._folder / f"{who}.key")
         pair.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
         locked = BestAvailableEncryption(KEY_PASSWORD.encode())

@@ -121,3 +121,13 @@ class Log(Protocol):
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
         """Return what Kafka shows at these offsets. Raises Stopped."""
+
+
+class Proof(Protocol):
+    """Looks again at records that an engine has read by a decoder of its own, which notices less than ours."""
+
+    def check(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> RangeSet:
+        """Return at which of these offsets Kafka shows a record; each of them is one that ours decodes, too.
+
+        Raises BadRecord for the first one that ours does not, and Stopped.
+        """

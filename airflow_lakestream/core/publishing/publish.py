@@ -35,10 +35,11 @@ from airflow_lakestream.core.landing.unaccounted import Asked
 from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Source, TableState
-from airflow_lakestream.core.publishing.branch import BranchSink, Log, Positions, Step
-from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, check_rows, reckon
-from airflow_lakestream.core.publishing.refusals import LandedAhead, PositionsUnknown
+from airflow_lakestream.core.publishing.branch import BranchSink, Log, Positions, Proof, Step
+from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, Rows, check_rows, reckon
+from airflow_lakestream.core.publishing.refusals import LandedAhead, PositionsUnknown, RecordDoubted, RowsUnseen
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import BadRecord
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ class Publication:
     """What to publish: from which branch, of which table, for which group.
 
     `run_id` is the same in every try of one task run. `source` tells where a group without an origin begins.
-    `committed` is called with each commit, and raises nothing.
+    `committed` is called with each commit, and raises nothing. `proof` looks again at what the engine has decoded;
+    None where its decoder is trusted.
     """
 
     run_id: str
@@ -75,6 +77,7 @@ class Publication:
     most_rows: int = MOST_ROWS
     stop: threading.Event = field(default_factory=threading.Event)
     committed: Callable[[Committed], None] | None = None
+    proof: Proof | None = None
 
 
 def begin(job: Publication) -> dict[int, int]:
@@ -125,6 +128,7 @@ def publish(job: Publication) -> LandingReport:
     2. Take the branch's new snapshots, oldest first, up to one whose position the engine proves.
     3. Claim the offsets from the last publication to that position. Read the positions of the files' rows, and refuse
        what contradicts the claim or the ledger.
+       Where the engine's own decoder is not trusted, its records are looked at again.
     4. Look into Kafka what is at the claimed offsets that have no row.
     5. Commit files and ledger together, with the marker of the snapshot. Go to 1; also on a conflict.
 
@@ -173,7 +177,10 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     begins = entry.origin or job.source.starts(now)
     claim = Claim(now, entry, begins, ends, before)
     claim.check_ends(job.table, job.branch)
+    seen = _look_again(job, claim)
     rows = check_rows(job.sink, steps, claim, job.table, job.branch)
+    if seen is not None:
+        _check_seen(job, rows, seen)
     shown = job.log.shown(rowless, now, job.stop) if (rowless := claim.new - rows.positions) else None
     reckoning = reckon(claim, rows, shown, job.rowless is Rowless.FILTERED, job.on_data_loss, job.table)
     if not (reckoning.changes_the_ledger or rows.files):
@@ -182,6 +189,30 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     job.sink.take_files(rows.files, now.identity)
     _commit(job, claim, reckoning, steps[-1] if steps else None, report)
     return True
+
+
+def _look_again(job: Publication, claim: Claim) -> RangeSet | None:
+    """Return at which new offsets there are records that our decoder takes, too; None where nobody asks.
+
+    Also of what another run has landed: a record that is bad may have spoilt those behind it. Raises RecordDoubted.
+    """
+    if job.proof is None:
+        return None
+    try:
+        return job.proof.check(claim.read, claim.state, job.stop)
+    except BadRecord as bad:
+        raise RecordDoubted(job.table, job.branch, bad) from bad
+
+
+def _check_seen(job: Publication, rows: Rows, seen: RangeSet) -> None:
+    """Refuse rows of records that nobody could look at again. Raises RowsUnseen."""
+    if not (unseen := rows.positions - seen):
+        return
+    if job.on_data_loss is OnDataLoss.FAIL:
+        raise RowsUnseen(job.table, job.branch, unseen)
+    log.warning(
+        "%s: the records at %s have left Kafka; their rows are taken as %s made them.", job.table, unseen, job.engine
+    )
 
 
 def _next_steps(job: Publication, news: Sequence[Step]) -> tuple[Sequence[Step], dict[int, int] | None]:

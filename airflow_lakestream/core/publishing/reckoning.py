@@ -47,11 +47,15 @@ class Claim:
         return union(RangeSet.of(topic, p, self.begins.get(p, 0), end) for p, end in self.ends.items())
 
     @property
+    def read(self) -> RangeSet:
+        """What it has read since the last publication, whoever has landed it."""
+        topic = self.state.identity.topic
+        return self.whole - union(RangeSet.of(topic, p, 0, end) for p, end in self.before.items())
+
+    @property
     def new(self) -> RangeSet:
         """What it has read since the last publication, and the ledger lacks."""
-        topic = self.state.identity.topic
-        seen = union(RangeSet.of(topic, p, 0, end) for p, end in self.before.items())
-        return self.whole - seen - self.held
+        return self.read - self.held
 
     @property
     def held(self) -> RangeSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal, Transient
 
 ANEW = (
     "Stop the engine's job. What main lacks is in Kafka: drop the branch (ALTER TABLE ... DROP BRANCH) and start the "
@@ -69,6 +69,31 @@ class RowsWithoutPosition(PublicationRefused):
             f"topic than {topic}."
         )
         remedy = "Let the engine write these columns; a topic of its own needs a branch, and a group, of its own."
+        super().__init__(table, branch, what, remedy)
+
+
+class RowsUnseen(PublicationRefused):
+    """Records left Kafka before anybody could look whether the engine has decoded them right."""
+
+    def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        what = f"the records at {ranges} have left Kafka, so that nobody can tell whether its rows of them are right."
+        remedy = 'Take the rows as they are: on_data_loss="record". Publish more often, or keep the records longer.'
+        super().__init__(table, branch, what, remedy)
+
+
+class RecordDoubted(PublicationRefused):
+    """The engine has read a record that is bad by our decoder: what it made of it, and of others, may be wrong."""
+
+    def __init__(self, table: str, branch: str, bad: BadRecord) -> None:
+        what = (
+            f"{bad}. The engine has read over that, and what it made of this record, or of those behind it, may be "
+            "wrong."
+        )
+        remedy = (
+            "Run KafkaExtractOperator once with the same group: it lands the good records and rejects this one. Then "
+            "run this task again: it begins where the ledger ends."
+        )
         super().__init__(table, branch, what, remedy)
 
 

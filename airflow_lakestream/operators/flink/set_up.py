@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.driver.backend import Handle
 from airflow_lakestream.driver.detached import DetachedBackend, Job
 from airflow_lakestream.driver.driving import Driving, StreamSpec
@@ -26,6 +27,7 @@ from airflow_lakestream.hooks.database import connector_options
 from airflow_lakestream.hooks.flink import FlinkHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.hooks.registry import registry_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.operators.flink.base import FlinkOperator
@@ -72,9 +74,15 @@ def driving_of(operator: FlinkOperator, config: JobConfig, owner: str, wait: Cal
 def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
     """Return what the driver of a landing is told. Raises InvalidArgument."""
     given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
+    kafka = KafkaHook(operator.kafka_conn_id)
+    registry = registry_of(operator.schema_registry, kafka, operator.format)
+    if registry is not None and not uses_registry(operator.format):
+        problem = f"is given, and records of format={operator.format!r} name no schemas."
+        raise InvalidArgument("schema_registry", problem, "Leave it out, or correct format.")
     return FlinkConfig(
         **_common(operator, owner),
-        kafka=KafkaHook(operator.kafka_conn_id).configuration(),
+        kafka=kafka.configuration(),
+        registry={} if registry is None else asdict(registry),
         consumer_group=operator.consumer_group or operator.dag_id,
         publish_interval=seconds("publish_interval", operator.publish_interval),
         table_properties=dict(operator.table_properties or {}),

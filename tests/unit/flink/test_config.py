@@ -41,7 +41,12 @@ def test_it_goes_through_its_file_unchanged() -> None:
         ({"columns": "id nothing"}, "columns"),
         ({"columns": "id uuid"}, "columns"),
         ({"schema": "id bigint"}, "schema"),
-        ({"format": "avro"}, "format"),
+        ({"format": "avro"}, "schema_registry"),
+        ({"format": "avro", "registry": {"url": "https://r", "cert_file": "/c.pem"}}, "schema_registry.cert_file"),
+        ({"format": "avro", "registry": {"url": "https://r"}, "columns": "id uuid"}, "columns"),
+        ({"format": "csv"}, "format"),
+        ({"format": "avrò"}, "format"),
+        ({"format": "raw"}, "columns"),
         ({"start_offset": "timestamp"}, "start_timestamp"),
         ({"on_data_loss": "ignore"}, "on_data_loss"),
         ({"checks": {"sql": "DELETE FROM landing"}}, "checks.sql"),
@@ -61,6 +66,15 @@ def test_a_changed_password_makes_no_other_stream() -> None:
     )
     assert (other.fingerprint, other.program) == (config().fingerprint, config().program)
     assert "secret" not in config().fingerprint
+
+
+def test_another_registry_is_another_stream_and_its_password_is_none() -> None:
+    avro = {"format": "avro", "registry": {"url": "https://r", "username": "me", "password": "secret"}}
+    made = config(**avro)
+    assert FlinkConfig.parse(made.to_dict()) == made
+    changed = config(format="avro", registry={"url": "https://r", "token": "secret"})
+    assert (changed.fingerprint, changed.program) == (made.fingerprint, made.program)
+    assert config(format="avro", registry={"url": "https://other"}).fingerprint != made.fingerprint
 
 
 def test_another_interval_is_another_configuration_of_the_same_program() -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
+from airflow_lakestream.flink.formats.reading import json_reading, raw_reading
+from airflow_lakestream.flink.formats.types import quoted, type_of
 from airflow_lakestream.flink.rest import causes_in
 from airflow_lakestream.tables.schema.ddl import parse_schema
 
@@ -16,8 +18,8 @@ KAFKA = {"bootstrap.servers": "b:9092", "security.protocol": "sasl_ssl", "sasl.m
 
 
 def test_the_source_reads_from_where_the_ledger_ends() -> None:
-    columns = parse_schema("id bigint, `odd name` string")
-    text = statements.source("t", columns, {"bootstrap.servers": "b:9092"}, "g", "json", {1: 7, 0: 5})
+    reading = json_reading(parse_schema("id bigint, `odd name` string"))
+    (text,) = statements.source("t", reading, {"bootstrap.servers": "b:9092"}, "g", {1: 7, 0: 5})
     assert "'scan.startup.specific-offsets' = 'partition:0,offset:5;partition:1,offset:7'" in text
     assert "(`id` BIGINT, `odd name` STRING, `_kafka_topic` STRING METADATA FROM 'topic' VIRTUAL" in text
     assert "'properties.isolation.level' = 'read_committed'" in text
@@ -25,9 +27,9 @@ def test_the_source_reads_from_where_the_ledger_ends() -> None:
 
 
 def test_texts_are_quoted() -> None:
-    text = statements.source("t", parse_schema("id bigint"), KAFKA, "g", "json", {})
+    (text,) = statements.source("t", json_reading(parse_schema("id bigint")), KAFKA, "g", {})
     assert "username=\"o''neil\" password=\"p''w\";" in text
-    assert statements.quoted("a`b") == "`a``b`"
+    assert quoted("a`b") == "`a``b`"
 
 
 def test_classes_of_kafkas_client_are_where_flinks_jar_keeps_them() -> None:
@@ -58,13 +60,23 @@ def test_classes_of_kafkas_client_are_where_flinks_jar_keeps_them() -> None:
 )
 def test_each_type_has_its_name(ddl: str, flink: str) -> None:
     field = parse_schema(f"c {ddl}").fields[0]
-    assert statements.type_of(field.field_type, "c") == flink
+    assert type_of(field.field_type, "c") == flink
+
+
+def test_raw_records_are_read_as_they_are() -> None:
+    both = raw_reading(parse_schema("value binary, key string"))
+    assert both.fields == {"value": "BYTES", "key": "STRING"}
+    assert both.options["key.fields"] == "key"
+    assert raw_reading(parse_schema("value string")).options == {"value.format": "raw"}
+    for wrong, why in (("value int", "no value of type int"), ("id string", "no id"), ("key binary", "lack value")):
+        with pytest.raises(InvalidArgument, match=why):
+            raw_reading(parse_schema(wrong))
 
 
 def test_a_type_that_json_can_not_fill_is_refused() -> None:
     field = parse_schema("c uuid").fields[0]
     with pytest.raises(InvalidArgument, match="'c' is of type uuid"):
-        statements.type_of(field.field_type, "c")
+        type_of(field.field_type, "c")
 
 
 def test_a_catalog_is_opened_as_pyiceberg_opens_it() -> None:

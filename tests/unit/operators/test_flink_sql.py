@@ -30,7 +30,10 @@ def operator(**changed: Any) -> FlinkSqlOperator:
     ("argument", "value"),
     [
         ("topic", "a b"),
-        ("format", "avro"),
+        ("format", "csv"),
+        ("format", "protobuf"),
+        ("schema_registry", {"url": "http://r", "password": "secret"}),
+        ("schema_registry", "ftp://r"),
         ("checkpoint_interval", "soon"),
         ("publish_interval", 0),
         ("parallelism", "none at all"),
@@ -76,6 +79,18 @@ def test_the_connections_and_arguments_become_what_the_driver_is_told(connection
     assert told.manager_address.url == "http://manager:8081"
     assert (told.publish_interval, told.parallelism, told.checkpoint_location) == (120.0, 3, "/shared/t")
     assert told.inputs == {"app": "flink_sql", "topic": "t", "table": "lake.t", "group": "g"}
+
+
+def test_the_registry_is_that_of_its_connection_and_none_without_avro(connections: pytest.MonkeyPatch) -> None:
+    door = {"conn_type": "http", "host": "https://registry", "port": 8081, "login": "me", "password": "secret"}
+    connections.setenv("AIRFLOW_CONN_REGISTRY", json.dumps(door))
+    told = configured(operator(format="avro", schema_registry="registry"), "run")
+    config = told.registry_config
+    assert (config.url, config.username, config.password) == ("https://registry:8081", "me", "secret")
+    with pytest.raises(InvalidArgument, match="schema_registry: is given, and records of format='json'"):
+        configured(operator(schema_registry="registry"), "run")
+    with pytest.raises(InvalidArgument, match="schema_registry: is missing"):
+        configured(operator(format="avro"), "run")
 
 
 @pytest.mark.parametrize(

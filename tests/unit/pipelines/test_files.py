@@ -157,6 +157,13 @@ def test_engines_that_write_a_branch(tmp_path: Path) -> None:
         "f",
     )
     assert (flink.arguments["publish_interval"], flink.arguments["parallelism"]) == ("30s", 2)
+    avro = text.replace("topic: orders", "topic: orders, format: avro, schema_registry: registry")
+    flink = operator_of(compiled(tmp_path, avro))
+    assert (flink.arguments["format"], flink.arguments["schema_registry"]) == ("avro", "registry")
+    (said,) = problems(tmp_path, text.replace("topic: orders", "topic: orders, format: csv"))
+    assert "'csv' is not read by Flink's landing: Flink's own makes NULL of an empty text in quotes" in said
+    (said,) = problems(tmp_path, avro.replace("engine: flink", "engine: connect"))
+    assert "connect reads JSON here." in said
     connect = operator_of(compiled(tmp_path, text, "connect")).arguments
     assert (connect["connector"], connect["publish_interval"], connect["consumer_group"]) == ("c", "30s", "plain")
     assert connect["config"]["tasks.max"] == "2"

@@ -62,7 +62,7 @@ def flink_cdc_script(
     """
     # Airflow parses DAG files anew every half minute: not every one that reads a topic needs PyIceberg for that.
     from airflow_lakestream.config import arguments
-    from airflow_lakestream.flink.statements import type_of
+    from airflow_lakestream.flink.formats.types import type_of
     from airflow_lakestream.tables.schema.ddl import parse_schema
 
     schema, _, name = source.partition(".")

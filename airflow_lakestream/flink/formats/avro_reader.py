@@ -1,0 +1,185 @@
+"""What Flink's Avro is told: the reader's schema, its fields, and the expressions that make columns of them.
+
+Every field of the reader's schema may be null, and is null where a writer's schema lacks it. A timestamp is read as the
+number that it is: Flink's own takes all for milliseconds. SQL makes it a time again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyiceberg import types as iceberg
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.formats.avro import ITEM, VALUE, WayRefused, Ways, enum_of
+from airflow_lakestream.flink.formats.reading import Reading
+from airflow_lakestream.flink.formats.types import quoted, type_of
+from airflow_lakestream.registry.config import RegistryConfig
+
+_FORMAT = "avro-confluent"
+# Of the client that Flink has of the registry.
+_TRUST = f"{_FORMAT}.properties.schema.registry.ssl.truststore"
+# By way: the type in the reader's schema, and Flink's for it.
+_PLAIN: Mapping[str, tuple[Any, str]] = {
+    "boolean": ("boolean", "BOOLEAN"),
+    "int": ("int", "INT"),
+    "long": ("long", "BIGINT"),
+    "float": ("float", "FLOAT"),
+    "double": ("double", "DOUBLE"),
+    "string": ("string", "STRING"),
+    "bytes": ("bytes", "BYTES"),
+    "date": ({"type": "int", "logicalType": "date"}, "DATE"),
+}
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One place of the reader's schema.
+
+    :param make: makes the column's value of a reference to the field's; None where it is that already.
+    """
+
+    schema: Any
+    flink: str
+    make: Callable[[str], str] | None = None
+
+
+def avro_reading(columns: Schema, ways: Ways, registry: RegistryConfig) -> Reading:
+    """Return how records of these ways are read. Raises WayRefused."""
+    return _Reader(ways).reading(columns, registry)
+
+
+class _Reader:
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
+        self._records = 0
+        self._enums: set[str] = set()
+
+    def reading(self, columns: Schema, registry: RegistryConfig) -> Reading:
+        found = {one.name: self._field(one.field_type, one.name) for one in columns.fields}
+        read = {name: one for name, one in found.items() if one is not None}
+        if not read:
+            raise WayRefused("no schema of the topic has any of the columns")
+        made = {
+            one.name: _value(found[one.name], f"{quoted('r')}.{quoted(one.name)}", type_of(one.field_type, one.name))
+            for one in columns.fields
+        }
+        schema = {"type": "record", "name": "lakestream_row", "fields": _members(read)}
+        options = {"format": _FORMAT, f"{_FORMAT}.schema": json.dumps(schema), **_registry_options(registry)}
+        return Reading({name: one.flink for name, one in read.items()}, options, made)
+
+    def _field(self, kind: IcebergType, place: str) -> _Field | None:
+        """Return the reader's field of a place; None where no schema has it."""
+        way = self._ways.places.get(place)
+        if way is None:
+            return None
+        if isinstance(kind, iceberg.StructType):
+            return self._struct(kind, place)
+        if isinstance(kind, iceberg.ListType):
+            item = self._plain(kind.element_type, place + ITEM)
+            return _Field({"type": "array", "items": _nullable(item.schema)}, f"ARRAY<{item.flink}>")
+        if isinstance(kind, iceberg.MapType):
+            value = self._plain(kind.value_type, place + VALUE)
+            return _Field({"type": "map", "values": _nullable(value.schema)}, f"MAP<STRING NOT NULL, {value.flink}>")
+        if isinstance(kind, iceberg.DecimalType):
+            digits = {"precision": kind.precision, "scale": kind.scale}
+            return _Field({"type": "bytes", "logicalType": "decimal", **digits}, type_of(kind, place))
+        if (enum := enum_of(way)) is not None:
+            return _Field(self._enum(enum), "STRING")
+        if way in _PLAIN:
+            return _Field(*_PLAIN[way])
+        return _Field("long", "BIGINT", partial(_time, way, type_of(kind, place)))
+
+    def _plain(self, kind: IcebergType, place: str) -> _Field:
+        """Return the field of a list's items or a map's values, which SQL can't make others of."""
+        found = self._field(kind, place)
+        assert found is not None, "who has the list has its items"
+        if found.make is not None:
+            raise WayRefused(
+                f"{place} has timestamps in a list or map, or fields that no schema has; bigint takes them"
+            )
+        return found
+
+    def _struct(self, kind: iceberg.StructType, place: str) -> _Field:
+        self._records += 1
+        name = f"lakestream_{self._records}"
+        found = {one.name: self._field(one.field_type, f"{place}.{one.name}") for one in kind.fields}
+        read = {field: one for field, one in found.items() if one is not None}
+        if not read:
+            raise WayRefused(f"no schema of the topic has any field of {place}")
+        schema = {"type": "record", "name": name, "fields": _members(read)}
+        flink = f"ROW<{', '.join(f'{quoted(field)} {one.flink}' for field, one in read.items())}>"
+        if len(read) == len(found) and all(one.make is None for one in read.values()):
+            return _Field(schema, flink)
+        return _Field(schema, flink, partial(_row, found, kind, type_of(kind, place)))
+
+    def _enum(self, name: str) -> Any:
+        # A name is defined where it stands first.
+        if name in self._enums:
+            return name
+        self._enums.add(name)
+        return {"type": "enum", "name": name, "symbols": self._ways.symbols[name]}
+
+
+def _members(fields: Mapping[str, _Field]) -> list[dict[str, Any]]:
+    return [{"name": name, "type": _nullable(one.schema), "default": None} for name, one in fields.items()]
+
+
+def _nullable(schema: Any) -> list[Any]:
+    return ["null", schema]
+
+
+def _value(field: _Field | None, reference: str, kind: str) -> str:
+    """Return the expression of a column's value."""
+    if field is None:
+        return f"CAST(NULL AS {kind})"
+    return reference if field.make is None else field.make(reference)
+
+
+def _row(found: Mapping[str, _Field | None], kind: iceberg.StructType, flink: str, reference: str) -> str:
+    values = (
+        _value(found[one.name], f"{reference}.{quoted(one.name)}", type_of(one.field_type, one.name))
+        for one in kind.fields
+    )
+    row = f"CAST(ROW({', '.join(values)}) AS {flink})"
+    # Flink takes no ROW inside of CASE or IF. What a map has no key for is NULL.
+    return f"MAP[TRUE, {row}][{reference} IS NOT NULL]"
+
+
+def _time(way: str, kind: str, reference: str) -> str:
+    """Return the time that a number of milliseconds or microseconds since 1970 is; sessions are in UTC."""
+    if way.endswith("millis"):
+        return f"CAST(TO_TIMESTAMP_LTZ({reference}, 3) AS {kind})"
+    # No function takes microseconds. The remainder has the sign of the number, and days before 1970 have one, too.
+    micros = f"MOD(MOD({reference}, 1000) + 1000, 1000)"
+    millis = f"TO_TIMESTAMP_LTZ(({reference} - {micros}) / 1000, 3)"
+    text = f"CONCAT(DATE_FORMAT({millis}, 'yyyy-MM-dd HH:mm:ss.SSS'), LPAD(CAST({micros} AS STRING), 3, '0'))"
+    return f"CAST(CAST({text} AS TIMESTAMP(6)) AS {kind})"
+
+
+def _registry_options(registry: RegistryConfig) -> dict[str, str]:
+    """Return how Flink reaches the registry. Flink shows options of these names as asterisks."""
+    found = {f"{_FORMAT}.url": registry.url.rstrip("/")}
+    if registry.ca_file:
+        found |= {f"{_TRUST}.type": "PEM", f"{_TRUST}.certificates": _text_of(registry.ca_file)}
+    if registry.token:
+        found |= {f"{_FORMAT}.bearer-auth.credentials-source": "STATIC_TOKEN"}
+        found |= {f"{_FORMAT}.bearer-auth.token": registry.token}
+    elif registry.username is not None:
+        found |= {f"{_FORMAT}.basic-auth.credentials-source": "USER_INFO"}
+        found |= {f"{_FORMAT}.basic-auth.user-info": f"{registry.username}:{registry.password}"}
+    return found
+
+
+def _text_of(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidArgument("schema_registry.ca_file", f"{file} can't be read as PEM: {e}.") from None

@@ -1,0 +1,27 @@
+"""Which formats Flink's landing reads, and why no others. Imports nothing that a DAG's parser would wait for."""
+
+from __future__ import annotations
+
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+
+# What Flink has a decoder for that takes what the extract takes, or whose records can be looked at again.
+FORMATS = ("json", "avro", "raw")
+# Those that it has a decoder for, too, and why that is not used.
+_REFUSED = {
+    "csv": (
+        "is not read by Flink's landing: Flink's own makes NULL of an empty text in quotes (or a text of an empty "
+        "field), `false` of any word for a boolean, and 7 of 007."
+    ),
+    "json_schema": "is not read by Flink's landing: Flink has no decoder for it.",
+    "protobuf": "is not read by Flink's landing: Flink's own reads messages without a registry's framing only.",
+}
+
+
+def check_format(argument: str, value: object) -> None:
+    """Refuse a format that Flink does not read as the extract does. Raises InvalidArgument."""
+    if value in FORMATS:
+        return
+    if why := _REFUSED.get(str(value)):
+        known = ", ".join(f'"{name}"' for name in FORMATS)
+        raise InvalidArgument(argument, f"{str(value)!r} {why}", f"There are {known}; the extract and Spark read all.")
+    raise UnknownValue(argument, str(value), FORMATS)
