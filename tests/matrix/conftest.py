@@ -25,10 +25,11 @@ def place(request: pytest.FixtureRequest, stack: Stack, tmp_path: Path) -> Itera
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out other table formats where a file names a catalog: these are catalogs of Iceberg."""
+    """Leave out other table formats where a file names a catalog, or a store that has tables of Iceberg alone."""
     here = Path(__file__).parent
-    items[:] = [item for item in items if "delta" not in item.name or not _names_a_catalog(item, here)]
+    items[:] = [item for item in items if "delta" not in item.name or not _is_of_iceberg(item, here)]
 
 
-def _names_a_catalog(item: pytest.Item, here: Path) -> bool:
-    return here in item.path.parents and hasattr(getattr(item, "module", None), "CATALOG")
+def _is_of_iceberg(item: pytest.Item, here: Path) -> bool:
+    module = getattr(item, "module", None)
+    return here in item.path.parents and (hasattr(module, "CATALOG") or getattr(module, "ICEBERG_ALONE", False))
