@@ -67,10 +67,12 @@ docs: setup ## Build the documentation's site into .site, and check its links
 test-start: setup ## Walk through the pages Start and Tutorial in an empty environment, line by line (needs a JDK 17)
 	$(BIN)/python -m pytest --timeout 0 tests/start
 
-test-page: docs ## Walk through the demo in a real Chromium; PICTURES=docs/images renews the documentation's (needs a JDK 17)
+test-page: docs $(OLD)/.ready ## Walk through demo and page in a real Chromium, the page on Airflow 3.1 too; PICTURES=docs/images renews the documentation's (needs a JDK 17)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group page
+	$(OLD)/bin/uv pip install --quiet --python $(OLD)/bin/python --group page
 	$(BIN)/python -m dev browser
 	LAKESTREAM_PICTURES=$(PICTURES) $(BIN)/python -m pytest --timeout 0 tests/page
+	LAKESTREAM_PICTURES=.dev/pictures-3.1 $(OLD)/bin/python -m pytest --timeout 0 tests/page/test_streams.py
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
@@ -102,7 +104,7 @@ soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the trig
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/engines/test_flink_kills.py tests/engines/test_connect_kills.py -k '$(ONLY)'
 
-soak-brokers: setup ## LANDINGS=30 of extract and group on three brokers, of which one is killed each minute; SEED=0, ONLY=extract for one of them (needs a JDK 17)
+soak-brokers: setup ## LANDINGS=30 of extract, group, Spark, Flink and Connect on three brokers, of which one is killed each minute; SEED=0, ONLY=extract for one of them (needs a JDK 17)
 	LAKESTREAM_LANDINGS=$(if $(filter file,$(origin LANDINGS)),30,$(LANDINGS)) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest \
 		--timeout 0 -s tests/matrix/test_brokers.py -k 'killed_and_leaders and $(or $(ONLY),killed)'
 
@@ -110,9 +112,9 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_sensor_kills.py
 
-soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told
+soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told, on PostgreSQL (needs a JDK 17)
 	LAKESTREAM_LANDINGS=$(LANDINGS) LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) \
-		$(BIN)/python -m pytest --timeout 0 tests/events
+		LAKESTREAM_AIRFLOW_DATABASE=postgresql $(BIN)/python -m pytest --timeout 0 tests/events
 
 demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
@@ -136,7 +138,7 @@ constraints: setup ## Resolve the pins anew, after a change of pyproject.toml or
 
 clean: ## Take down what `python -m dev up` started, and remove all that is not in git
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m dev down --all; fi
-	rm -rf .site .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
+	rm -rf artifacts .site .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
 
 .venv/.ready: pyproject.toml dev/constraints.txt
 	$(call install,.venv,dev/constraints.txt)

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
+import signal
+import subprocess
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +25,15 @@ import pytest
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from dev.stack import Stack
+from tests.support.broker import poll_until
 from tests.support.brokers import Cluster, Trouble
-from tests.support.connecting import SCHEMA
+from tests.support.connecting import SCHEMA, Sinks
+from tests.support.flink import FlinkLanding
 from tests.support.flowing import flowing
-from tests.support.lake import Lake, assert_landed_once
+from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.lake_reading import at
 from tests.support.shared_run import SharedRun
+from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +42,7 @@ LANDINGS, SEED = int(os.environ.get("LAKESTREAM_LANDINGS", "3")), int(os.environ
 # In the long run a kill comes each minute, and a landing each ten seconds, so that there are five of them.
 KILLS, PAUSE, GAP = (LANDINGS // 6, 60.0, 10.0) if SOAK else (1, 0.0, 0.0)
 PARTITIONS = 4
+IN_A_SOAK = pytest.mark.skipif(not SOAK, reason="is a part of make soak-brokers")
 # A task is tried again; with these pauses that is some minutes.
 TRIES = 20
 
@@ -65,12 +74,46 @@ class Tasks:
                 self.tries[type(e).__name__] += 1
         raise AssertionError(f"given up: {self.tries}")
 
+    def end(self, counts: dict[int, int]) -> None:
+        """Land what is left."""
+        self.land()
 
-def by_extract(lake: Lake, topic: str) -> Tasks:
-    return Tasks(lambda run_id: lambda: lake.land(topic, run_id, schema=SCHEMA))
+
+class Stream:
+    """A stream's driver. Where it ends in an error it is started again, as its operator does."""
+
+    def __init__(self, lake: Lake, topic: str, start: Callable[[], subprocess.Popen[Any]]) -> None:
+        self._lake, self._topic, self._start = lake, topic, start
+        self.driver = start()
+        self.tries: Counter[str] = Counter(drivers=1)
+
+    def land(self) -> None:
+        before = len(self._lake.snapshots())
+        self._until(lambda: len(self._lake.snapshots()) > before, "a landing")
+
+    def end(self, counts: dict[int, int]) -> None:
+        """Wait until all is landed."""
+        wanted = {p: [(0, count)] for p, count in counts.items()}
+        self._until(lambda: self._lake.landed(self._topic) == wanted, f"{wanted} to be landed")
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        def so() -> bool:
+            if self.driver.poll() is not None:
+                self.tries["drivers"] += 1
+                assert self.tries["drivers"] <= TRIES, f"given up: {self.tries}"
+                self.driver = self._start()
+            return done()
+
+        poll_until(so, what, 300, every=0.2)
 
 
-def by_group(lake: Lake, topic: str) -> Tasks:
+@contextmanager
+def by_extract(lake: Lake, topic: str, stack: Stack) -> Iterator[Tasks]:
+    yield Tasks(lambda run_id: lambda: lake.land(topic, run_id, schema=SCHEMA))
+
+
+@contextmanager
+def by_group(lake: Lake, topic: str, stack: Stack) -> Iterator[Tasks]:
     def once(run_id: str) -> Callable[[], object]:
         run = SharedRun(lake, topic, {"schema": SCHEMA}, run_id)
 
@@ -80,26 +123,114 @@ def by_group(lake: Lake, topic: str) -> Tasks:
 
         return steps
 
-    return Tasks(once)
+    yield Tasks(once)
 
 
-ENGINES: dict[str, Callable[[Lake, str], Tasks]] = {"extract": by_extract, "group": by_group}
+class Followed:
+    """A sink on Connect, which a task after the other looks after; an error that may pass begins the next one."""
+
+    def __init__(self, sinks: Sinks, topic: str) -> None:
+        self._sinks, self._topic = sinks, topic
+        self.tries: Counter[str] = Counter()
+        self.over = threading.Event()
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._follow, name="tasks", daemon=True)
+
+    def land(self) -> None:
+        before = len(self._sinks.lake.snapshots())
+        self._until(lambda: len(self._sinks.lake.snapshots()) > before, "a landing")
+
+    def end(self, counts: dict[int, int]) -> None:
+        """Wait until all is landed."""
+        wanted = {p: [(0, count)] for p, count in counts.items()}
+        self._until(lambda: self._sinks.lake.landed(self._topic) == wanted, f"{wanted} to be landed")
+
+    def _follow(self) -> None:
+        try:
+            while not self.over.is_set():
+                self.tries["tasks"] += 1
+                try:
+                    driving = self._sinks.driving(self._topic)
+                    driving.begin()
+                    self._sinks.follow_until(driving, lambda _: self.over.is_set(), patience=math.inf)
+                except LakestreamError as e:
+                    if not isinstance(e, Transient) or self.tries["tasks"] >= TRIES:
+                        raise
+                    self.tries[type(e).__name__] += 1
+        except BaseException as e:  # noqa: BLE001  # raised again in the test's own thread
+            self._error = e
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        poll_until(lambda: done() or self._error is not None, what, 300, every=0.2)
+        if self._error is not None:
+            raise self._error
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@contextmanager
+def by_connect(lake: Lake, topic: str, stack: Stack) -> Iterator[Followed]:
+    sinks = Sinks(lake, stack, stack.up_connect(lake.kafka["bootstrap.servers"]))
+    # It makes the table.
+    sinks.extract(topic)
+    made = Followed(sinks, topic)
+    made.thread.start()
+    try:
+        yield made
+    finally:
+        made.over.set()
+        made.thread.join(300)
+        sinks.end()
+
+
+@contextmanager
+def by_spark(lake: Lake, topic: str, stack: Stack) -> Iterator[Stream]:
+    run = SparkRun(lake, topic, {"schema": SCHEMA})
+    made = Stream(lake, topic, lambda: run.start(trigger="2 seconds"))
+    try:
+        yield made
+    finally:
+        os.killpg(made.driver.pid, signal.SIGKILL)
+        made.driver.wait()
+
+
+@contextmanager
+def by_flink(lake: Lake, topic: str, stack: Stack) -> Iterator[Stream]:
+    landing = FlinkLanding(lake, topic, stack.up_flink())
+    try:
+        yield Stream(lake, topic, landing.start)
+        landing.stop()
+    finally:
+        landing.end()
+
+
+ENGINES: dict[str, Callable[[Lake, str, Stack], AbstractContextManager[Tasks | Stream | Followed]]] = {
+    "extract": by_extract,
+    "group": by_group,
+    "spark": by_spark,
+    "flink": by_flink,
+    "connect": by_connect,
+}
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(one, marks=[] if one in ("extract", "group") else [IN_A_SOAK]) for one in ENGINES]
+)
 def test_brokers_are_killed_and_leaders_move_while_landings_run(cluster: Cluster, tmp_path: Path, engine: str) -> None:
     topic, lake = cluster.topic(PARTITIONS), Lake(tmp_path, cluster.client_config())
-    with flowing(cluster.produce, topic, partitions=PARTITIONS) as counts:
-        made, done, started = ENGINES[engine](lake, topic), 0, time.monotonic()
-        with Trouble(cluster, topic, SEED, PAUSE) as trouble:
+    done, started, counts = 0, time.monotonic(), dict.fromkeys(range(PARTITIONS), 5)
+    for partition, count in counts.items():
+        cluster.produce(topic, partition, events(partition, 0, count))
+    with ENGINES[engine](lake, topic, cluster.stack) as made:
+        with (
+            flowing(cluster.produce, topic, counts),
+            Trouble(cluster, topic, SEED, PAUSE) as trouble,
+        ):
             while done < LANDINGS or trouble.kills < KILLS:
                 trouble.check()
                 made.land()
                 done += 1
-                # The long run's landings are that far apart.
                 # Only in a soak: 30 landings have to last as long as brokers are killed for.
                 time.sleep(GAP)
-    made.land()
+        made.end(counts)
     told = f"{engine}: seed {SEED}, {done} landings, {trouble.kills} kills, {trouble.moves} leaders moved"
     print(f"{told}, {sum(counts.values())} records, {time.monotonic() - started:.0f} s, {dict(made.tries)}")
     assert trouble.moves > 0

@@ -25,7 +25,7 @@ STORE = "HDFS"
 # Delta's log is written by obstore, which knows no HDFS.
 ICEBERG_ALONE = True
 
-RACES, RACERS = 25, 3
+RACES, RACERS = 15, 3
 
 
 def create_each(location: str, start: object, answers: object) -> None:
@@ -54,7 +54,7 @@ def test_of_processes_that_create_a_file_at_once_one_does_each_time(store: Store
 
 def test_a_file_that_is_rewritten_is_read_as_a_whole(store: StorePlace) -> None:
     folder, ended = open_folder(store.checkpoint), threading.Event()
-    contents = [bytes([number]) * 5_000 for number in range(25)]
+    contents = [bytes([number]) * 5_000 for number in range(15)]
     folder.write("lease", contents[0])
 
     def rewrite() -> None:

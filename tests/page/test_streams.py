@@ -266,4 +266,4 @@ def test_what_a_table_holds_is_shown_and_whatever_records_hold_is_text(visit: Vi
     visit.look("contents-narrow")
     page.get_by_role("link", name="All streams").click()
     page.get_by_role("link", name="orders → lake.lands").click()
-    expect(page.get_by_text("Nobody looks into the table")).to_be_visible()
+    expect(page.get_by_text("nothing has looked into this table yet")).to_be_visible()

@@ -19,7 +19,7 @@ from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
 
-EACH = 40
+EACH = 10
 
 
 def test_a_query_killed_with_its_checkpoint_in_hdfs_goes_on_from_there(
@@ -27,7 +27,7 @@ def test_a_query_killed_with_its_checkpoint_in_hdfs_goes_on_from_there(
 ) -> None:
     place = f"{stack.up_hdfs().uri}/checkpoints/{uuid.uuid4().hex}/clicks"
     name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
-    run = SparkRun(lake, name, settings={"checkpoint_location": place, "max_offsets_per_trigger": 20})
+    run = SparkRun(lake, name, settings={"checkpoint_location": place, "max_offsets_per_trigger": 10})
     with run.start(trigger="1 seconds") as driver:
         poll_until(lambda: read_progress(place).batches >= 1, "a batch", 300)
         os.killpg(driver.pid, signal.SIGKILL)

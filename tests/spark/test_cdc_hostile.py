@@ -48,8 +48,8 @@ def test_mirrors_of_hostile_databases_have_their_rows_or_have_stopped_for_a_reas
             tmp_path,
             spark,
             readers,
-            transactions=int(os.environ.get("LAKESTREAM_CDC_TRANSACTIONS", "300")),
-            kills=int(os.environ.get("LAKESTREAM_CDC_KILLS", "3")),
+            transactions=int(os.environ.get("LAKESTREAM_CDC_TRANSACTIONS", "150")),
+            kills=int(os.environ.get("LAKESTREAM_CDC_KILLS", "2")),
         )
         play.run()
     extract = Extract(database.sql, lake, tmp_path, was_anew=len(database.connectors) > 1)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dev.services.airflow import database_of
+from dev.services.airflow import database_of, database_settings
+from dev.stack import Stack
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -62,7 +63,10 @@ def settings(home: Path) -> dict[str, str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the home, and lead every Airflow of this process and its children to it: never to the user's own."""
+    """Make the home, and lead every Airflow of this process and its children to it: never to the user's own.
+
+    Its database is a file, or a new PostgreSQL where LAKESTREAM_AIRFLOW_DATABASE says "postgresql".
+    """
     if "airflow" in sys.modules:
         raise pytest.UsageError("Airflow was imported before the tests could give it a home.")
     for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
@@ -70,16 +74,21 @@ def pytest_configure(config: pytest.Config) -> None:
     home = Path(tempfile.mkdtemp(prefix="lakestream-airflow-"))
     (home / "written").mkdir()
     os.environ.update(settings(home))
-    config.stash[_HOME] = home
+    config.stash[_HOME], config.stash[_SERVERS] = home, (servers := ExitStack())
+    if os.environ.get("LAKESTREAM_AIRFLOW_DATABASE") == "postgresql":
+        postgres = servers.enter_context(Stack.owned("tests-airflow")).up_postgres()
+        os.environ.update(database_settings(postgres.new_database("airflow")))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the home."""
+    """Remove the home, and end the server of its database."""
     if (home := config.stash.get(_HOME, None)) is not None:
         shutil.rmtree(home, ignore_errors=True)
+        config.stash[_SERVERS].close()
 
 
 _HOME = pytest.StashKey[Path]()
+_SERVERS = pytest.StashKey[ExitStack]()
 
 
 @dataclass

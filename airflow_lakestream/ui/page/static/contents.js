@@ -46,7 +46,7 @@ const Rejects = ({ rejects }) => {
 };
 
 export const Contents = ({ told }) => {
-  if (!told) return h("p", { className: "muted" }, "Nobody looks into the table: the task looks_inside of the bundled DAG supervise_lakestream does.");
+  if (!told) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. The task looks_inside of the bundled DAG supervise_lakestream does it.");
   const task = h(Link, { to: runPath(told, told) }, told.dag_id);
   const seen = told.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),
