@@ -212,7 +212,7 @@ METASTORES = {
     )
 }
 
-# A metastore needs Hadoop's classes, HDFS's among them, though it is without any HDFS.
+# HDFS; a metastore needs the same classes, though it is without any HDFS.
 HADOOP = JarSet(
     "hadoop-3.3.6",
     (
