@@ -11,6 +11,7 @@ import pytest
 
 from airflow_lakestream.driver.lease import Lease, read_lease
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.write.files import data_folder, delete_unreferenced, list_files
 from airflow_lakestream.onramp.doctor.finding import Health
 from airflow_lakestream.onramp.doctor.lake import check_store
 from airflow_lakestream.stores import hdfs
@@ -18,8 +19,10 @@ from airflow_lakestream.stores.folders import open_folder
 from airflow_lakestream.stores.hdfs import HdfsFailed
 from dev.stack import Stack
 from tests.matrix.every_store import *  # noqa: F403  # pytest collects the tests here, for this store
+from tests.support.broker import TopicOf
 from tests.support.catalogs import SPAWN
-from tests.support.stores import StorePlace
+from tests.support.lake import events
+from tests.support.stores import StoreLake, StorePlace
 
 STORE = "HDFS"
 # Delta's log is written by obstore, which knows no HDFS.
@@ -70,6 +73,20 @@ def test_a_file_that_is_rewritten_is_read_as_a_whole(store: StorePlace) -> None:
     writer.join(60)
     assert set(read) <= set(contents)
     assert len(set(read)) > 1
+
+
+def test_files_that_no_commit_has_are_found_and_deleted(lake: StoreLake, topic_of: TopicOf) -> None:
+    lake.land(topic_of(events(0, 0, 10)))
+    table = lake.table()
+    folder = data_folder(table.metadata, "stray")
+    with table.io.new_output(f"{folder}/a b%20c/1.parquet").create() as stream:
+        stream.write(b"of a run that was killed")
+    assert list(list_files(table.io, folder)) == [f"{folder}/a b%20c/1.parquet"]
+    assert delete_unreferenced(table, folder) == (1, 0)
+    assert list(list_files(table.io, folder)) == []
+    with pytest.raises(FileNotFoundError):
+        table.io.delete(f"{folder}/a b%20c/1.parquet")
+    lake.assert_whole()
 
 
 @pytest.fixture
