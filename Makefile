@@ -53,7 +53,7 @@ test-services: setup ## Run the tests on YARN, Hive's metastore, S3 and Flink 1.
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) tests/services
 
-test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure), and the tests of brokers (three of them, and each way in), within ten minutes (needs a JDK 17, Go, Node.js)
+test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure, HDFS), and the tests of brokers (three of them, and each way in), within ten minutes (needs a JDK 17, Go, Node.js)
 	$(BIN)/python -c "$(BUILD_STORES)"
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 tests/matrix
 

@@ -39,6 +39,8 @@ def up(args: argparse.Namespace) -> None:
         "gcs": stack.up_gcs,
         "careless-gcs": partial(stack.up_gcs, careless=True),
         "azure": stack.up_azure,
+        "hdfs-name-node": stack.up_hdfs,
+        "hdfs-data-node": stack.up_hdfs,
         "postgres": stack.up_postgres,
         "metastore": stack.up_metastore,
         "old-metastore": partial(stack.up_metastore, OLD),

@@ -81,7 +81,7 @@ KAFKAS = {
             ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
         ),
     )
-    for version in ("4.0.0", KAFKA_VERSION, "4.4.0")
+    for version in ("3.5.2", "3.9.1", "4.0.0", KAFKA_VERSION, "4.4.0")
 }
 KAFKA = KAFKAS[KAFKA_VERSION]
 
@@ -212,7 +212,7 @@ METASTORES = {
     )
 }
 
-# A metastore needs Hadoop's classes, HDFS's among them, though it is without any HDFS.
+# HDFS; a metastore needs the same classes, though it is without any HDFS.
 HADOOP = JarSet(
     "hadoop-3.3.6",
     (

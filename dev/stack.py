@@ -36,6 +36,7 @@ from dev.services import connect as connect_service
 from dev.services import flink as flink_service
 from dev.services import gcs as gcs_service
 from dev.services import glue as glue_service
+from dev.services import hdfs as hdfs_service
 from dev.services import kafka as kafka_service
 from dev.services import mariadb as mariadb_service
 from dev.services import metastore as metastore_service
@@ -53,6 +54,7 @@ from dev.services.connect import Connect
 from dev.services.flink import Flink, FlinkDaemon
 from dev.services.gcs import Gcs
 from dev.services.glue import Glue
+from dev.services.hdfs import HdfsDaemon
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
 from dev.services.metastore import Metastore
@@ -292,6 +294,19 @@ class Stack:
         manager = self._up("yarn-manager", start, lambda found: found.url)
         self._up("yarn-node", start_node, lambda found: found.url)
         return manager
+
+    def up_hdfs(self) -> HdfsDaemon:
+        """Have a healthy HDFS of one DataNode; return its NameNode."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> HdfsDaemon:
+            return hdfs_service.start_name_node(folder, self._fetch(jars.HADOOP, jdk), jdk, self._owner)
+
+        def start_node(folder: ServiceFolder, jdk: Jdk) -> HdfsDaemon:
+            return hdfs_service.start_data_node(folder, self._fetch(jars.HADOOP, jdk), jdk, self._owner, name_node)
+
+        name_node = self._up("hdfs-name-node", start, lambda found: found.uri)
+        self._up("hdfs-data-node", start_node, lambda found: found.uri)
+        return name_node
 
     def up_flink(self, version: str = flink_service.CURRENT) -> Flink:
         """Have a healthy Flink of this version: a JobManager, a TaskManager with four slots, and an SQL Gateway."""

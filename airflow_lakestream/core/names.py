@@ -19,6 +19,8 @@ REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "
 # The arguments that name a function of DataFrames: of a batch as it is, and of the stream.
 TRANSFORM, STREAM_TRANSFORM = FUNCTIONS = ("transform", "stream_transform")
 
+# Where a Delta table can not be.
+_WITHOUT_DELTA = ("hdfs", "webhdfs", "viewfs")
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 
@@ -56,6 +58,12 @@ def check_location(table: str, argument: str = "table") -> str:
             argument,
             f'{table!r} is no place of a Delta table (table_format="delta").',
             'Write a URI or an absolute path: "s3://bucket/lake/clicks", "/lake/clicks".',
+        )
+    if parts.scheme in _WITHOUT_DELTA:
+        raise InvalidArgument(
+            argument,
+            f"{table!r}: a version of a Delta table's log can't be written to HDFS on condition that it is missing.",
+            "Take an Iceberg table, or a Delta table on a disk or in an object store.",
         )
     if parts.query or parts.fragment or parts.password:
         raise InvalidArgument(

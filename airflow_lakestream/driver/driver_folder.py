@@ -25,7 +25,7 @@ class StoreOverwrites(LakestreamError, Terminal):
         super().__init__(
             f"checkpoint {location}: its store has created a file that was there, so that two drivers could each hold "
             "the lease. Nothing was started. Take a store with conditional writes: a disk, S3, Google Cloud Storage, "
-            "Azure, or one that is as strict."
+            "Azure, HDFS, or one that is as strict."
         )
 
 

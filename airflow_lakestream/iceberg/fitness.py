@@ -14,10 +14,11 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg.commit import hive, retention
+from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
 from airflow_lakestream.runtime.processes import forbid_forks
-from airflow_lakestream.stores import azure
+from airflow_lakestream.stores import azure, hdfs
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
@@ -76,6 +77,14 @@ def check_store(table: Table) -> None:
     Raises InvalidArgument.
     """
     place = urlsplit(table.location())
+    if place.scheme == hdfs.SCHEME and isinstance(table.io, PyArrowFileIO):
+        raise InvalidArgument(
+            "iceberg_conn_id",
+            f"{name_of(table)}: its place {table.location()} is opened by PyArrow's client of HDFS, a Java inside of "
+            "this process, which survives no fork and is not tried.",
+            f'Say "py-io-impl": "{HdfsFileIO.__module__}.{HdfsFileIO.__name__}" in the extra, and install '
+            "'airflow-lakestream[hdfs]'.",
+        )
     if place.scheme not in azure.SCHEMES:
         return
     problem = ""

@@ -1,9 +1,8 @@
 """A checkpoint's folder, wherever it is: files are read and written as a whole, and created by one process only.
 
 What each place guarantees: on local disks and NFS a file appears as a whole, and only one process can create it (hard
-link, rename). S3, Google Cloud Storage and Azure guarantee the same (a conditional PUT). On other stores, opened by
-fsspec, a file being written may be seen in part, and two processes that create a file at the same moment may both
-believe that they did: there only the table's ledger decides.
+link, rename). S3, Google Cloud Storage and Azure guarantee the same (a conditional PUT), and so does HDFS (rename).
+fsspec promises neither: what other stores hold is read, but a file that only one process may create is refused there.
 """
 
 from __future__ import annotations
@@ -15,7 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.stores import hdfs
 from airflow_lakestream.stores.object_store import SCHEMES, open_location
+
+# Of fsspec's file systems the one that looks and writes at once; it is of this process alone, as its files are.
+_CREATES_ONCE = ("memory",)
 
 
 class Store(Protocol):
@@ -47,21 +50,23 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> S
     :param properties: of the catalog, or storage options of delta-rs: how to reach an object store. Without them the
         environment decides.
 
-    Raises InvalidArgument if a required package is missing.
+    Raises InvalidArgument if a required package is missing, and HdfsFailed.
     """
     scheme, rest = _split(location)
     try:
         if scheme == "file":
             return LocalFolder(Path(rest))
+        if scheme == hdfs.SCHEME:
+            return hdfs.HdfsFolder(location)
         if scheme in SCHEMES:
             return ObjectFolder(open_location(location, properties or {}))
-        return _fsspec(scheme, location)
-    except (ImportError, ValueError) as e:
+        return _fsspec(location)
+    except (ImportError, ValueError, TypeError) as e:
         raise InvalidArgument(
             "checkpoint_location",
             f"{location!r} can't be opened: {e}.",
             "S3, Google Cloud Storage and Azure need the package obstore (pip install 'airflow-lakestream[spark]'), "
-            "other stores need fsspec's.",
+            "HDFS hdfs-native (pip install 'airflow-lakestream[hdfs]'), other stores need fsspec's.",
         ) from e
 
 
@@ -186,11 +191,15 @@ class ObjectFolder:
 
 
 class FsspecFolder:
-    """A folder of any file system that fsspec knows."""
+    """A folder of any file system that fsspec knows.
 
-    def __init__(self, fs: Any, path: str) -> None:
+    :param scheme: of the location, such as "sftp".
+    """
+
+    def __init__(self, fs: Any, path: str, scheme: str) -> None:
         self._fs = fs
         self._path = path
+        self._scheme = scheme
 
     def names(self, folder: str = "") -> list[str]:
         """See `Store`."""
@@ -219,7 +228,14 @@ class FsspecFolder:
         self._fs.pipe_file(f"{self._path}/{path}", content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Store`."""
+        """See `Store`. Raises InvalidArgument where two processes could both create it."""
+        if self._scheme not in _CREATES_ONCE:
+            raise InvalidArgument(
+                "checkpoint_location",
+                f"{self._scheme}:// can't create a file on condition that it is missing, so that two drivers could "
+                "each hold the lease. Nothing was started.",
+                "Take a disk, S3, Google Cloud Storage, Azure or hdfs://.",
+            )
         try:
             self._fs.makedirs(self._path, exist_ok=True)
             self._fs.pipe_file(f"{self._path}/{path}", content, mode="create")
@@ -235,11 +251,12 @@ class FsspecFolder:
             return
 
 
-def _fsspec(scheme: str, location: str) -> FsspecFolder:
-    import fsspec
+def _fsspec(location: str) -> FsspecFolder:
+    from fsspec.core import url_to_fs
 
-    fs = fsspec.filesystem(scheme)
-    return FsspecFolder(fs, str(fs._strip_protocol(location)).rstrip("/"))
+    # The location has the host, too, where the file system has one.
+    fs, path = url_to_fs(location)
+    return FsspecFolder(fs, str(path).rstrip("/"), _split(location)[0])
 
 
 def _split(location: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from dev.services.connect import Connect
 from dev.services.flink import FlinkDaemon
 from dev.services.gcs import Gcs
 from dev.services.glue import Glue
+from dev.services.hdfs import HdfsDaemon
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
 from dev.services.metastore import Metastore
@@ -44,6 +45,8 @@ HANDLES: dict[str, type[Service]] = {
     "gcs": Gcs,
     "careless-gcs": Gcs,
     "azure": Azure,
+    "hdfs-name-node": HdfsDaemon,
+    "hdfs-data-node": HdfsDaemon,
     "postgres": Postgres,
     "metastore": Metastore,
     "old-metastore": Metastore,

@@ -8,21 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
+from dev import hadoop
 from dev.java import Jdk
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.service import Owner, ServiceFolder, clean_environment
 
 _READY_WITHIN_S = 180
 _SERVER = "org.apache.hadoop.yarn.server"
-_LOG = """\
-log4j.rootLogger=INFO,out
-log4j.appender.out=org.apache.log4j.ConsoleAppender
-log4j.appender.out.layout=org.apache.log4j.PatternLayout
-log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
-log4j.logger.http.requests=WARN
-"""
 _NODE = {
     "yarn.nodemanager.resource.memory-mb": "4096",
     "yarn.nodemanager.resource.cpu-vcores": "4",
@@ -126,31 +119,14 @@ def start_node_manager(
 
 
 def _configure(folder: ServiceFolder, settings: Mapping[str, str]) -> Path:
-    conf = folder.path / "conf"
-    conf.mkdir()
-    (folder.path / "tmp").mkdir()
-    (conf / "yarn-site.xml").write_text(_site(settings))
-    (conf / "core-site.xml").write_text(
-        _site({"fs.defaultFS": "file:///", "hadoop.tmp.dir": str(folder.path / "hadoop")})
-    )
-    (conf / "log4j.properties").write_text(_LOG)
-    return conf
-
-
-def _site(settings: Mapping[str, str]) -> str:
-    lines = (
-        f"<property><name>{key}</name><value>{escape(value)}</value></property>" for key, value in settings.items()
-    )
-    return "<configuration>\n" + "\n".join(lines) + "\n</configuration>\n"
+    core = {"fs.defaultFS": "file:///", "hadoop.tmp.dir": str(folder.path / "hadoop")}
+    return hadoop.configure(folder, {"yarn": settings, "core": core})
 
 
 def _start(
     folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, main: str, daemon: YarnDaemon
 ) -> YarnDaemon:
-    options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
-    # Its web application generates classes.
-    options += ["--add-opens=java.base/java.lang=ALL-UNNAMED", f"-Djava.io.tmpdir={folder.path / 'tmp'}"]
-    command = [jdk.java, *options, "-cp", f"{daemon.conf}:{jars}/*", main]
+    command = hadoop.command(folder, daemon.conf, jars, jdk, main)
     environment = {**clean_environment(drop=("HADOOP_", "YARN_", "SPARK_")), "JAVA_HOME": str(jdk.home)}
     leash = folder.start(command, owner, environment)
     folder.wait_ready(daemon.healthy, leash, _READY_WITHIN_S)

@@ -27,16 +27,15 @@ def place(request: pytest.FixtureRequest, stack: Stack, tmp_path: Path) -> Itera
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what says nothing of a catalog, where a file names one: other formats and most random histories."""
+    """Leave out what says nothing of a catalog or a store that a file names: other formats, most random histories."""
     here = Path(__file__).parent
-    items[:] = [item for item in items if not _names_a_catalog(item, here) or _is_of_a_catalog(item)]
+    items[:] = [item for item in items if here not in item.path.parents or _is_of_its_file(item)]
 
 
-def _is_of_a_catalog(item: pytest.Item) -> bool:
-    # Seeds differ in what runs do, and not in how a catalog commits. `make test` plays all of them.
-    played: int = item.callspec.params.get("seed", 0) if hasattr(item, "callspec") else 0
-    return "delta" not in item.name and played < HISTORIES
-
-
-def _names_a_catalog(item: pytest.Item, here: Path) -> bool:
-    return here in item.path.parents and hasattr(getattr(item, "module", None), "CATALOG")
+def _is_of_its_file(item: pytest.Item) -> bool:
+    module = getattr(item, "module", None)
+    if hasattr(module, "CATALOG"):
+        # Seeds differ in what runs do, and not in how a catalog commits. `make test` plays all of them.
+        played: int = item.callspec.params.get("seed", 0) if hasattr(item, "callspec") else 0
+        return "delta" not in item.name and played < HISTORIES
+    return "delta" not in item.name or not getattr(module, "ICEBERG_ALONE", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.driver.lease import Lease, LeaseHeld
+from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.stores import azure
@@ -55,6 +56,13 @@ class StorePlace:
         return sorted(one["path"] for one in found)
 
 
+class HdfsPlace(StorePlace):
+    """A place in HDFS."""
+
+    def files(self) -> list[str]:
+        return sorted(HdfsFileIO().list_files(self.location))
+
+
 def _on_s3(stack: Stack) -> StorePlace:
     s3 = stack.up_s3()
     properties = s3.temporary()
@@ -73,14 +81,24 @@ def _on_azure(stack: Stack) -> StorePlace:
     return StorePlace(location, by_pyarrow, azure.options_of(location, properties))
 
 
+def _on_hdfs(stack: Stack) -> StorePlace:
+    by_native = {"py-io-impl": f"{HdfsFileIO.__module__}.{HdfsFileIO.__name__}"}
+    return HdfsPlace(f"{stack.up_hdfs().uri}/{BUCKET}", by_native, {})
+
+
 # By its name in the docs. S3 with keys that end by themselves: those that last are in `tests/services`.
-STORES: Mapping[str, Callable[[Stack], StorePlace]] = {"S3": _on_s3, "GCS": _on_gcs, "Azure": _on_azure}
+STORES: Mapping[str, Callable[[Stack], StorePlace]] = {
+    "S3": _on_s3,
+    "GCS": _on_gcs,
+    "Azure": _on_azure,
+    "HDFS": _on_hdfs,
+}
 
 
 def place_of_its_own(name: str, stack: Stack) -> StorePlace:
     """Return an empty place in a store."""
     found = STORES[name](stack)
-    return StorePlace(f"{found.location}/{uuid.uuid4().hex}", found.properties, found.options)
+    return replace(found, location=f"{found.location}/{uuid.uuid4().hex}")
 
 
 class StoreLake(Lake):

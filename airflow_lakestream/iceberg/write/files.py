@@ -27,6 +27,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.write.arrange import Piece, arrange
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
@@ -184,6 +185,9 @@ class CannotList(Exception):
 
 def list_files(io: FileIO, folder: str) -> Iterator[str]:
     """Yield the locations of all files below a folder; none where there is no such folder. Raises CannotList."""
+    if isinstance(io, HdfsFileIO):
+        yield from io.list_files(folder)
+        return
     if isinstance(io, PyArrowFileIO):
         scheme, netloc, path = io.parse_location(folder, io.properties)
         found = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))

@@ -109,3 +109,11 @@ def test_places_in_azure_that_the_client_can_not_open_are_refused(
         assert NewTable.stage(catalog, "lake.t", to_schema(metadata), design).table.location().startswith(warehouse)
     # The client of PyArrow alone does not survive a fork, and this process may have used it.
     assert processes.can_fork(idle_threads=("",)) is (properties is not BY_PYARROW)
+
+
+def test_hdfs_by_a_java_inside_of_the_process_is_refused_and_the_other_client_named(tmp_path: Path) -> None:
+    catalog = load_catalog("mine", **{**sqlite_catalog(tmp_path), "warehouse": "hdfs://names:8020/lake"})
+    metadata = metadata_schema(("topic",))
+    with pytest.raises(InvalidArgument, match=r"PyArrow's client of HDFS.*iceberg\.hdfs\.HdfsFileIO"):
+        NewTable.stage(catalog, "lake.t", to_schema(metadata), TableDesign(metadata))
+    assert not catalog.list_namespaces()

@@ -57,6 +57,11 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (extract, {"topic": "^or(ders"}, "topic: '^or(ders' is not a regex"),
     (extract, {"table": "orders"}, "table: 'orders' is not of the form namespace.table. Write its namespace, too: "),
     (extract, {"table": "lake.orders", "table_format": "delta"}, "table: 'lake.orders' is no place of a Delta table"),
+    (
+        extract,
+        {"table": "hdfs://names/lake/orders", "table_format": "delta"},
+        "table: 'hdfs://names/lake/orders': a version of a Delta table's log can't be written to HDFS",
+    ),
     (extract, {"table_format": "hudi"}, "table_format: 'hudi' is not one of 'iceberg', 'delta'"),
     (extract, {"consumer_group": "my group"}, "consumer_group: 'my group' is not a name"),
     (extract, {"mode": "append"}, "mode: 'append' is not one of 'resume', 'interval', 'ranges'"),

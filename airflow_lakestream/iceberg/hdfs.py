@@ -1,0 +1,96 @@
+"""Files of Iceberg tables in HDFS, by hdfs-native: `"py-io-impl": "airflow_lakestream.iceberg.hdfs.HdfsFileIO"`.
+
+PyIceberg's own way is PyArrow's, which needs Hadoop and a Java inside of the process. That Java survives no fork; this
+client is opened anew in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+
+from airflow_lakestream.stores import hdfs
+
+
+class HdfsFileIO(FileIO):
+    """PyIceberg's files in HDFS. The environment says how it is reached: see `stores.hdfs`."""
+
+    def new_input(self, location: str) -> InputFile:
+        """Return a file to read."""
+        return _Input(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        """Return a file to write."""
+        return _Output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Delete a file. Raises FileNotFoundError, HdfsFailed."""
+        place = location if isinstance(location, str) else location.location
+        with hdfs.told(place):
+            client, path = _opened(place)
+            if not client.delete(path, False):
+                raise FileNotFoundError(place)
+
+    def list_files(self, folder: str) -> Iterator[str]:
+        """Yield the locations of all files below a folder; none where there is no such folder."""
+        client, path = _opened(folder.rstrip("/"))
+        try:
+            with hdfs.told(folder):
+                found = [one.path for one in client.list_status(path, True) if not one.isdir]
+        except FileNotFoundError:
+            return
+        yield from (folder.rstrip("/") + one.removeprefix(path) for one in found)
+
+
+class _Input(InputFile):
+    def __len__(self) -> int:
+        return _size(self.location)
+
+    def exists(self) -> bool:
+        return _exists(self.location)
+
+    def open(self, seekable: bool = True) -> InputStream:
+        with hdfs.told(self.location):
+            client, path = _opened(self.location)
+            stream: InputStream = client.read(path)
+            return stream
+
+
+class _Output(OutputFile):
+    def __len__(self) -> int:
+        return _size(self.location)
+
+    def exists(self) -> bool:
+        return _exists(self.location)
+
+    def to_input_file(self) -> InputFile:
+        return _Input(self.location)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        from hdfs_native import WriteOptions
+
+        with hdfs.told(self.location):
+            client, path = _opened(self.location)
+            stream: OutputStream = client.create(path, WriteOptions(overwrite=overwrite))
+            return stream
+
+
+def _opened(location: str) -> tuple[Any, str]:
+    authority, path = hdfs.split(location)
+    return hdfs.client_of(authority), path
+
+
+def _size(location: str) -> int:
+    with hdfs.told(location):
+        client, path = _opened(location)
+        return int(client.get_file_info(path).length)
+
+
+def _exists(location: str) -> bool:
+    try:
+        _size(location)
+    except FileNotFoundError:
+        return False
+    return True

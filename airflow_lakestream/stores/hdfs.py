@@ -1,0 +1,195 @@
+"""HDFS by hdfs-native, which needs no Java: files that appear as a whole, each created by one process only.
+
+The NameNode renames under one lock, and refuses a name that is there: a file is written beside its place, then renamed.
+Settings are found as Hadoop's own clients find them: HADOOP_CONF_DIR for name services and Kerberos, HADOOP_USER_NAME
+or the name of the process' user for who asks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Transient
+
+Answer = TypeVar("Answer")
+
+SCHEME = "hdfs"
+# Seconds for an answer about a small file. The client itself waits for as long as a connection is open.
+PATIENCE = 60.0
+# How often a NameNode is looked for that can't be reached: for some twenty seconds, not for minutes as by default.
+ATTEMPTS = 5
+# A NameNode's, where a location names none.
+_PORT = 8020
+_SETTINGS = ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER")
+# By process, since the threads of a client do not survive a fork; by NameNode and what the environment says.
+_clients: dict[tuple[int, str, *tuple[str | None, ...]], Any] = {}
+
+
+class HdfsFailed(LakestreamError, Transient):
+    """HDFS did not answer, or refused."""
+
+    def __init__(self, place: str, error: Exception) -> None:
+        # A stack of Java's follows the first line.
+        told = str(error).replace("\\n", "\n").partition("\n")[0]
+        super().__init__(f"{place}: {told or type(error).__name__}")
+
+
+def client_of(authority: str) -> Any:
+    """Return this process' client of a NameNode or name service; "" is the one of Hadoop's settings.
+
+    Raises MissingExtra, HdfsFailed.
+    """
+    key = _key(authority)
+    client = _clients.get(key)
+    if client is None:
+        with told(f"{SCHEME}://{authority}"):
+            client = _clients.setdefault(key, _connect(authority))
+    return client
+
+
+def split(location: str) -> tuple[str, str]:
+    """Return (authority, path) of a location; without an authority it is in the file system of Hadoop's settings."""
+    rest = location.partition(":")[2]
+    if not rest.startswith("//"):
+        return "", rest
+    authority, slash, path = rest[2:].partition("/")
+    return authority, slash + path
+
+
+@contextmanager
+def told(place: str) -> Iterator[None]:
+    """Tell what the client raises by the place; files that are missing, or there, are raised as they are."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except (OSError, RuntimeError) as e:
+        raise HdfsFailed(place, e) from e
+
+
+class HdfsFolder:
+    """A folder of HDFS; see `Store`."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._authority, path = split(location)
+        self._path = path.rstrip("/")
+        # A setting that can't work is an error here.
+        client_of(self._authority)
+
+    def names(self, folder: str = "") -> list[str]:
+        """See `Store`."""
+        place = self._at(folder).rstrip("/") or "/"
+        try:
+            found = self._ask(lambda client: [one.path for one in client.list_status(place, False)])
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def read(self, path: str) -> bytes | None:
+        """See `Store`."""
+        try:
+            return self._ask(lambda client: bytes(client.read(self._at(path)).read()))
+        except FileNotFoundError:
+            return None
+
+    def modified(self, path: str) -> float | None:
+        """See `Store`."""
+        try:
+            return self._ask(lambda client: float(client.get_file_info(self._at(path)).modification_time) / 1000)
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, content: bytes) -> None:
+        """See `Store`."""
+        self._rename(self._beside(path, content), path, content, overwrite=True)
+
+    def create(self, path: str, content: bytes) -> bool:
+        """See `Store`."""
+        written = self._beside(path, content)
+        try:
+            self._rename(written, path, content, overwrite=False)
+        except FileExistsError:
+            self.remove(written)
+            return False
+        return True
+
+    def remove(self, path: str) -> None:
+        """See `Store`."""
+        try:
+            self._ask(lambda client: client.delete(self._at(path), False))
+        except FileNotFoundError:
+            return
+
+    def _ask(self, call: Callable[[Any], Answer]) -> Answer:
+        """Return what the client answers. Raises HdfsFailed, and what says that a file is missing, or there."""
+        client = client_of(self._authority)
+        with told(self._location):
+            try:
+                return _within(PATIENCE, lambda: call(client))
+            except TimeoutError as e:
+                # The next one gets a connection of its own.
+                _clients.pop(_key(self._authority), None)
+                raise TimeoutError(f"no answer within {PATIENCE:g} s") from e
+
+    def _at(self, path: str) -> str:
+        return f"{self._path}/{path}"
+
+    def _beside(self, path: str, content: bytes) -> str:
+        """Write a file of a name of its own beside the place that it is for."""
+        folder, slash, _ = path.rpartition("/")
+        written = f"{folder}{slash}.{uuid.uuid4().hex}.tmp"
+
+        def write(client: Any) -> None:
+            with client.create(self._at(written)) as stream:
+                stream.write(content)
+
+        self._ask(write)
+        return written
+
+    def _rename(self, written: str, path: str, content: bytes, *, overwrite: bool) -> None:
+        try:
+            self._ask(lambda client: client.rename(self._at(written), self._at(path), overwrite))
+        except (FileNotFoundError, FileExistsError):
+            # The client repeats a request whose answer was lost: it may find that it has been done.
+            if self.read(path) != content:
+                raise
+
+
+def _key(authority: str) -> tuple[int, str, *tuple[str | None, ...]]:
+    return (os.getpid(), authority, *(os.environ.get(name) for name in _SETTINGS))
+
+
+def _within(seconds: float, call: Callable[[], Answer]) -> Answer:
+    """Return what a call returns. Raises TimeoutError when it takes longer, and leaves it alone."""
+    answer = Future[Answer]()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as e:  # noqa: BLE001  # whatever it is, the caller raises it
+            answer.set_exception(e)
+
+    threading.Thread(target=work, name="lakestream-hdfs", daemon=True).start()
+    return answer.result(seconds)
+
+
+def _connect(authority: str) -> Any:
+    try:
+        from hdfs_native import Client
+    except ImportError as e:
+        raise MissingExtra("hdfs", e.name) from e
+    settings = {"dfs.client.failover.max.attempts": str(ATTEMPTS)}
+    try:
+        return Client(f"{SCHEME}://{authority}" if authority else None, settings)
+    except RuntimeError as e:
+        # To this client a host without a port is a name service, to Hadoop's it has the default port.
+        if not authority or ":" in authority or "No NameNode hosts" not in str(e):
+            raise
+        return Client(f"{SCHEME}://{authority}:{_PORT}", settings)
