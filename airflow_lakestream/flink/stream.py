@@ -22,7 +22,7 @@ from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.formats.proof import avro_proof, raw_proof
+from airflow_lakestream.flink.formats.proof import avro_proof, json_proof, raw_proof
 from airflow_lakestream.flink.job import JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
@@ -75,7 +75,7 @@ class FlinkStream(JobStream):
     def _land_rest(self, publication: Publication) -> bool:
         """Land what earlier jobs have left; return False where the branch has what nobody may land."""
         read = self.jobs.newest_reads().format
-        if read not in (self.config.format, "json"):
+        if read not in (self.config.format, ""):
             log.warning("The branch has records that were read as %s. They are read anew.", read)
             return False
         try:
@@ -195,10 +195,12 @@ class FlinkStream(JobStream):
         reads = self.jobs.newest_reads()
         if reads.format != config.format:
             return None
+        if reads.format == "json":
+            return json_proof(config.source_columns, reads, self._reader)
         if reads.format == "avro":
             registry = RegistryClient(config.registry_config)
             return avro_proof(config.source_columns, registry, reads, self._reader)
-        return raw_proof(config.source_columns, reads, self._reader) if reads.format == "raw" else None
+        return raw_proof(config.source_columns, reads, self._reader)
 
     def _reader(self, with_keys: bool = False) -> KafkaReader:
         config = self.config

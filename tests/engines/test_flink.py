@@ -134,8 +134,27 @@ def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkL
     produce(landing.topic, 0, ['{"id": "no number"}'])
     assert landing.start().wait(150) == 1
     assert "Flink's job" in landing.log
-    assert "Fail to deserialize at field: id" in landing.log
+    assert f"{landing.topic}[0] offset 0: " in landing.log
     assert landing.lake.offsets() == []
+
+
+def test_what_flink_s_json_lets_pass_never_shows_until_the_extract_has_rejected_it(
+    landing: FlinkLanding, produce: Producing
+) -> None:
+    columns = "id bigint, amount decimal(4, 2)"
+    landing.config = {"columns": columns}
+    # Flink makes NULL of what is too long, and says nothing.
+    produce(landing.topic, 0, ['{"id": 0, "amount": 1.25}', '{"id": 1, "amount": 12345.6}', '{"id": 2, "amount": 2}'])
+    assert landing.start().wait(150) == 1
+    assert f"{landing.topic}[0] offset 1: " in landing.log
+    assert "Run KafkaExtractOperator once with the same group" in landing.log
+    assert (0, 1) not in landing.lake.offsets()
+    assert landing.lake.land(landing.topic, schema=columns).counts.rejected == 1
+    produce(landing.topic, 0, ['{"id": 3, "amount": 3.5}'])
+    landing.start()
+    landing.await_landed({0: 4})
+    landing.stop()
+    landing.assert_once({0: [0, 2, 3]})
 
 
 @pytest.mark.parametrize(

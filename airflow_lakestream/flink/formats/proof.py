@@ -1,7 +1,8 @@
 """The proof of what Flink has decoded, where its decoder notices less than ours: each record is decoded again by ours.
 
 Flink's Avro leaves bytes behind a record in its buffer and takes them for the beginning of the next one, makes a text
-of what is no UTF-8, and NULL of a decimal that is too long. A record that ours takes is none of these.
+of what is no UTF-8, and NULL of a decimal that is too long. Its JSON makes NULL of such a decimal, too, 1 of 1.5, and
+`false` of any text. A record that ours takes is none of these.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.core.ports import Reader
 from airflow_lakestream.core.publishing.branch import Proof
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.raw import RawDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
@@ -43,24 +45,25 @@ class SchemaMoved(JobSpoilt):
 class Reads:
     """How a job reads, as it was submitted.
 
+    :param format: "" of a job that was submitted before formats were written down, whose records nobody looks at again.
     :param places: of the ways of Avro.
     :param begins: by partition, where it began; a job that goes on with the state of another one has that one's.
     """
 
-    format: str = "json"
+    format: str = ""
     places: Mapping[str, str] = field(default_factory=dict)
     begins: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Reads:
-        """Return what was written down by `str`; JSON where nothing was."""
+        """Return what was written down by `str`."""
         if not text:
             return cls()
         name, places, begins = json.loads(text)
         return cls(name, places, {int(p): offset for p, offset in begins.items()})
 
     def __str__(self) -> str:
-        return "" if self.format == "json" else json.dumps([self.format, dict(self.places), dict(self.begins)])
+        return json.dumps([self.format, dict(self.places), dict(self.begins)])
 
 
 def avro_proof(columns: Schema, registry: SchemaSource, reads: Reads, reader: MakeReader) -> Proof:
@@ -68,6 +71,11 @@ def avro_proof(columns: Schema, registry: SchemaSource, reads: Reads, reader: Ma
     ways = Ways(dict(reads.places))
     decoder = AvroDecoder(arrow_schema(columns), registry=_OfTheseWays(columns, registry, ways))
     return DecodedAgain(reader(False), decoder.decode, reads.begins, tombstones=False)
+
+
+def json_proof(columns: Schema, reads: Reads, reader: MakeReader) -> Proof:
+    """Return the proof of JSON that a job has read."""
+    return DecodedAgain(reader(False), JsonDecoder(arrow_schema(columns)).decode, reads.begins, tombstones=False)
 
 
 def raw_proof(columns: Schema, reads: Reads, reader: MakeReader) -> Proof | None:
