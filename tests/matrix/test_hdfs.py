@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import uuid
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 
 import pytest
 
@@ -31,15 +33,16 @@ ICEBERG_ALONE = True
 RACES, RACERS = 15, 3
 
 
-def create_each(location: str, start: object, answers: object) -> None:
+def create_each(location: str, start: Barrier, answers: Queue[list[int]]) -> None:
     """Create files 0, 1, ... each at once with other processes; answer those that this one created."""
-    folder, mine, own = open_folder(location), [], uuid.uuid4().bytes
+    folder, own = open_folder(location), uuid.uuid4().bytes
+    mine: list[int] = []
     for number in range(RACES):
-        start.wait(60)  # type: ignore[attr-defined]
+        start.wait(60)
         if folder.create(str(number), own):
             assert folder.read(str(number)) == own
             mine.append(number)
-    answers.put(mine)  # type: ignore[attr-defined]
+    answers.put(mine)
 
 
 def test_of_processes_that_create_a_file_at_once_one_does_each_time(store: StorePlace) -> None:
