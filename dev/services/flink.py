@@ -89,7 +89,6 @@ class Ports:
     rest: int
     rpc: int
     blob: int
-    worker_rpc: int
     worker_data: int
     gateway: int
 
@@ -99,7 +98,7 @@ class Ports:
         file = conf / "ports.json"
         if not file.exists():
             conf.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(asdict(cls(*free_ports(6)))))
+            file.write_text(json.dumps(asdict(cls(*free_ports(5)))))
         return cls(**json.loads(file.read_text()))
 
 
@@ -239,7 +238,9 @@ def _configure(setup: Setup) -> None:
         "taskmanager.host": LOOPBACK,
         "taskmanager.bind-host": LOOPBACK,
         "blob.server.port": ports.blob,
-        "taskmanager.rpc.port": ports.worker_rpc,
+        # A new one each time: behind the port of a TaskManager that was killed the JobManager looks for that one, and
+        # the next may never be let in.
+        "taskmanager.rpc.port": 0,
         "taskmanager.data.port": ports.worker_data,
         "taskmanager.data.bind-port": ports.worker_data,
         "taskmanager.numberOfTaskSlots": 4,
