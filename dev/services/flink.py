@@ -13,7 +13,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,8 @@ class Ports:
         if not file.exists():
             conf.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(asdict(cls(*free_ports(5)))))
-        return cls(**json.loads(file.read_text()))
+        kept = json.loads(file.read_text())
+        return cls(**{one.name: kept[one.name] for one in fields(cls)})
 
 
 @dataclass(frozen=True)
