@@ -55,7 +55,7 @@ test-services: setup ## Run the tests on YARN, Hive's metastore, S3 and Flink 1.
 
 test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure, HDFS), and the tests of brokers (three of them, and each way in), within ten minutes (needs a JDK 17, Go, Node.js)
 	$(BIN)/python -c "$(BUILD_STORES)"
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 tests/matrix
+	$(BIN)/python -m pytest $(SPREAD) tests/matrix
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group kubernetes

@@ -53,6 +53,9 @@ LONGEST = (
     "test_s3_checkpoint.py",
     "test_maintenance_dag.py",
     "test_sensor_modes.py",
+    "test_brokers.py",
+    "test_kafka_versions.py",
+    "test_glue.py",
 )
 
 
