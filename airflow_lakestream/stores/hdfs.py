@@ -173,7 +173,7 @@ def _within(seconds: float, call: Callable[[], Answer]) -> Answer:
     def work() -> None:
         try:
             answer.set_result(call())
-        except BaseException as e:  # noqa: BLE001  # whatever it is, the caller raises it
+        except BaseException as e:  # noqa: BLE001  # a panic of the client is no Exception; the caller raises it
             answer.set_exception(e)
 
     threading.Thread(target=work, name="lakestream-hdfs", daemon=True).start()

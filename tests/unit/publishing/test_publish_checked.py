@@ -30,15 +30,6 @@ from tests.support.replacing import ranges
 NO_BAD = {"sql": "SELECT * FROM landing WHERE n = 1000003"}
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
-    made.begin()
-    made.records(0, 20)
-    made.records(1, 3)
-    return made
-
-
 def failed(world: World, checks: dict[str, Any], **job: Any) -> ChecksFailed:
     """Publish, and return which checks failed; main, the ledger and the branch are as they were."""
     head, held, there = world.heads(), world.entry().held, world.rows(BRANCH)

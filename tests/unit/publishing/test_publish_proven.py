@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,15 +18,6 @@ from tests.support.fault_log import Kind, ModelReader, Shape
 from tests.support.publishing import BRANCH, TOPIC, World
 
 COLUMNS = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.struct([pa.field("a", pa.int64(), nullable=False)]))])
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
-    made.begin()
-    made.records(0, 20)
-    made.records(1, 3)
-    return made
 
 
 def proven(world: World, begins: Mapping[int, int] = MappingProxyType({}), **job: Any) -> Any:
