@@ -175,6 +175,30 @@ FLINK = JarSet(
     alone=True,
 )
 
+# What Iceberg wants besides for tables in S3, and for Hive's metastore: the client that Spark has, without Hive itself.
+FLINK_LAKES = JarSet(
+    "flink-2.0.0-s3-hive",
+    (
+        ("org.apache.iceberg", "iceberg-aws-bundle", "1.11.0"),
+        ("org.apache.hive", "hive-metastore", "2.3.10"),
+        ("org.apache.hive", "hive-common", "2.3.10"),
+        ("org.apache.hive", "hive-serde", "2.3.10"),
+        ("org.apache.hive.shims", "hive-shims-common", "2.3.10"),
+        ("org.apache.hive.shims", "hive-shims-0.23", "2.3.10"),
+        ("org.apache.hive", "hive-storage-api", "2.8.1"),
+        ("org.apache.thrift", "libthrift", "0.16.0"),
+        ("org.apache.thrift", "libfb303", "0.9.3"),
+        ("com.google.guava", "guava", "33.4.0-jre"),
+    ),
+    size="80 MB",
+    alone=True,
+)
+
+# A plugin: Flink loads it apart from its class path, for checkpoints in S3.
+FLINK_S3 = JarSet(
+    "flink-2.0.0-s3-plugin", (("org.apache.flink", "flink-s3-fs-hadoop", "2.0.0"),), size="35 MB", alone=True
+)
+
 # Its connectors for databases don't run on 2.0 yet: a class of old sources is missing there.
 FLINK_CDC = JarSet(
     "flink-1.20.3-connectors",

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -308,8 +308,12 @@ class Stack:
         self._up("hdfs-data-node", start_node, lambda found: found.uri)
         return name_node
 
-    def up_flink(self, version: str = flink_service.CURRENT) -> Flink:
-        """Have a healthy Flink of this version: a JobManager, a TaskManager with four slots, and an SQL Gateway."""
+    def up_flink(self, version: str = flink_service.CURRENT, s3: S3 | None = None) -> Flink:
+        """Have a healthy Flink of this version: a JobManager, a TaskManager with four slots, and an SQL Gateway.
+
+        :param s3: where its checkpoints may be; with it the current Flink has what tables in S3 and catalogs of Hive's
+            metastore want, too.
+        """
         name = "flink" if version == flink_service.CURRENT else "old-flink"
 
         def start(folder: ServiceFolder, jdk: Jdk) -> FlinkDaemon:
@@ -317,6 +321,13 @@ class Stack:
             distribution = flink_service.libraries(self.home / "jars", version, self._say)
             libraries = distribution, self._fetch(flink_service.JARS[version], jdk)
             setup = flink_service.Setup(libraries, jdk, self._owner, conf, flink_service.Ports.of(conf))
+            if s3 is not None:
+                setup = replace(
+                    setup,
+                    libraries=(*libraries, self._fetch(jars.FLINK_LAKES, jdk)),
+                    plugins={"s3": self._fetch(jars.FLINK_S3, jdk)},
+                    settings=flink_service.with_s3(s3),
+                )
             return flink_service.start(folder, setup)
 
         manager = self._up(f"{name}-manager", start, lambda found: found.url)

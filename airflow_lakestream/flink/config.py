@@ -60,6 +60,7 @@ class FlinkConfig(JobConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_sections("registry")
+        self.check_catalog()
         check_topic(self.topic)
         check_table_name(self.table)
         check_group(self.consumer_group)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import Checkpoints
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.rest import Address, FlinkUnreachable, JobManager, JobState, SqlSession
+from airflow_lakestream.flink.lacking import lacking
+from airflow_lakestream.flink.rest import Address, FlinkRefused, FlinkUnreachable, JobManager, JobState, SqlSession
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ class Jobs:
         own = {"$internal.pipeline.job-id": note.job, "execution.runtime-mode": "STREAMING"}
         if state:
             own["execution.state-recovery.path"] = state
-        with SqlSession(self._config.gateway_address) as session:
+        with _told_what_is_lacking(), SqlSession(self._config.gateway_address) as session:
             for statement in statements.settings({**self._settings(), **own}):
                 session.run(statement)
             statements_of(session)
@@ -141,7 +143,8 @@ class Jobs:
             told["savepointPath"] = state
         if self._config.parallelism is not None:
             told["parallelism"] = self._config.parallelism
-        self.manager.run_jar(name, jar, told)
+        with _told_what_is_lacking():
+            self.manager.run_jar(name, jar, told)
         return note.job
 
     def _noted(self, state: str) -> Note:
@@ -198,6 +201,18 @@ class Jobs:
         if config.parallelism is not None:
             found["parallelism.default"] = str(config.parallelism)
         return found
+
+
+@contextmanager
+def _told_what_is_lacking() -> Iterator[None]:
+    """Say what a cluster lacks where it refuses a job for that. Raises InvalidArgument, or what came."""
+    try:
+        yield
+    except FlinkRefused as e:
+        lack = lacking(e.causes)
+        if lack is None:
+            raise
+        raise lack from e
 
 
 def _as_uri(location: str) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.rest import Address
 from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object
 from airflow_lakestream.spark.settings.catalog import identity_of
@@ -35,6 +37,13 @@ class JobConfig(Configuration):
 
     def __post_init__(self) -> None:
         self.check_sections("kafka", "gateway", "manager")
+        if str(self.checkpoint_location).startswith("s3n:"):
+            raise InvalidArgument("checkpoint_location", "Flink knows no s3n://.", "Write s3://bucket/path.")
+
+    def check_catalog(self) -> None:
+        """Refuse what Flink's catalog can't be told, before anything is made. Raises InvalidArgument."""
+        if self.catalog_properties:
+            statements.catalog(self.catalog_name, self.catalog_properties)
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.flink.job import JobEnded, Jobs, JobSpoilt
 from airflow_lakestream.flink.job_config import JobConfig
+from airflow_lakestream.flink.lacking import lacking
 from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class JobStream(ABC):
 
     @abstractmethod
     def ended(self, job: str, state: JobState) -> None:
-        """Answer to a job that has ended though nobody asked it to. Raises JobEnded where that was wrong."""
+        """Answer to a job that has ended though nobody asked it to. Raises what `why` returns where that was wrong."""
 
     def stopped(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
         """Do what is left once the job was stopped on request."""
@@ -72,9 +73,10 @@ class JobStream(ABC):
                 self.jobs.cancel(job)
             raise
 
-    def why(self, job: str, state: JobState) -> JobEnded:
-        """Return the error of a job that has ended."""
-        return JobEnded(job, state, self.jobs.manager.why_failed(job))
+    def why(self, job: str, state: JobState) -> LakestreamError:
+        """Return the error of a job that has ended: for what the cluster lacks one that ends the stream."""
+        causes = self.jobs.manager.causes(job)
+        return lacking(causes) or JobEnded(job, state, causes[-1] if causes else "")
 
     def _follow(self, job: str) -> None:
         while True:

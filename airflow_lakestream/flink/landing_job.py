@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
 LEAST_KEPT = 20
+_OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
 _OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
 
@@ -153,8 +154,9 @@ class LandingJobs(Jobs):
         try:
             session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
         except FlinkRefused as e:
-            # Rows that do not fit the table's types; whatever else may be so for a while.
-            if told := next((cause for cause in e.causes if "ValidationException" in cause), None):
+            told = next((cause for cause in e.causes if "ValidationException" in cause), None)
+            # Rows that do not fit the table's types. What a store or a catalog says below that may be so for a while.
+            if told and e.causes[-1].startswith(_OF_FLINK):
                 raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
             raise
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from airflow_lakestream.flink.formats.reading import Reading
 from airflow_lakestream.flink.formats.types import quoted
-from airflow_lakestream.spark.settings.catalog import catalog_settings, prefix_of
+from airflow_lakestream.spark.settings.catalog import catalog_options, check_name
 from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
 
 # Flink's jar of SQL's connector keeps Kafka's client, and the classes that log in, below this name.
@@ -26,13 +26,13 @@ _METADATA = {
 }
 METADATA = tuple(_METADATA)
 COLUMNS = tuple(f"_kafka_{name}" for name in METADATA)
+_REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_id without it."
 
 
 def catalog(name: str, properties: Mapping[str, str]) -> str:
     """Return the statement that opens PyIceberg's catalog in Flink, under the same name. Raises InvalidArgument."""
-    prefix = f"{prefix_of(name)}."
-    found = {key.removeprefix(prefix): value for key, value in catalog_settings(name, properties, {}).items()}
-    found.pop(prefix_of(name))
+    check_name(name, "Flink")
+    found = catalog_options(properties, "Flink", _REMEDY)
     kind = found.pop("type")
     # Flink knows three types by name; of any other it wants the class.
     if kind in ("jdbc", "glue"):

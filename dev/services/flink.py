@@ -13,7 +13,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from dev.locks import file_lock
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.progress import Say, quiet
 from dev.service import Owner, ServiceFolder, clean_environment
+from dev.services.s3 import REGION, S3
 
 CURRENT, OLD = "2.0.0", "1.20.3"
 # What comes to the distribution.
 JARS = {CURRENT: jars.FLINK, OLD: jars.FLINK_CDC}
 _READY_WITHIN_S = 120
+_PLUGINS = "plugins"
 _PACKAGES = (
     *("java.lang", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.lang.reflect", "java.text", "java.time"),
     *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks"),
@@ -151,13 +153,19 @@ class Flink:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process is started with; `conf` is the cluster's, which the first one writes."""
+    """What a process is started with; `conf` is the cluster's, which the first one writes.
 
-    libraries: tuple[Path, Path]
+    :param plugins: a folder of jars by name; Flink loads each apart from the libraries.
+    :param settings: of the cluster, besides our own.
+    """
+
+    libraries: tuple[Path, ...]
     jdk: Jdk
     owner: Owner | None
     conf: Path
     ports: Ports
+    plugins: Mapping[str, Path] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def libraries(home: Path, version: str, say: Say = quiet) -> Path:
@@ -207,7 +215,8 @@ def start(folder: ServiceFolder, setup: Setup) -> FlinkDaemon:
         *(() if program == "flink-gateway" else ("--configDir", str(setup.conf))),
         *arguments,
     ]
-    environment = clean_environment(drop=("FLINK_", "HADOOP_")) | {"FLINK_CONF_DIR": str(setup.conf)}
+    environment = clean_environment(drop=("FLINK_", "HADOOP_", "AWS_")) | {"FLINK_CONF_DIR": str(setup.conf)}
+    environment |= {"FLINK_PLUGINS_DIR": str(setup.conf / _PLUGINS)} if setup.plugins else {}
     leash = folder.start(command, setup.owner, environment)
     port = ports.gateway if program == "flink-gateway" else ports.rest
     daemon = FlinkDaemon(f"http://{LOOPBACK}:{port}", asdict(ports), 0, str(folder.path))
@@ -217,6 +226,17 @@ def start(folder: ServiceFolder, setup: Setup) -> FlinkDaemon:
     daemon = FlinkDaemon(daemon.url, daemon.cluster, service.pid, daemon.folder)
     folder.write_state(asdict(daemon))
     return daemon
+
+
+def with_s3(s3: S3) -> dict[str, object]:
+    """Return the settings by which a cluster's plugin keeps checkpoints in a store."""
+    return {
+        "s3.endpoint": s3.url,
+        "s3.endpoint.region": REGION,
+        "s3.path-style-access": "true",
+        "s3.access-key": s3.access_key,
+        "s3.secret-key": s3.secret_key,
+    }
 
 
 def _program_of(service: str) -> str:
@@ -258,7 +278,11 @@ def _configure(setup: Setup) -> None:
         "execution.checkpointing.num-retained": 20,
         "heartbeat.timeout": 10000,
         "heartbeat.interval": 2000,
+        **setup.settings,
     }
+    for name, jar_folder in setup.plugins.items():
+        (setup.conf / _PLUGINS).mkdir(exist_ok=True)
+        (setup.conf / _PLUGINS / name).symlink_to(jar_folder.absolute())
     lines = "".join(f"{key}: {value}\n" for key, value in settings.items())
     (setup.conf / "config.yaml").write_text(lines)
     (setup.conf / "log4j.properties").write_text(_LOG)

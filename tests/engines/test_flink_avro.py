@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import random
 import ssl
-import struct
 import threading
 import urllib.error
 import urllib.request
@@ -17,16 +15,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import avro.io
 import pytest
 
 from dev.ports import LOOPBACK
 from dev.services.registry import Registry
+from tests.support.avro_records import record, written
 from tests.support.broker import Producing
 from tests.support.certificates import KEY_PASSWORD, Authority
 from tests.support.flink import PATIENCE, FlinkLanding
 from tests.support.lake import GROUP, TABLE
-from tests.unit.decode import avro_oracle
 
 pytestmark = pytest.mark.integration
 
@@ -45,10 +42,6 @@ MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
 
 def logical(kind: str, name: str) -> dict[str, Any]:
     return {"type": kind, "logicalType": name}
-
-
-def record(name: str, /, **fields: Any) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": n, "type": kind} for n, kind in fields.items()]}
 
 
 ORDER = record(
@@ -132,12 +125,6 @@ def order(number: int) -> dict[str, Any]:
         ),
         "lines": pick([], [{"sku": "a", "price": None, "kind": "PAID"}, {"sku": "b", "price": cents(), "kind": "NEW"}]),
     }
-
-
-def written(schema: Any, schema_id: int, value: Any, behind: bytes = b"") -> bytes:
-    stream = io.BytesIO()
-    avro.io.DatumWriter(avro_oracle.official(schema)).write(value, avro.io.BinaryEncoder(stream))
-    return struct.pack(">bI", 0, schema_id) + stream.getvalue() + behind
 
 
 @dataclass
@@ -254,17 +241,9 @@ def test_the_table_equals_the_extract_s_whatever_the_types_also_after_another_sc
 
 def _assert_nothing_shows(landing: FlinkLanding) -> None:
     """Assert that the registry's password is in no log, and in nothing that Flink tells of a job."""
-    note = landing.note
-    assert note is not None
-    jobs = f"{landing.flink.manager.url}/jobs/{note.job}"
-    told = [landing.log]
-    for what in ("", "/plan", "/config", "/checkpoints/config", "/exceptions", "/jobmanager/config"):
-        with urllib.request.urlopen(jobs + what if "manager" not in what else jobs, timeout=30) as answer:
-            told.append(answer.read().decode())
-    for daemon in (landing.flink.manager, landing.flink.worker, landing.flink.gateway):
-        told.append((Path(daemon.folder) / "service.log").read_text(errors="replace"))
+    told = landing.all_told()
     secrets = (PASSWORD, PASSWORD.replace("'", "''"), base64.b64encode(f"me:{PASSWORD}".encode()).decode())
-    assert [secret for secret in secrets for text in told if secret in text] == []
+    assert [secret for secret in secrets if secret in told] == []
 
 
 def test_a_bad_record_is_named_and_never_on_main_until_the_extract_has_rejected_it(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,6 +33,7 @@ from dev.stack import Stack
 from tests.support.airflow_home import Connections
 from tests.support.broker import poll_until
 from tests.support.lake import GROUP, TABLE, Lake
+from tests.support.table_formats import sqlite_catalog
 
 PATIENCE = 180.0
 COLUMNS = "id bigint, name string, score double"
@@ -58,25 +60,30 @@ def kill(pid: int) -> None:
 
 @dataclass
 class FlinkLanding:
-    """One stream: its drivers, as an operator launches them, and what can be seen of it."""
+    """One stream: its drivers, as an operator launches them, and what can be seen of it.
+
+    :param properties: of the lake's catalog; None: it is in the lake's folder.
+    :param elsewhere: the checkpoint's location; empty: in the lake's folder.
+    """
 
     lake: Lake
     topic: str
     flink: Flink
     config: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, str] | None = None
+    elsewhere: str = ""
     _drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def location(self) -> str:
-        return str(self.lake.folder / "checkpoint")
+        return self.elsewhere or str(self.lake.folder / "checkpoint")
 
     @property
     def places(self) -> dict[str, Any]:
         """What every job of Flink's is told."""
-        folder = self.lake.folder
-        warehouse = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+        properties = self.properties or sqlite_catalog(self.lake.folder)
         return {
-            "catalog": {"name": "iceberg_default", "properties": {"type": "sql", **warehouse}},
+            "catalog": {"name": "iceberg_default", "properties": properties},
             "kafka": self.lake.kafka,
             "gateway": {"url": self.flink.gateway.url},
             "manager": {"url": self.flink.manager.url},
@@ -119,9 +126,23 @@ class FlinkLanding:
         """What the newest driver has said."""
         return (self.lake.folder / f"driver-{len(self._drivers) - 1}.log").read_text()
 
+    def all_told(self) -> str:
+        """Return what driver and cluster say: the newest driver's log, the cluster's, what its API tells of the job."""
+        note = self.note
+        assert note is not None
+        job = f"{self.flink.manager.url}/jobs/{note.job}"
+        pages = [job + part for part in ("", "/plan", "/config", "/checkpoints", "/checkpoints/config", "/exceptions")]
+        told = [self.log]
+        for page in pages:
+            with urllib.request.urlopen(page, timeout=30) as answer:
+                told.append(answer.read().decode())
+        for daemon in (self.flink.manager, self.flink.worker, self.flink.gateway):
+            told.append((Path(daemon.folder) / "service.log").read_text(errors="replace"))
+        return "\n".join(told)
+
     @property
     def lease(self) -> LeaseRecord | None:
-        return read_lease(self.location)
+        return read_lease(self.location, self.properties)
 
     @property
     def jobs(self) -> LandingJobs:
@@ -164,7 +185,7 @@ class FlinkLanding:
     def stop(self) -> None:
         """Ask the driver to end, and wait until it has."""
         driver = self._drivers[-1]
-        self.until(lambda: request_stop(self.location, "the test"), "a lease")
+        self.until(lambda: request_stop(self.location, "the test", self.properties), "a lease")
         assert driver.wait(PATIENCE) == 0, self.log
 
     def await_nothing_left(self, ends: dict[int, int]) -> None:

@@ -38,6 +38,7 @@ class ScriptConfig(JobConfig):
         self.check_sections("database")
         if self.jar:
             return
+        self.check_catalog()
         if KAFKA in self.script and not self.kafka:
             raise InvalidArgument("script", f"has {KAFKA}, and there is no Kafka connection.", "Give kafka_conn_id.")
         if DATABASE in self.script and not self.database:

@@ -1,6 +1,6 @@
-"""PyIceberg's catalog properties as settings of Spark's Iceberg catalog, and the jars that the catalog needs.
+"""PyIceberg's catalog properties as those of Iceberg in Java: for Spark with the jars it needs, and for Flink.
 
-A property without an equivalent in Spark is refused by name: otherwise Spark might use another catalog or other
+A property without an equivalent there is refused by name: otherwise the engine might use another catalog or other
 credentials, and that would be noticed late.
 """
 
@@ -36,11 +36,15 @@ _SAME = (
 )
 _RENAMED = {"s3.region": "client.region", "glue.region": "client.region", "client.region": "client.region"}
 _HEADER = "header."
-# Settings of PyIceberg itself, which Spark does not need.
+_DELEGATION = "header.X-Iceberg-Access-Delegation"
+# Settings of PyIceberg itself, which no other engine needs.
 _OF_PYICEBERG = (
     "downcast-ns-timestamp-to-us-on-write",
     "echo",
     "init_catalog_tables",
+    "lock-check-max-wait-time",
+    "lock-check-min-wait-time",
+    "lock-check-retries",
     "pool_pre_ping",
     "py-io-impl",
     "s3.connect-timeout",
@@ -53,11 +57,16 @@ _TYPES = ("rest", "sql", "glue", "hive")
 _JDBC_PACKAGES = {"sqlite": "org.xerial:sqlite-jdbc:3.49.1.0", "postgresql": "org.postgresql:postgresql:42.7.4"}
 
 
+def check_name(name: str, engine: str) -> None:
+    """Refuse a name that a catalog can't have in an engine. Raises InvalidArgument."""
+    if not re.fullmatch(r"[\w-]+", name):
+        # An SQL catalog keeps the tables of each name apart, so all engines must use the same name.
+        raise InvalidArgument("catalog.name", f"{name!r} can't be the name of a catalog in {engine}.", "Use no dots.")
+
+
 def prefix_of(name: str) -> str:
     """Return the prefix of this catalog's settings in Spark. Raises InvalidArgument."""
-    if not re.fullmatch(r"[\w-]+", name):
-        # An SQL catalog keeps the tables of each name apart, so Spark must use the same name.
-        raise InvalidArgument("catalog.name", f"{name!r} can't be the name of a catalog in Spark.", "Use no dots.")
+    check_name(name, "Spark")
     return f"spark.sql.catalog.{name}"
 
 
@@ -72,17 +81,33 @@ def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[st
     prefix = prefix_of(name)
     if prefix in given:
         return {key: str(value) for key, value in given.items() if key == prefix or key.startswith(f"{prefix}.")}
-    options = _translated(prefix, properties)
-    kind = kind_of(properties)
-    if kind == "sql":
-        options |= _jdbc(properties)
-    options["type"] = "jdbc" if kind == "sql" else kind
-    if _on_s3(properties):
-        options["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
-    # No cache: other writers commit between two calls, and a cached table would have an older head.
-    options["cache-enabled"] = "false"
+    remedy = f"Describe the whole catalog by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
+    options = catalog_options(properties, "Spark", remedy)
     settings = {f"{prefix}.{key}": value for key, value in options.items()}
     return {prefix: "org.apache.iceberg.spark.SparkCatalog", **settings}
+
+
+def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
+    """Return what Iceberg in Java is told of PyIceberg's catalog, secrets included; `type` says its kind.
+
+    :param engine: that opens it, for errors.
+    :param remedy: what to do about a property that is not known there.
+
+    Raises InvalidArgument for a property without an equivalent.
+    """
+    options = _translated(properties, engine, remedy)
+    kind = kind_of(properties)
+    if kind == "sql":
+        options |= _jdbc(properties, engine)
+    options["type"] = "jdbc" if kind == "sql" else kind
+    if is_with_s3(properties):
+        options["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+    if kind == "rest":
+        # PyIceberg asks so, Java's client does not: keys of the store come with a table, where the catalog has some.
+        options.setdefault(_DELEGATION, "vended-credentials")
+    # No cache: other writers commit between two calls, and a cached table would have an older head.
+    options["cache-enabled"] = "false"
+    return options
 
 
 def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = None) -> tuple[str, ...]:
@@ -94,8 +119,8 @@ def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = 
     packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
     kind = kind_of(properties)
     if kind == "sql":
-        packages.append(_JDBC_PACKAGES[_backend(properties)])
-    if kind == "glue" or _on_s3(properties):
+        packages.append(_JDBC_PACKAGES[_backend(properties, "Spark")])
+    if kind == "glue" or is_with_s3(properties):
         packages.append(f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}")
     return tuple(packages)
 
@@ -126,7 +151,7 @@ def _type_of(uri: str) -> str:
     return "sql" if scheme.startswith(("sqlite", "postgresql")) else "rest"
 
 
-def _translated(prefix: str, properties: Mapping[str, Any]) -> dict[str, str]:
+def _translated(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for key, value in properties.items():
         if key in _SAME or key.startswith(_HEADER):
@@ -136,40 +161,39 @@ def _translated(prefix: str, properties: Mapping[str, Any]) -> dict[str, str]:
         elif key == "s3.force-virtual-addressing":
             options["s3.path-style-access"] = "false" if str(value).lower() == "true" else "true"
         elif key not in _OF_PYICEBERG:
-            remedy = f"Describe the whole catalog by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
-            raise InvalidArgument(f"catalog.properties.{key}", "has no equivalent in Spark's catalog.", remedy)
+            raise InvalidArgument(f"catalog.properties.{key}", f"has no equivalent in {engine}'s catalog.", remedy)
     if "s3.endpoint" in options:
         # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
         options.setdefault("s3.path-style-access", "true")
     return options
 
 
-def _jdbc(properties: Mapping[str, Any]) -> dict[str, str]:
+def _jdbc(properties: Mapping[str, Any], engine: str) -> dict[str, str]:
     from sqlalchemy.engine import make_url
 
-    backend, url = _backend(properties), make_url(str(properties["uri"]))
+    backend, url = _backend(properties, engine), make_url(str(properties["uri"]))
     options = {"jdbc.schema-version": "V1"}
     if backend == "sqlite":
         if url.database in (None, "", ":memory:"):
-            raise InvalidArgument("catalog.uri", "is an SQLite catalog in memory, which Spark can't see.")
+            raise InvalidArgument("catalog.uri", f"is an SQLite catalog in memory, which {engine} can't see.")
         return {**options, "uri": f"jdbc:sqlite:{url.database}"}
     if unknown := sorted(set(url.query) - {"sslmode", "sslrootcert"}):
-        raise InvalidArgument("catalog.uri", f"its {', '.join(unknown)} have no equivalent in Spark's catalog.")
+        raise InvalidArgument("catalog.uri", f"its {', '.join(unknown)} have no equivalent in {engine}'s catalog.")
     address = f"jdbc:postgresql://{url.host or 'localhost'}:{url.port or 5432}/{url.database or ''}"
     query = "&".join(f"{key}={value}" for key, value in url.query.items())
     options["uri"] = f"{address}?{query}" if query else address
-    # Not in the address, which Spark shows: it masks these settings.
+    # Not in the address, which both show: they mask the password by its name.
     for key, value in (("jdbc.user", url.username), ("jdbc.password", url.password)):
         if value is not None:
             options[key] = str(value)
     return options
 
 
-def _backend(properties: Mapping[str, Any]) -> str:
+def _backend(properties: Mapping[str, Any], engine: str) -> str:
     backend = re.split(r"[+:]", str(properties.get("uri", "")))[0]
     if backend not in _JDBC_PACKAGES:
         raise InvalidArgument(
-            "catalog.uri", f"a catalog in {backend or 'no database'!r} can't be opened by Spark.", "Use PostgreSQL."
+            "catalog.uri", f"a catalog in {backend or 'no database'!r} can't be opened by {engine}.", "Use PostgreSQL."
         )
     return backend
 
@@ -179,5 +203,6 @@ def is_on_s3(location: str) -> bool:
     return location.startswith(("s3://", "s3a://", "s3n://"))
 
 
-def _on_s3(properties: Mapping[str, Any]) -> bool:
+def is_with_s3(properties: Mapping[str, Any]) -> bool:
+    """Tell whether a catalog's tables lie in S3, as far as its properties say."""
     return is_on_s3(str(properties.get("warehouse", ""))) or any(key.startswith("s3.") for key in properties)

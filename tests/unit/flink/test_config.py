@@ -50,6 +50,9 @@ def test_it_goes_through_its_file_unchanged() -> None:
         ({"start_offset": "timestamp"}, "start_timestamp"),
         ({"on_data_loss": "ignore"}, "on_data_loss"),
         ({"checks": {"sql": "DELETE FROM landing"}}, "checks.sql"),
+        ({"checkpoint_location": "s3n://bucket/t"}, "checkpoint_location"),
+        ({"catalog": {"properties": {"type": "rest", "s3.role-arn": "r"}}}, "catalog.properties.s3.role-arn"),
+        ({"catalog": {"properties": {"type": "sql", "uri": "mysql://h/d"}}}, "catalog.uri"),
     ],
 )
 def test_what_can_not_work_is_named(changed: dict[str, Any], argument: str) -> None:

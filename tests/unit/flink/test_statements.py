@@ -86,8 +86,31 @@ def test_a_catalog_is_opened_as_pyiceberg_opens_it() -> None:
     sql = statements.catalog("lake", {"type": "sql", "uri": "postgresql+psycopg2://u:p@h/d", "warehouse": "s3://b"})
     assert "'catalog-impl' = 'org.apache.iceberg.jdbc.JdbcCatalog'" in sql
     assert "'io-impl' = 'org.apache.iceberg.aws.s3.S3FileIO'" in sql
-    with pytest.raises(InvalidArgument, match=r"catalog\.properties\.odd"):
+    with pytest.raises(InvalidArgument, match=r"catalog\.properties\.odd: has no equivalent in Flink's catalog"):
         statements.catalog("lake", {"type": "rest", "uri": "http://c", "odd": "1"})
+
+
+def test_tables_in_s3_are_written_by_the_connection_s_keys_and_by_those_that_a_rest_catalog_gives() -> None:
+    keys = {"s3.access-key-id": "i", "s3.secret-access-key": "it's", "s3.session-token": "t"}
+    place = {"s3.endpoint": "http://s3:9000", "s3.region": "eu-central-1", "s3.connect-timeout": "5"}
+    text = statements.catalog("lake", {"type": "hive", "uri": "thrift://m:9083", **keys, **place})
+    for told in (
+        "'catalog-type' = 'hive'",
+        "'io-impl' = 'org.apache.iceberg.aws.s3.S3FileIO'",
+        "'s3.secret-access-key' = 'it''s'",
+        "'s3.session-token' = 't'",
+        "'s3.path-style-access' = 'true'",
+        "'client.region' = 'eu-central-1'",
+    ):
+        assert told in text
+    assert "connect-timeout" not in text
+    virtual = statements.catalog("lake", {"type": "glue", **place, "s3.force-virtual-addressing": "true"})
+    assert "'s3.path-style-access' = 'false'" in virtual
+    rest = {"type": "rest", "uri": "http://c"}
+    assert "'header.X-Iceberg-Access-Delegation' = 'vended-credentials'" in statements.catalog("lake", rest)
+    assert "io-impl" not in statements.catalog("lake", rest)
+    signed = statements.catalog("lake", {**rest, "header.X-Iceberg-Access-Delegation": "remote-signing"})
+    assert "vended" not in signed
 
 
 def test_the_rows_go_into_the_branch() -> None:

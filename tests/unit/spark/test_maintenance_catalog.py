@@ -41,6 +41,7 @@ def test_rest_glue_and_hive_with_files_in_s3() -> None:
     rest = {"type": "rest", "uri": "http://rest:8181", "credential": "id:secret", "header.X-Lake": "a", **S3}
     assert options(rest) == {
         "type": "rest",
+        "header.X-Iceberg-Access-Delegation": "vended-credentials",
         "uri": "http://rest:8181",
         "credential": "id:secret",
         "header.X-Lake": "a",

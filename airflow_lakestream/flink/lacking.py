@@ -1,0 +1,54 @@
+"""What a cluster lacks for a job, by what it says: nothing changes by trying again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.spark.settings.catalog import ICEBERG_VERSION
+
+_PAGE = "docs/flink.md has the jars."
+# By what an error names: the argument that wants it, what is not there, and what to do.
+_LACKING = (
+    (
+        r"Could not find a file system implementation for scheme '(s3a?)'",
+        "checkpoint_location",
+        "Flink has no file system for {0}://.",
+        "Put flink-s3-fs-hadoop, of Flink's version, into a folder of its own below `plugins` of each of its "
+        "processes, and the store's endpoint and keys into Flink's configuration.",
+    ),
+    (
+        r"Could not find a file system implementation for scheme '(\w+)'",
+        "checkpoint_location",
+        "Flink has no file system for {0}://.",
+        "Give it the plugin of that store, or take a place that it knows.",
+    ),
+    (
+        r"(?:NoClassDefFoundError|ClassNotFoundException): (software[./]amazon\S+)",
+        "iceberg_conn_id",
+        "its tables lie in S3, and Flink lacks the client for that ({0}).",
+        f"Put iceberg-aws-bundle:{ICEBERG_VERSION} on the class path of each of Flink's processes.",
+    ),
+    (
+        r"(?:NoClassDefFoundError|ClassNotFoundException): (org[./]apache[./](?:hadoop[./]hive|thrift)\S+)",
+        "iceberg_conn_id",
+        "its catalog is Hive's metastore, and Flink lacks the client of that ({0}).",
+        f"Put it on the class path of each of Flink's processes. {_PAGE}",
+    ),
+    (
+        r"No suitable driver found for jdbc:(\w+):",
+        "iceberg_conn_id",
+        "its catalog is in a database, and Flink lacks the JDBC driver of {0}.",
+        "Put it on the class path of each of Flink's processes.",
+    ),
+)
+
+
+def lacking(causes: Sequence[str]) -> InvalidArgument | None:
+    """Return the error for what is not there; None where the causes say something else."""
+    for pattern, argument, problem, remedy in _LACKING:
+        for cause in causes:
+            if found := re.search(pattern, cause):
+                return InvalidArgument(argument, problem.format(found[1].rstrip("])}")), remedy)
+    return None
