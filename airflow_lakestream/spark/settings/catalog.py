@@ -101,7 +101,10 @@ def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> 
         options |= _jdbc(properties, engine)
     options["type"] = "jdbc" if kind == "sql" else kind
     if is_with_s3(properties):
-        options["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+        warehouse = str(properties.get("warehouse", ""))
+        # Keys may be there for a checkpoint's sake alone, while the tables lie elsewhere.
+        elsewhere = "://" in warehouse and not is_on_s3(warehouse)
+        options["io-impl"] = f"org.apache.iceberg.{'io.ResolvingFileIO' if elsewhere else 'aws.s3.S3FileIO'}"
     if kind == "rest":
         # PyIceberg asks so, Java's client does not: keys of the store come with a table, where the catalog has some.
         options.setdefault(_DELEGATION, "vended-credentials")

@@ -106,6 +106,8 @@ def test_tables_in_s3_are_written_by_the_connection_s_keys_and_by_those_that_a_r
     assert "connect-timeout" not in text
     virtual = statements.catalog("lake", {"type": "glue", **place, "s3.force-virtual-addressing": "true"})
     assert "'s3.path-style-access' = 'false'" in virtual
+    for_checkpoints = statements.catalog("lake", {"type": "hive", "warehouse": "hdfs://n/w", **keys})
+    assert "'io-impl' = 'org.apache.iceberg.io.ResolvingFileIO'" in for_checkpoints
     rest = {"type": "rest", "uri": "http://c"}
     assert "'header.X-Iceberg-Access-Delegation' = 'vended-credentials'" in statements.catalog("lake", rest)
     assert "io-impl" not in statements.catalog("lake", rest)
