@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
+from airflow_lakestream.driver.lease import request_stop
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
 from dev.services.rest_catalog import RestCatalog
 from dev.services.s3 import REGION, S3
 from dev.stack import Stack
-from tests.support.broker import Producing, Topics
+from tests.support.airflow_home import AirflowHome, Connections
+from tests.support.broker import Producing, Topics, poll_until
 from tests.support.catalogs import LOCK, CatalogLake
-from tests.support.flink import FlinkLanding
+from tests.support.flink import PATIENCE, FlinkLanding
 from tests.support.hive_lake import HiveLake
 from tests.support.lake import Lake, events
 from tests.support.stores import BUCKET, StoreLake, StorePlace
@@ -28,6 +32,14 @@ from tests.support.vending import vending
 
 pytestmark = pytest.mark.integration
 
+DAG = """
+import datetime
+from airflow.sdk import DAG
+from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
+
+with DAG("flink_on_s3", schedule=None):
+    FlinkSqlOperator(task_id="stream", **{arguments!r})
+"""
 # What no log and no page may have.
 SECRETS = ("s3.secret-access-key", "s3.session-token", "s3.access-key-id")
 # Gives a landing into a lake, whose drivers and job end with the test.
@@ -71,8 +83,16 @@ def landing_in(lakes: Lakes, topic: Topics) -> Iterator[Landing]:
         one.end()
 
 
+@pytest.mark.airflow
 def test_table_checkpoints_and_lease_are_in_s3(
-    lakes: Lakes, landing_in: Landing, kafka: Kafka, produce: Producing, tmp_path: Path
+    lakes: Lakes,
+    landing_in: Landing,
+    kafka: Kafka,
+    produce: Producing,
+    airflow: AirflowHome,
+    connections: Connections,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     place = StorePlace(lakes.place(), lakes.s3.temporary(), {})
     properties = {**sqlite_catalog(tmp_path), **place.properties, "warehouse": f"{place.location}/warehouse"}
@@ -88,18 +108,39 @@ def test_table_checkpoints_and_lease_are_in_s3(
     savepoint = landing.note.savepoint
     assert savepoint.startswith(f"{landing.location}/savepoints/")
 
+    # An operator's task goes on from there, by the connection's keys; the trigger looks at the lease by them, too.
+    connections.iceberg(properties)
+    where = {"conn_type": "http", "host": lakes.flink.gateway.url, "extra": {"jobmanager_url": lakes.flink.manager.url}}
+    monkeypatch.setenv("AIRFLOW_CONN_FLINK_DEFAULT", json.dumps(where))
     produce(landing.topic, 0, events(0, 300, 50))
-    landing.start()
-    landing.await_landed({0: 350, 1: 100})
+    file = airflow.write("flink_on_s3", DAG.format(arguments={**landing.arguments, "deferrable": True}))
+    over = Event()
+    with ThreadPoolExecutor(1) as beside:
+        stopped = beside.submit(stop_once_landed, landing, {0: [(0, 350)], 1: [(0, 100)]}, over)
+        try:
+            done = airflow.run(airflow.dag(file))
+        finally:
+            over.set()
+        assert stopped.result()
+    assert (done.state, done.errors) == ("success", [])
     assert landing.note.restored == savepoint
-    landing.stop()
     landing.assert_once({0: [*range(350)], 1: [*range(100)]})
     lake.assert_whole()
     assert not (tmp_path / "checkpoint.lakestream").exists()
-    told += landing.all_told()
+    told += landing.all_told() + "".join(file.read_text() for file in (tmp_path / "drivers").rglob("*.log"))
     assert [key for key in SECRETS if place.properties[key] in told] == []
     in_s3 = [path.read_bytes() for path in Path(lakes.s3.folder, "data", BUCKET).rglob("*") if path.is_file()]
     assert [key for key in SECRETS for content in in_s3 if place.properties[key].encode() in content] == []
+
+
+def stop_once_landed(landing: FlinkLanding, wanted: dict[int, list[tuple[int, int]]], over: Event) -> bool:
+    """Ask the driver to end once the ledger has these ranges, or the task is over; tell whether there was a driver."""
+
+    def is_done() -> bool:
+        return over.is_set() or landing.lake.landed(landing.topic) == wanted
+
+    poll_until(is_done, "Flink to land", PATIENCE, every=0.3)
+    return request_stop(landing.location, "the test", landing.properties)
 
 
 def test_flink_writes_by_the_keys_that_a_rest_catalog_gives_with_a_table(
