@@ -140,7 +140,8 @@ class SqlSession:
         place, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
         while self._gateway.call("GET", f"{place}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
             if time.monotonic() > deadline:
-                raise FlinkUnreachable(self._gateway.url, TimeoutError(f"a statement runs for more than {within:g} s"))
+                late = f"a statement runs for more than {within:g} s, as where no catalog or store answers Flink"
+                raise FlinkUnreachable(self._gateway.url, TimeoutError(late))
             time.sleep(_PAUSE)  # The API has no call that waits.
         rows: list[list[Any]] = []
         job: str | None = None
