@@ -16,7 +16,8 @@ pytest.register_assert_rewrite("tests.matrix.every_catalog", "tests.matrix.every
 
 __all__ = ["either", "empty", "made", "place"]
 
-HISTORIES = 4
+# Of each test that plays random histories.
+HISTORIES = 1
 
 
 @pytest.fixture
