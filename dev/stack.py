@@ -71,6 +71,8 @@ HOME = CHECKOUT / ".dev"
 DEFAULT = "default"
 
 _OWNER_FILE = "owner.json"
+# Of a Flink's processes, those that may start side by side.
+_BEHIND_MANAGER = ("worker", "gateway")
 
 
 @dataclass(frozen=True)
@@ -332,8 +334,9 @@ class Stack:
 
         manager = self._up(f"{name}-manager", start, lambda found: found.url)
         # A TaskManager that comes first waits ten seconds for its manager.
-        worker = self._up(f"{name}-worker", start, lambda found: found.url)
-        return Flink(manager, worker, self._up(f"{name}-gateway", start, lambda found: found.url))
+        with ThreadPoolExecutor(2) as both:
+            rest = [both.submit(self._up, f"{name}-{one}", start, lambda found: found.url) for one in _BEHIND_MANAGER]
+        return Flink(manager, *(one.result() for one in rest))
 
     def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
         with self._lock(name):

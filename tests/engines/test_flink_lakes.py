@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.driver.lease import request_stop
+from airflow_lakestream.flink.rest import JobState
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
@@ -103,10 +104,14 @@ def test_table_checkpoints_and_lease_are_in_s3(
     landing.start()
     landing.await_landed({0: 300, 1: 100})
     told = landing.all_told()
-    landing.stop()
-    assert landing.note is not None
-    savepoint = landing.note.savepoint
-    assert savepoint.startswith(f"{landing.location}/savepoints/")
+    job = landing.await_running()
+    landing.kill_driver()
+    landing.jobs.cancel(job)
+    # Flink answers before it has canceled a job.
+    poll_until(lambda: landing.jobs.manager.state(job) is JobState.CANCELED, "the job to be canceled", 60)
+    newest = landing.jobs.checkpoints.newest(job)
+    assert newest is not None
+    assert newest.startswith(f"{landing.location}/checkpoints/{job}/chk-")
 
     # An operator's task goes on from there, by the connection's keys; the trigger looks at the lease by them, too.
     connections.iceberg(properties)
@@ -123,7 +128,9 @@ def test_table_checkpoints_and_lease_are_in_s3(
             over.set()
         assert stopped.result()
     assert (done.state, done.errors) == ("success", [])
-    assert landing.note.restored == savepoint
+    assert landing.note is not None
+    assert landing.note.restored == newest
+    assert landing.note.finished.startswith(f"{landing.location}/savepoints/")
     landing.assert_once({0: [*range(350)], 1: [*range(100)]})
     lake.assert_whole()
     assert not (tmp_path / "checkpoint.lakestream").exists()
