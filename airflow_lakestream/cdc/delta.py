@@ -52,13 +52,13 @@ class DeltaEntries(DeltaSink):
         super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
-    def read(self, keys: pa.Table | None = None) -> pa.Table | None:
+    def read(self, keys: pa.Table | None = None, hands: Hands | None = None) -> pa.Table | None:
         """Return entries; see `cdc.merge.memory.Entries`."""
         head = self._tables.open(self._name)
         if head is None or not self._is_own(head):
             return None
         files = entry_files(DeltaHead(self._tables, head, head.schema), self._key)
-        return pa.concat_tables([no_rows(head.schema), *entries_for(files, self._key, keys)])
+        return pa.concat_tables([no_rows(head.schema), *entries_for(files, self._key, keys, hands or Threads())])
 
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into one."""

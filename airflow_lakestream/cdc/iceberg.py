@@ -57,13 +57,13 @@ class EntryTable(IcebergSink):
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
-    def read(self, keys: pa.Table | None = None) -> pa.Table | None:
+    def read(self, keys: pa.Table | None = None, hands: Hands | None = None) -> pa.Table | None:
         """Return entries; see `cdc.merge.memory.Entries`."""
         table = self._load()
         if table is None or not self._is_own(table):
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
-        found = entries_for(entry_files(head, self._key), self._key, keys)
+        found = entries_for(entry_files(head, self._key), self._key, keys, hands or Threads())
         return pa.concat_tables([no_rows(table.schema().as_arrow()), *found], promote_options="permissive")
 
     def add(self, entries: pa.Table) -> None:

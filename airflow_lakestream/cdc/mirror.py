@@ -261,9 +261,13 @@ class Mirror(WrappedSharedSink):
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
             # The mirror's own columns come with its key, beside those that were given.
             self._found(events)
+        columns = events.schema
         self.design, batch = follow(self.design, events, self.name, landing)
+        # What the merge needs of them is in the batch.
+        del events
+        pa.default_memory_pool().release_unused()
         self.table.take(self.design)
-        self._grow(events.schema)
+        self._grow(columns)
         if self._topics - {identity.topic for identity in landing.topics}:
             # Entries do not tell which topic they came from.
             landing = replace(landing, lows={})

@@ -23,6 +23,8 @@ from airflow_lakestream.kafka.errors import (
 
 REQUEST_TIMEOUT = 20.0
 _RETRY_PAUSE = 0.2
+# Another broker leads the partition, or the same one does anew.
+_OTHER_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 _POLL_INTERVAL = 0.05
 
 Answer = TypeVar("Answer")
@@ -65,6 +67,10 @@ class Requests:
                 if time.monotonic() >= deadline or self._errors.are_all_down:
                     raise self._unavailable(doing, error.str(), deadline) from e
                 self._errors.last = f"{error.name()}: {error.str()}"
+                if error.code() in _OTHER_EPOCH:
+                    # Only a new client asks who leads: librdkafka's requests of an admin have the epoch that it knew
+                    # first (librdkafka #4620 is the same of consumers).
+                    self._admin = None
                 time.sleep(_RETRY_PAUSE)
 
     def _wait(self, doing: str, future: Future[Answer], deadline: float) -> Answer:

@@ -20,7 +20,7 @@ from tests.support.table_formats import Place
 
 pytestmark = pytest.mark.integration
 
-LANDINGS, EACH = 8, 5
+LANDINGS, EACH = 5, 5
 
 
 @pytest.fixture

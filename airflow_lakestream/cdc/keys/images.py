@@ -5,7 +5,7 @@ For what PostgreSQL did not send, Debezium puts the column's default, zero or an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from typing import Any
 
@@ -41,6 +41,19 @@ def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
             if not lacking[at]:
                 found[at][name] = _comparable(value)
     return found
+
+
+def say_something(rows: pa.Table, columns: Sequence[str]) -> bool:
+    """Tell whether any value of rows' images is none that stands for one that was not sent."""
+    return any(not is_placeholder(_comparable(value)) for name in columns for value in _different(rows[name]))
+
+
+def _different(column: pa.ChunkedArray) -> Iterator[Any]:
+    """Yield the values that are not left out, most of them once."""
+    values = plain(column).filter(pa.array(~left_out(column)))
+    # Arrow takes no nested values for this, and -0.0 for 0.0.
+    is_plain = not t.is_nested(values.type) and not t.is_floating(values.type)
+    yield from (pc.unique(values) if is_plain else values).to_pylist()
 
 
 def _comparable(value: Any) -> Any:

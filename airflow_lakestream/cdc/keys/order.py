@@ -21,7 +21,7 @@ from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.events.repeated import without_repeated
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded
 from airflow_lakestream.cdc.keys.identity import by_place
-from airflow_lakestream.cdc.keys.images import Earlier, Image, image_columns, images, is_placeholder
+from airflow_lakestream.cdc.keys.images import Earlier, Image, image_columns, images, is_placeholder, say_something
 
 Places = npt.NDArray[np.int64]
 
@@ -47,7 +47,9 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settle
     """
     if TRANSACTION not in rows.column_names or not len(rows) or is_serial(rows):
         return Settled(rows)
-    rows = rows.take(without_repeated(rows, key, _transactions(rows))).combine_chunks()
+    kept = without_repeated(rows, key, _transactions(rows))
+    if len(kept) < len(rows):
+        rows = rows.take(kept).combine_chunks()
     groups = sorted(_suspects(rows, key), key=lambda group: int(group[0]))
     unfinished = sorted(_unfinished(rows, key), key=lambda group: int(group[0]))
     if not groups and not unfinished:
@@ -114,7 +116,7 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
 
 def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
     deletes = rows.filter(pc.equal(rows[OP], "d").fill_null(False))
-    return any(map(_says_something, images(deletes, image_columns(rows, key))))
+    return say_something(deletes, image_columns(rows, key))
 
 
 @dataclass

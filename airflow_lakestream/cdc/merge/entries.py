@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 
@@ -26,13 +27,15 @@ from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 MOST_FILES = 32
 # So many entries are sorted at once, and make a file.
 PART_ENTRIES = 250_000
+# Of an entry once it is read. Files of entries are far smaller: they are sorted.
+ENTRY_BYTES = 40
 # So many keys of each part are looked at to tell where parts end.
 _SAMPLES = 1_000
 
 
 @dataclass(frozen=True)
 class EntryFile:
-    """A file of `rows` entries.
+    """A file of `rows` entries; it can be pickled.
 
     :param bounds: of the key's first column; None if unknown.
     :param has_others: whether it may have entries without a key, or with a row, which every batch needs.
@@ -59,24 +62,42 @@ def entry_files(head: Head, key: Sequence[str]) -> list[EntryFile]:
     return [of(file) for file in head.files()]
 
 
-def entries_for(files: Iterable[EntryFile], key: Sequence[str], keys: pa.Table | None) -> Iterator[pa.Table]:
+def entries_for(
+    files: Sequence[EntryFile], key: Sequence[str], keys: pa.Table | None, hands: Hands
+) -> Iterator[pa.Table]:
     """Yield entries, part by part: those of some keys, those without a key, and those with a row.
 
     :param keys: each once; None for all entries.
+    :param hands: who reads the files, unless all entries are wanted.
     """
     if keys is None:
         yield from (part for file in files for part in file.read(()))
         return
-    ordered: list[Any] | None = None
-    for file in files:
-        if file.bounds is not None and not file.has_others:
-            ordered = sorted(keys[key[0]].to_pylist()) if ordered is None else ordered
-            at = bisect_left(ordered, file.bounds[0])
-            if at == len(ordered) or ordered[at] > file.bounds[1]:
-                continue
-        for part in file.read(()):
-            if len(found := part.filter(pa.array(_is_wanted(part, key, keys)))):
-                yield found
+    ordered = sorted(keys[key[0]].to_pylist()) if any(file.bounds is not None for file in files) else []
+    wanted = [file for file in files if file.has_others or _may_have(file, ordered)]
+    if wanted:
+        for parts in hands.each(Wanted(tuple(key), keys), wanted, sum(file.rows for file in wanted) * ENTRY_BYTES):
+            yield from parts
+
+
+def _may_have(file: EntryFile, ordered: Sequence[Any]) -> bool:
+    if file.bounds is None:
+        return True
+    at = bisect_left(ordered, file.bounds[0])
+    return at < len(ordered) and bool(ordered[at] <= file.bounds[1])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Finds in a file what a batch with these keys needs."""
+
+    key: tuple[str, ...]
+    keys: pa.Table
+
+    def __call__(self, file: EntryFile) -> list[pa.Table]:
+        """Return the entries."""
+        parts = (part.filter(pa.array(_is_wanted(part, self.key, self.keys))) for part in file.read(()))
+        return [part for part in parts if len(part)]
 
 
 def _is_wanted(part: pa.Table, key: Sequence[str], keys: pa.Table) -> Mask:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.newest import is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -44,10 +45,11 @@ NO_TOPIC = TopicIdentity("", "", "")
 class Entries(Protocol):
     """Keeps one mirror's entries: rows of its key's columns, `VERSION` and `ROW`."""
 
-    def read(self, keys: pa.Table | None = None) -> pa.Table | None:
+    def read(self, keys: pa.Table | None = None, hands: Hands | None = None) -> pa.Table | None:
         """Return entries; None if there are none.
 
         :param keys: return those that a batch with these keys needs; default: all.
+        :param hands: who reads the files for it; default: threads of this process.
         """
 
     def add(self, entries: pa.Table) -> None:

@@ -102,7 +102,7 @@ class Merger:
 
     def merge(self, head: Head | None) -> Merged:
         """Merge into a head, or into an empty table. Raises ValueMissing."""
-        memory = Memory(self.key, self.entries.read(self.batch.rows.select(list(self.key))))
+        memory = Memory(self.key, self.entries.read(self.batch.rows.select(list(self.key)), self.hands))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         self._judged = Judged(self.batch, Judge(self.table, self.batch.topic, self.key))

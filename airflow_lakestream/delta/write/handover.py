@@ -64,6 +64,16 @@ def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
     return pa.BufferReader(pa.py_buffer(obstore.get(outline.store(outline.table), path_of(file)).bytes()))
 
 
+def uri(outline: Outline, file: Mapping[str, Any]) -> str:
+    """Return where a handed file of such a table is."""
+    return f"{outline.table.rstrip('/')}/{path_of(file)}"
+
+
+def rows_in(file: Mapping[str, Any]) -> int:
+    """Return how many rows a handed file of such a table has."""
+    return int(json.loads(file["stats"])["numRecords"])
+
+
 def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
     """Delete handed files of such a table as well as it goes; return those that may be left. Never raises."""
     return delete_files(outline.store(outline.table), files)

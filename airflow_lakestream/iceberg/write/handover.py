@@ -74,6 +74,16 @@ def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
     return outline.io.new_input(file["file_path"]).open()
 
 
+def uri(outline: Outline, file: Mapping[str, Any]) -> str:
+    """Return where a handed file of such a table is."""
+    return str(file["file_path"])
+
+
+def rows_in(file: Mapping[str, Any]) -> int:
+    """Return how many rows a handed file of such a table has."""
+    return int(file["record_count"])
+
+
 def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
     """Delete handed files of such a table as well as it goes; return those that may be left. Never raises."""
     return delete_files(outline.io, [file["file_path"] for file in files])

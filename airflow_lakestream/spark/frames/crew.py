@@ -30,9 +30,11 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.frames.batches import counted_batches
 from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
 from airflow_lakestream.spark.frames.function import Function, TransformFailed, TransformRefused
 from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions, count, joined, offsets_of
+from airflow_lakestream.spark.frames.staged import read_by_spark
 from airflow_lakestream.spark.frames.tasks import RESULT, Reading, Writing, Written
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.transformed import Transformed
@@ -135,11 +137,15 @@ class FrameCrew(SparkCrew):
         return set(COORDINATES) <= set(metadata.names)
 
     def _frame(self) -> DataFrame:
-        """Return the staged rows; a partition for each file."""
+        """Return the staged rows."""
+        beside, schema = self.config.lake.part("beside"), spark_schema(self._columns)
+        paths = [beside.uri(self._beside, file) for file in self._staged]
+        if (rows := read_by_spark(self.spark, self._columns, schema, paths)) is not None:
+            return rows
         reading = Reading(self._beside, self.config.lake, tuple(self._staged), self._columns)
         files = len(self._staged)
         numbers = self.spark.range(0, files, 1, max(1, files))
-        return numbers.mapInArrow(reading.__call__, spark_schema(self._columns))
+        return numbers.mapInArrow(reading.__call__, schema)
 
     def _write(
         self, job: Job, plan: Plan, result: DataFrame, metadata: pa.Schema, ranges: RangeSet, *, keeps_positions: bool
@@ -160,8 +166,12 @@ class FrameCrew(SparkCrew):
             identity=plan.state.identity,
             keeps_positions=keeps_positions,
         )
+        rows_in = self.config.lake.part("beside").rows_in
+        # A result without positions may have rows of any size, such as lists of all values of a key.
+        staged = [rows_in(file) for file in self._staged] if keeps_positions else []
         try:
-            rows = result.mapInArrow(writing.__call__, RESULT).collect()
+            with counted_batches(self.spark, staged):
+                rows = result.mapInArrow(writing.__call__, RESULT).collect()
         except Exception as e:  # whatever Spark and its bridge to the JVM raise
             if job.stop.is_set():
                 raise Stopped from e

@@ -265,7 +265,7 @@ def test_other_processes_do_the_same(
         found.append((mirror.rows(), mirror.deleted() if soft_delete else {}, sorted(map(len, mirror.keys_by_file()))))
     assert found[0] == found[1]
     in_place = {"Deleting"} if kind is HandMirror else set()
-    assert elsewhere.works == {"Lookup", "Taking", "Rewriting"} | in_place
+    assert elsewhere.works == {"Wanted", "Lookup", "Taking", "Rewriting"} | in_place
 
 
 def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:
