@@ -7,6 +7,7 @@ for equal are never in a database's table at once, and a change from one to the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,39 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
     bits = doubles.view(pa.int64())
     values = bits.fill_null(0).to_numpy()
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))
+
+
+class Among:
+    """Finds the values of columns that are among others, without NULL.
+
+    A mirror's files are mostly sorted by key: in a sorted column of integers, the others are looked up, and not its
+    own values.
+    """
+
+    def __init__(self, values: pa.ChunkedArray) -> None:
+        self._values = values
+
+    @cached_property
+    def _ordered(self) -> Numbers | None:
+        return np.unique(self._values.to_numpy()) if t.is_integer(self._values.type) else None
+
+    def __call__(self, column: pa.ChunkedArray) -> Numbers:
+        """Return the numbers of the values found, rising."""
+        if self._ordered is not None and t.is_integer(column.type) and len(column) and not column.null_count:
+            mine = column.to_numpy()
+            if (mine[1:] >= mine[:-1]).all():
+                first = np.searchsorted(self._ordered, mine[0])
+                return _found(mine, self._ordered[first : np.searchsorted(self._ordered, mine[-1], side="right")])
+        found: Numbers = np.flatnonzero(pc.is_in(column, value_set=self._values.cast(column.type)).to_numpy())
+        return found
+
+
+def _found(ordered: Numbers, wanted: Numbers) -> Numbers:
+    low, high = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
+    counts = high - low
+    # Each start as often as its value is there, and within it one after the other.
+    found: Numbers = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return found
 
 
 def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
 from airflow_lakestream.cdc.events.unavailable import Mask
-from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.keys.identity import Among, by_place, places
 from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
@@ -96,16 +96,16 @@ class Wanted:
 
     def __call__(self, file: EntryFile) -> list[pa.Table]:
         """Return the entries."""
-        parts = (part.filter(pa.array(_is_wanted(part, self.key, self.keys))) for part in file.read(()))
+        among = Among(by_place(self.keys, self.key)[0])
+        parts = (part.filter(pa.array(_is_wanted(part, self.key, self.keys, among))) for part in file.read(()))
         return [part for part in parts if len(part)]
 
 
-def _is_wanted(part: pa.Table, key: Sequence[str], keys: pa.Table) -> Mask:
-    mine = by_place(part, key)[0]
+def _is_wanted(part: pa.Table, key: Sequence[str], keys: pa.Table, among: Among) -> Mask:
     wanted: Mask = part[key[0]].is_null().to_numpy() | part[row_column(key)].is_valid().to_numpy()
     # Most entries are of other keys: looking up one value is quicker than joining.
-    theirs = by_place(keys, key)[0].cast(mine.type)
-    some = np.flatnonzero(pc.is_in(mine, value_set=theirs).to_numpy() & ~wanted)
+    some = among(by_place(part, key)[0])
+    some = some[~wanted[some]]
     wanted[some[places(part.take(pa.array(some)), keys, key) >= 0]] = True
     return wanted
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
-from airflow_lakestream.cdc.keys.identity import Numbers, by_place, places
+from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, places
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
@@ -50,10 +50,10 @@ class Lookup:
     key: tuple[str, ...]
     soft_delete: bool
     truncated: Version | None
-    _first: pa.ChunkedArray = field(init=False)
+    _among: Among = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_first", by_place(self.events, self.key)[0])
+        object.__setattr__(self, "_among", Among(by_place(self.events, self.key)[0]))
 
     def among(self, files: Sequence[File]) -> list[File]:
         """Return the files that may have rows of these keys, or rows for the truncation."""
@@ -86,8 +86,7 @@ class Lookup:
 
     def _in(self, rows: pa.Table) -> Found:
         # Looking up a value is quicker than joining, and most rows have none of the keys.
-        first = by_place(rows, self.key)[0]
-        some = np.flatnonzero(pc.is_in(first, value_set=self._first.cast(first.type)).to_numpy())
+        some = self._among(by_place(rows, self.key)[0])
         part = rows.take(pa.array(some))
         at = places(part, self.events, self.key)
         hit = np.flatnonzero(at >= 0)
