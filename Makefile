@@ -49,7 +49,7 @@ test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engine
 test-spark: setup ## Run what takes Spark minutes: bundled DAGs, hostile mirrors, functions, killed drivers (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/spark
 
-test-services: setup ## Run the tests on YARN, Hive's metastore, S3 and Flink 1.20, which take minutes to come up (needs a JDK 17)
+test-services: setup ## Run the tests on YARN, Hive's metastore, S3, and Flink with these and of 1.20, which take minutes to come up (needs a JDK 17)
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) tests/services
 
