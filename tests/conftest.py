@@ -50,6 +50,7 @@ LONGEST = (
     "test_spark_fan_out_crashes.py",
     "test_spark_dags.py",
     "test_sensor_kills.py",
+    "test_flink_lakes.py",
     "test_s3_checkpoint.py",
     "test_maintenance_dag.py",
     "test_sensor_modes.py",
