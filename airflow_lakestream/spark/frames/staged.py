@@ -5,6 +5,7 @@ Only what it surely reads as it was written, from a file system that it reaches.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import types as arrow
 
+from airflow_lakestream.spark.causes import cause_of
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
 
 # As they were written: no calendar of before 1582, and no file left out that a session may leave out.
 _READING = {"datetimeRebaseMode": "CORRECTED", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
@@ -72,10 +77,13 @@ def _is_plain_path(path: str) -> bool:
 
 
 def _reaches(spark: SparkSession, path: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
     jvm = spark.sparkContext._jvm
     assert jvm is not None, "the session runs"
     try:
         place = jvm.org.apache.hadoop.fs.Path(path)
         return bool(place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(place))
-    except Exception:  # noqa: BLE001  # whatever a file system of Hadoop raises: Python reads then
+    except Py4JJavaError as e:
+        log.info("Spark does not reach %s, so staged rows come through Python: %s", path, cause_of(e))
         return False
