@@ -6,7 +6,6 @@ See `cdc.merge.memory`. A memory may have many millions of entries; never are al
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import Among, by_place, places
 from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.merge.lookup import may_hold
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 
 # More files than this of fewer entries than half a part are put together.
@@ -74,17 +74,10 @@ def entries_for(
         yield from (part for file in files for part in file.read(()))
         return
     ordered = sorted(keys[key[0]].to_pylist()) if any(file.bounds is not None for file in files) else []
-    wanted = [file for file in files if file.has_others or _may_have(file, ordered)]
+    wanted = [file for file in files if file.has_others or may_hold(file.bounds, ordered)]
     if wanted:
         for parts in hands.each(Wanted(tuple(key), keys), wanted, sum(file.rows for file in wanted) * ENTRY_BYTES):
             yield from parts
-
-
-def _may_have(file: EntryFile, ordered: Sequence[Any]) -> bool:
-    if file.bounds is None:
-        return True
-    at = bisect_left(ordered, file.bounds[0])
-    return at < len(ordered) and bool(ordered[at] <= file.bounds[1])
 
 
 @dataclass(frozen=True)

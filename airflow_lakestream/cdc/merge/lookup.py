@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,13 +61,8 @@ class Lookup:
         if self.truncated is not None:
             return list(files)
         known = [(file, self.head.bounds(file, self.key[0])) for file in files]
-        keys = sorted(self.events[self.key[0]].to_pylist()) if any(bounds for _, bounds in known) else []
-
-        def may_hold(low: object, high: object) -> bool:
-            at = bisect_left(keys, low)
-            return at < len(keys) and bool(keys[at] <= high)
-
-        return [file for file, bounds in known if bounds is None or may_hold(*bounds)]
+        ordered = sorted(self.events[self.key[0]].to_pylist()) if any(bounds for _, bounds in known) else []
+        return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> Found:
         """Read one file."""
@@ -97,6 +93,14 @@ class Lookup:
             return None
         gone = is_before(rows, self.truncated)
         return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.soft_delete else gone
+
+
+def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
+    """Tell whether a file with these bounds, None if unknown, may have one of these rising values."""
+    if bounds is None:
+        return True
+    at = bisect_left(ordered, bounds[0])
+    return at < len(ordered) and bool(ordered[at] <= bounds[1])
 
 
 @dataclass
