@@ -18,6 +18,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.no_rows import one_array
 
 KEY_COLUMN = "_key"
 
@@ -123,7 +124,7 @@ class RecordAsKey:
         ids = {int(places[row.index]): row.schema_id for row in decoded.bad}
         if not field.nullable:
             bad |= dict.fromkeys(np.flatnonzero(~there).tolist(), _NULL)
-        columns = [column.combine_chunks() for column in decoded.rows.columns]
+        columns = [one_array(column) for column in decoded.rows.columns]
         structs = pa.StructArray.from_arrays(columns, fields=list(field.type))
         good = good_ones(len(batch), bad)
         number = np.cumsum(there & good) - 1

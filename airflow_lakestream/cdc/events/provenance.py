@@ -13,6 +13,7 @@ from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, OF_EVENTS, 
 from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
+from airflow_lakestream.tables.no_rows import one_array
 from airflow_lakestream.tables.schema.required import cast_to
 
 _NAMES = ("db", "schema", "table")
@@ -50,7 +51,7 @@ def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
     transactions = pc.if_else(is_serial, pa.scalar(binlog.SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
     found = found.append_column(TRANSACTION, transactions)
     found = found.append_column(KEY_NAMES, names)
-    return _with_old(found, rows[IMAGE].combine_chunks(), key) if IMAGE in rows.column_names else found
+    return _with_old(found, one_array(rows[IMAGE]), key) if IMAGE in rows.column_names else found
 
 
 def is_serial(rows: pa.Table) -> bool:
@@ -81,7 +82,7 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
     there = is_update & image.is_valid().to_numpy(zero_copy_only=False)
     moved = np.zeros(len(rows), np.bool_)
     for name in key:
-        old, new = image.field(image.type.get_field_index(name)), rows[name].combine_chunks()
+        old, new = image.field(image.type.get_field_index(name)), one_array(rows[name])
         old_key, new_key = (comparable(pa.table({"key": one}))["key"].combine_chunks() for one in (old, new))
         same = pc.equal(old_key, new_key).fill_null(False).to_numpy(zero_copy_only=False)
         # An image without the key tells nothing of it.

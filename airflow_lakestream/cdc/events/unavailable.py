@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.tables.no_rows import one_array
 
 Mask = npt.NDArray[np.bool_]
 
@@ -44,7 +45,7 @@ def may_be_left_out(kind: pa.DataType) -> bool:
 
 def left_out(column: pa.Array | pa.ChunkedArray) -> Mask:
     """Tell which values of a column are left out."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    whole = one_array(column) if isinstance(column, pa.ChunkedArray) else column
     kind = whole.type
     if isinstance(kind, pa.BaseExtensionType):
         return left_out(whole.storage)

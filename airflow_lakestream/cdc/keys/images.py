@@ -16,6 +16,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask, left_out
+from airflow_lakestream.tables.no_rows import one_array
 
 Image = dict[str, Any]
 
@@ -32,9 +33,6 @@ def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
 def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
     """Return comparable values of rows, without those that are left out."""
     found: list[Image] = [{} for _ in range(len(rows))]
-    if not found:
-        # Arrow can't build an array of lists of UUIDs from no chunks.
-        return found
     for name in columns:
         lacking = left_out(rows[name])
         for at, value in enumerate(plain(rows[name]).to_pylist()):
@@ -119,5 +117,5 @@ class Earlier:
 
 def plain(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as comparable values."""
-    whole = column.combine_chunks()
+    whole = one_array(column)
     return whole.storage if isinstance(whole.type, pa.BaseExtensionType) else whole

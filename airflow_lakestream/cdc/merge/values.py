@@ -16,6 +16,7 @@ from airflow_lakestream.cdc.merge.memory import Memory
 from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.tables.no_rows import one_array
 
 
 class OldRows:
@@ -49,7 +50,7 @@ class OldRows:
 
 def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]) -> pa.Table:
     """Return rows with some values of a column replaced; None is NULL."""
-    field_, there = rows.schema.field(column), rows[column].combine_chunks()
+    field_, there = rows.schema.field(column), one_array(rows[column])
     # Not through Python objects, from which Arrow can't make UUID arrays.
     new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
     takes = np.arange(len(rows))

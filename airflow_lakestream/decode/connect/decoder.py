@@ -26,7 +26,7 @@ from airflow_lakestream.decode.json.infer import infer_schema, infer_type
 from airflow_lakestream.decode.lanes.lanes import Integers, cut
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.no_rows import no_rows, one_array
 
 _MEMBERS = {"schema", "payload"}
 _BEGINS_WRAPPED = r'^\s*\{\s*"(schema|payload)"\s*:'
@@ -265,7 +265,7 @@ class _Reader:
         return decoded.refined(places, rows.reasons, columns, self._schema)
 
     def _column(self, table: pa.Table, field: pa.Field, rows: Rows) -> pa.Array:
-        values = table.column(field.name).combine_chunks()
+        values = one_array(table.column(field.name))
         shape = self._shape.fields.get(field.name) if self._shape is not None else None
         try:
             return fitted(values, shape, field.type, field.name, rows.all, rows)
