@@ -141,9 +141,13 @@ class _DeletedValues:
 
 @dataclass
 class _Followed:
-    """The state after a key's events: their rows that remain, and maybe one from before."""
+    """The state after a key's events: their rows that remain, and maybe one from before.
+
+    With `is_open`, an update may have been of either.
+    """
 
     may_be_old: bool
+    is_open: bool = False
     live: list[int] = field(default_factory=list)
     is_sure: bool = True
     says: bool = True
@@ -165,7 +169,9 @@ class _Work:
         """Find the result of a key's events in one transaction."""
         found = self._follow(group)
         if found.live or found.may_be_old:
-            self._conclude(group, found.live, _kind(is_sure=found.is_sure, says=found.says))
+            # The deleted row may have been the one from before, and an update of it may hide the row that remains.
+            is_sure = found.is_sure and (bool(found.live) or not found.is_open)
+            self._conclude(group, found.live, _kind(is_sure=is_sure, says=found.says))
 
     def watch(self, group: Places) -> None:
         """Refuse several rows of a key, the table's included: nothing tells which one later events mean."""
@@ -195,6 +201,7 @@ class _Work:
                 if op == "u":
                     # If no row of the transaction itself matches, the row from before is updated.
                     found.may_be_old = found.may_be_old and bool(live)
+                    found.is_open |= found.may_be_old and is_told
                     del live[: 1 if len(live) < 2 else 0]
                 live.append(number)
                 continue

@@ -44,12 +44,14 @@ def stopped(follower: Follower, records: list[Record], reason: StopReason, match
     assert (follower.rows(), sorted(folder.rglob("*.parquet"))) == (before, files)
 
 
-def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True) -> list[Record]:
+def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True) -> tuple[list[Record], bool]:
     """Make one transaction, in which a key may be there twice; return its events, none where it is rolled back.
+
+    Also returns whether a row was updated while its key was there twice: which of the two it was, nothing tells.
 
     :param twice: whether rows are inserted with a key that is there.
     """
-    kept, events = [dict(row) for row in rows], list[Record]()
+    kept, events, is_open = [dict(row) for row in rows], list[Record](), False
     source.begin()
     for _ in range(random.randint(1, 4)):
         kind = random.choice(["insert", "delete", "update", "move", "shift", "swap"])
@@ -65,9 +67,6 @@ def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True)
         else:
             shift = random.choice([-1, 1])
             some = kept if kind in ("shift", "swap") else [random.choice(kept)]
-            if kind == "update" and [row["id"] for row in kept].count(some[0]["id"]) > 1:
-                # Which of the two rows is changed, nothing tells: it stops.
-                continue
             for row in list(some):
                 new = {
                     "update": {"v": value},
@@ -75,29 +74,34 @@ def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True)
                     "shift": {"id": row["id"] + shift},
                     "swap": {"id": 4 - row["id"]},
                 }[kind]
-                old = dict(row)
+                old, is_twice = dict(row), [one["id"] for one in kept].count(row["id"]) > 1
                 row |= new
+                is_open |= is_twice and row["id"] == old["id"]
                 events += source.change(old, row)
     if len({row["id"] for row in kept}) < len(kept):
-        return []
+        return [], False
     rows[:] = kept
-    return events
+    return events, is_open
 
 
 @settings(max_examples=settings.get_profile(settings.get_current_profile_name()).max_examples // 4, deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
+# An update of the row from before, which is then deleted: a row that came in between stays.
+@example(1442, False, False, False)
 # A deletion of the key zero that is sent again, after a row was inserted anew: the table marks deleted rows.
 @example(230, True, False, False)
 def test_rows_of_one_key_within_a_transaction(seed: int, soft_delete: bool, is_keyless: bool, cuts: bool) -> None:
-    random = Random(seed)
+    random, may_stop = Random(seed), cuts
     source, rows, sent = Source(key=() if is_keyless else ("id",)), list[Row](), list[list[Record]]()
     with tempfile.TemporaryDirectory() as folder:
         follower = Follower(HandMirror(Path(folder)), {"key": ["id"], "soft_delete": soft_delete})
         for _ in range(random.randint(1, 4)):
             records: list[Record] = []
             for _ in range(random.randint(1, 3)):
-                sent.append(play(source, rows, random, twice=not cuts))
-                records += sent[-1]
+                events, is_open = play(source, rows, random, twice=not cuts)
+                sent.append(events)
+                records += events
+                may_stop |= is_open
             if random.random() < 0.4:
                 # A connector that was restarted sends the end of what it had sent once more.
                 records += [one for events in sent[-random.randint(1, 3) :] for one in events]
@@ -108,7 +112,7 @@ def test_rows_of_one_key_within_a_transaction(seed: int, soft_delete: bool, is_k
                         follower.land(part)
             except MirrorStopped as stop:
                 # Half of a transaction may look like a deletion without its key, where the key is zero.
-                if stop.reason not in (StopReason.ORDER_UNKNOWN, StopReason.KEY_NOT_SENT) or not cuts:
+                if stop.reason not in (StopReason.ORDER_UNKNOWN, StopReason.KEY_NOT_SENT) or not may_stop:
                     raise
                 return
             if any(sent):
@@ -296,6 +300,25 @@ def test_names_in_keys_of_each_format() -> None:
     many = [*given, *(f'{{"k{n}":1}}'.encode() for n in range(20))] * 2
     found = names_in(pa.array(many, pa.binary()), None, {}).to_pylist()
     assert found == [*given.values(), *(f'["k{n}"]' for n in range(20))] * 2
+
+
+TEXTS = st.sampled_from(["", " ", "7", "{", "{}", "[1]", '"a"', "Struct{id=5}", '{"id":1}', ' {"id":1}', "\t{", "é"])
+ENCODINGS = st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+
+
+@given(st.lists(st.builds(str.encode, TEXTS, ENCODINGS) | st.binary(max_size=4), max_size=20))
+def test_names_in_keys_of_any_bytes_are_those_that_each_key_has_alone(keys: list[bytes]) -> None:
+    # A zero first is the frame of a schema registry.
+    keys = [key for key in keys if not key.startswith(b"\x00")]
+    assert names_in(pa.array(keys, pa.binary()), None, {}).to_pylist() == list(map(_names_alone, keys))
+
+
+def _names_alone(key: bytes) -> str | None:
+    try:
+        document = json.loads(key)
+    except ValueError:
+        return None
+    return json.dumps(list(document)) if isinstance(document, dict) else None
 
 
 def test_a_deletion_that_says_the_key_only_takes_the_row_of_its_transaction(follower: Follower) -> None:
