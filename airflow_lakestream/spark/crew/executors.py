@@ -23,6 +23,7 @@ from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.zips import keep_directories
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
 
@@ -60,7 +61,7 @@ class Work:
 
     def __call__(self, share: Share) -> Answer | Failed:
         """Read one share and return what was done. Our own errors are returned, too, for the driver."""
-        _keep_memory()
+        settle()
         try:
             return self._read(share)
         except LakestreamError as e:
@@ -125,12 +126,13 @@ class Work:
                 sink.pass_over(share.identity, chunk.covers.partition, outcome.rowless)
 
 
-def _keep_memory() -> None:
-    """Let this process keep freed memory for the next chunk.
+def settle() -> None:
+    """Let this process keep what the next task needs again: freed memory, and what archives it imports from hold.
 
     Getting each page from the system again costs a fault: that took 13 to 17% of a task's CPU time. 80 MiB are kept.
     """
     tune_allocation(_KEPT)
+    keep_directories()
 
 
 def for_executors(decoders: RowDecoders) -> RowDecoders:

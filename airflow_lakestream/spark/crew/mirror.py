@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Smaller files are worked on by the driver itself: a job of Spark takes longer than reading them.
-LEAST_BYTES = 32 * 2**20
+LEAST_BYTES = 16 * 2**20
 # So that a core that is done with its tasks can take over others'.
 _TASKS_FOR_EACH_CORE = 4
 
@@ -88,6 +88,7 @@ class _Task:
     work: Callable[[Any], Any]
 
     def __call__(self, item: Any) -> Any:
+        executors.settle()
         try:
             return self.work(item)
         except LakestreamError as e:

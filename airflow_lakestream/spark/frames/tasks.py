@@ -18,6 +18,7 @@ from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.spark.crew.executors import settle
 from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions
 from airflow_lakestream.tables.design import TableDesign
 
@@ -39,6 +40,7 @@ class Reading:
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the files, in batches of Parquet's own size."""
+        settle()
         open_file = self.lake.part("beside").open_file
         for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
             with open_file(self.outline, self.files[number]) as stream:
@@ -77,6 +79,7 @@ class Writing:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all batches; yield one row, with a pickled `Written`, or a `Failed` with an error of ours."""
+        settle()
         try:
             result: Written | Failed = self._write(batches)
         except LakestreamError as e:
