@@ -19,6 +19,8 @@ NO_KEY = "[]"
 _HEADER = 5
 # Keys of one topic have one form, or a few after a change of the key; keys of other forms are parsed one by one.
 _MOST_FORMS = 8
+# Surely no object: it begins with another character than a brace. UTF-16 and UTF-32 would have zeros beside it.
+_NO_OBJECT = r"(?s)^[ \t\r\n]*([!-z|}~]([^\x00].*)?)?$"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
 
 
@@ -48,7 +50,10 @@ def as_list(names: str | None) -> list[str] | None:
 
 def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
     """Note the columns of JSON keys: one key of each form is parsed."""
-    todo = np.arange(len(keys))
+    # Text, such as StringConverter makes of keys, has as many forms as values.
+    no_object = pc.match_substring_regex(keys, _NO_OBJECT).fill_null(False).to_numpy(zero_copy_only=False)
+    found[places[no_object]] = None
+    todo = np.flatnonzero(~no_object)
     for _ in range(_MOST_FORMS):
         if not len(todo):
             return
