@@ -181,7 +181,7 @@ class IcebergMirror(IcebergSink):
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
             merged = merger.merge(head)
             merger.remember(merged)
-            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *head.write(merged.rows)]
+            new = [*merged.new, *(deletes for _, deletes in merged.deleted)]
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
             return Rewrite([*with_deletes(merged.out), *deletes], new)
 

@@ -59,7 +59,7 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
     topic = topics_of(landing)
 
     def stop(reason: StopReason, rows: pa.Table, problem: str, remedy: str = RESNAPSHOT) -> MirrorStopped:
-        first = rows.take(pc.sort_indices(rows, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")])[:1])
+        first = _by_offset(rows)
         partition, offset = first[PARTITION][0].as_py(), first[OFFSET][0].as_py()
         return MirrorStopped(mirror, reason, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
 
@@ -150,11 +150,15 @@ def _other_key(noted: Sequence[str], names: Sequence[str], key: Sequence[str]) -
     )
 
 
+def _by_offset(rows: pa.Table) -> pa.Table:
+    """Return the first row by partition and offset."""
+    return rows.take(pc.select_k_unstable(rows, k=1, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")]))
+
+
 def _first(events: pa.Table, name: str) -> str | None:
     """Return the value of the first event with one, by partition and offset."""
-    there = events.filter(events[name].is_valid())
-    order = pc.sort_indices(there, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")])
-    found: str | None = there[name][order[0].as_py()].as_py()
+    there = events.select([name, PARTITION, OFFSET]).filter(events[name].is_valid())
+    found: str | None = _by_offset(there)[name][0].as_py()
     return found
 
 

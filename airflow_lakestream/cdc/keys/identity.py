@@ -7,8 +7,7 @@ for equal are never in a database's table at once, and a change from one to the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -78,35 +77,70 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
 
 
 class Among:
-    """Finds the values of columns that are among others, without NULL.
+    """Finds the rows whose keys are among those of a batch, each of which is there once.
 
-    A mirror's files are mostly sorted by key: in a sorted column of integers, the others are looked up, and not its
-    own values.
+    A mirror's files are mostly sorted by key: in a sorted column of integers, the batch's keys are looked up, and not
+    the column's own values.
     """
 
-    def __init__(self, values: pa.ChunkedArray) -> None:
-        self._values = values
+    def __init__(self, keys: pa.Table, key: Sequence[str]) -> None:
+        self._keys, self._key = keys.select(list(key)), list(key)
+        first = by_place(keys, key[:1])[0]
+        self._values = first
+        # Integers are put in order once, and not in each task that this is pickled for.
+        self._ordered = _in_order(first.to_numpy()) if t.is_integer(first.type) else None
 
-    @cached_property
-    def _ordered(self) -> Numbers | None:
-        return np.unique(self._values.to_numpy()) if t.is_integer(self._values.type) else None
+    @property
+    def rising(self) -> Sequence[Any]:
+        """The first column's values, in order."""
+        rising = sorted(self._values.to_pylist()) if self._ordered is None else self._ordered[0]
+        return cast("Sequence[Any]", rising)
 
-    def __call__(self, column: pa.ChunkedArray) -> Numbers:
-        """Return the numbers of the values found, rising."""
-        if self._ordered is not None and t.is_integer(column.type) and len(column) and not column.null_count:
-            mine = column.to_numpy()
-            if (mine[1:] >= mine[:-1]).all():
-                first = np.searchsorted(self._ordered, mine[0])
-                return _found(mine, self._ordered[first : np.searchsorted(self._ordered, mine[-1], side="right")])
-        found: Numbers = np.flatnonzero(pc.is_in(column, value_set=self._values.cast(column.type)).to_numpy())
-        return found
+    def __call__(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
+        """Return the numbers of the rows found, rising, and the places of their keys in the batch."""
+        column = by_place(rows, self._key[:1])[0]
+        if self._ordered is not None and t.is_integer(column.type) and not column.null_count:
+            values, places_ = self._ordered
+            some, at = _looked_up(column.to_numpy(), values)
+            if len(self._key) == 1:
+                return some, places_[at]
+        else:
+            some = _numbers_in(column, self._values)
+        # Looking one value up is quicker than joining, and most rows have none of the keys.
+        at = places(rows.select(self._key).take(pa.array(some)), self._keys, self._key)
+        hit = np.flatnonzero(at >= 0)
+        return some[hit], at[hit]
 
 
-def _found(ordered: Numbers, wanted: Numbers) -> Numbers:
-    low, high = np.searchsorted(ordered, wanted), np.searchsorted(ordered, wanted, side="right")
-    counts = high - low
-    # Each start as often as its value is there, and within it one after the other.
-    found: Numbers = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+def _in_order(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the values in order, each once, and a place of each."""
+    # NumPy's own function for it hashes them, which takes ten times as long.
+    order = np.argsort(values)
+    ordered = values[order]
+    is_first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first], order[is_first]
+
+
+def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the numbers of the column's values that are among rising ones, and the place of each there."""
+    if len(column) and (column[1:] >= column[:-1]).all():
+        start, end = np.searchsorted(values, column[0]), np.searchsorted(values, column[-1], side="right")
+        low, high = (np.searchsorted(column, values[start:end], side=side) for side in ("left", "right"))
+        counts = high - low
+        # Each start as often as its value is there, and within it one after the other.
+        found = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return found, np.repeat(np.arange(start, end), counts)
+    # Hashing costs by the number of values, and halving by that of the column.
+    is_long = len(column) > len(values)
+    some = _numbers_in(pa.array(column), pa.array(values)) if is_long else np.arange(len(column))
+    at = np.searchsorted(values, column[some])
+    hit = np.flatnonzero(values[np.minimum(at, len(values) - 1)] == column[some]) if len(values) else some[:0]
+    return some[hit], at[hit]
+
+
+def _numbers_in(column: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> Numbers:
+    found: Numbers = np.flatnonzero(pc.is_in(column, value_set=values.cast(column.type)).to_numpy(zero_copy_only=False))
     return found
 
 

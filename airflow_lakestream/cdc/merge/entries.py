@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
 from airflow_lakestream.cdc.events.unavailable import Mask
-from airflow_lakestream.cdc.keys.identity import Among, by_place, places
+from airflow_lakestream.cdc.keys.identity import Among, by_place
 from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import may_hold
@@ -73,10 +73,11 @@ def entries_for(
     if keys is None:
         yield from (part for file in files for part in file.read(()))
         return
-    ordered = sorted(keys[key[0]].to_pylist()) if any(file.bounds is not None for file in files) else []
+    work = Wanted(tuple(key), Among(keys, key))
+    ordered = work.among.rising if any(file.bounds is not None for file in files) else []
     wanted = [file for file in files if file.has_others or may_hold(file.bounds, ordered)]
     if wanted:
-        for parts in hands.each(Wanted(tuple(key), keys), wanted, sum(file.rows for file in wanted) * ENTRY_BYTES):
+        for parts in hands.each(work, wanted, sum(file.rows for file in wanted) * ENTRY_BYTES):
             yield from parts
 
 
@@ -85,22 +86,17 @@ class Wanted:
     """Finds in a file what a batch with these keys needs."""
 
     key: tuple[str, ...]
-    keys: pa.Table
+    among: Among
 
     def __call__(self, file: EntryFile) -> list[pa.Table]:
         """Return the entries."""
-        among = Among(by_place(self.keys, self.key)[0])
-        parts = (part.filter(pa.array(_is_wanted(part, self.key, self.keys, among))) for part in file.read(()))
+        parts = (part.filter(pa.array(self._is_wanted(part))) for part in file.read(()))
         return [part for part in parts if len(part)]
 
-
-def _is_wanted(part: pa.Table, key: Sequence[str], keys: pa.Table, among: Among) -> Mask:
-    wanted: Mask = part[key[0]].is_null().to_numpy() | part[row_column(key)].is_valid().to_numpy()
-    # Most entries are of other keys: looking up one value is quicker than joining.
-    some = among(by_place(part, key)[0])
-    some = some[~wanted[some]]
-    wanted[some[places(part.take(pa.array(some)), keys, key) >= 0]] = True
-    return wanted
+    def _is_wanted(self, part: pa.Table) -> Mask:
+        wanted: Mask = part[self.key[0]].is_null().to_numpy() | part[row_column(self.key)].is_valid().to_numpy()
+        wanted[self.among(part)[0]] = True
+        return wanted
 
 
 def anew(head: Head, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:

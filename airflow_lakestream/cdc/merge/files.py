@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,24 @@ class Deleting:
         """Return what the commit needs for it."""
         assert self.head.delete is not None, "the file would be rewritten"
         return [self.head.delete(change.file, change.out)]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Writes rows that no file has had."""
+
+    head: Head
+
+    def __call__(self, rows: pa.Table) -> Sequence[File]:
+        """Return their files."""
+        return self.head.write(self.head.conform(rows))
+
+
+def in_parts(rows: pa.Table) -> list[pa.Table]:
+    """Return rows in parts that are written at once."""
+    parts = -(-rows.nbytes // PART_BYTES)
+    ends = [len(rows) * part // parts for part in range(parts + 1)] if len(rows) else []
+    return [rows.slice(start, end - start) for start, end in itertools.pairwise(ends) if end > start]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +56,10 @@ class Judged:
                 if not memory.has_seen(row):
                     raise self.judge.not_sent(guard)
 
+    @cached_property
+    def _gone(self) -> Mask:
+        return is_gone(self.batch.rows)
+
     def _is_live(self, rows: pa.Table) -> Mask:
         live = np.ones(len(rows), np.bool_)
         if DELETED in rows.column_names:
@@ -64,10 +69,10 @@ class Judged:
 
     def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
         """Tell which rows were settled with a deletion at their own place that was sent twice, see `order`."""
-        events = self.batch.rows.take(pa.array(at))
-        same = is_gone(events)
+        same = self._gone[at]
         if not same.any():
-            return np.zeros(len(rows), np.bool_)
+            return same
+        events = self.batch.rows.select((COMMIT, POSITION)).take(pa.array(at))
         for name in (COMMIT, POSITION):
             same &= events[name].to_numpy() == rows[name].to_numpy()
         # Without places in the log, events of the same time are at one place.

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import DELETED, VERSION
+from airflow_lakestream.cdc.columns import DELETED, VERSION, version_schema
 from airflow_lakestream.cdc.events.unavailable import Mask
-from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, places
+from airflow_lakestream.cdc.keys.identity import Among, Numbers
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.tables.no_rows import no_rows
 
 _ROWS_AT_ONCE = 500_000
 
@@ -26,7 +27,7 @@ class Found:
     """What one file has, of `live` rows in all.
 
     :param hits: the numbers of the rows whose key has an event, rising; `at` has the events' places in the batch.
-    :param rows: key, version and mark of these rows.
+    :param rows: version and mark of these rows.
     :param gone: which of all rows a truncation removes, or marks; None without one.
     """
 
@@ -41,33 +42,32 @@ class Found:
 class Lookup:
     """Looks into one file after the other.
 
-    :param events: keys and versions of the batch's events, each key once.
+    :param keys: those of the batch's events, each once.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
     """
 
     head: Head
-    events: pa.Table
+    keys: pa.Table
     key: tuple[str, ...]
     soft_delete: bool
     truncated: Version | None
     _among: Among = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_among", Among(by_place(self.events, self.key)[0]))
+        object.__setattr__(self, "_among", Among(self.keys, self.key))
 
     def among(self, files: Sequence[File]) -> list[File]:
         """Return the files that may have rows of these keys, or rows for the truncation."""
         if self.truncated is not None:
             return list(files)
         known = [(file, self.head.bounds(file, self.key[0])) for file in files]
-        ordered = sorted(self.events[self.key[0]].to_pylist()) if any(bounds for _, bounds in known) else []
+        ordered = self._among.rising if any(bounds for _, bounds in known) else []
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> Found:
         """Read one file."""
-        columns = [*self.key, *VERSION, *([DELETED] if self.soft_delete else [])]
-        parts = [self._in(rows) for rows in _gathered(self.head.read(file, columns))]
+        parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._told]))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
         cut = [part.gone for part in parts if part.gone is not None]
@@ -76,17 +76,17 @@ class Lookup:
             np.concatenate([np.zeros(0, np.int64), *hits]),
             np.concatenate([np.zeros(0, np.int64), *(part.at for part in parts)]),
             # Without any row of the file, columns are all that counts.
-            joined([part.rows for part in parts]) if parts else self.events.slice(0, 0),
+            joined([part.rows for part in parts]) if parts else no_rows(version_schema()),
             np.concatenate(cut) if cut else None,
         )
 
+    @property
+    def _told(self) -> list[str]:
+        return [*VERSION, *([DELETED] if self.soft_delete else [])]
+
     def _in(self, rows: pa.Table) -> Found:
-        # Looking up a value is quicker than joining, and most rows have none of the keys.
-        some = self._among(by_place(rows, self.key)[0])
-        part = rows.take(pa.array(some))
-        at = places(part, self.events, self.key)
-        hit = np.flatnonzero(at >= 0)
-        return Found(len(rows), some[hit], at[hit], part.take(pa.array(hit)), self._gone(rows))
+        hits, at = self._among(rows)
+        return Found(len(rows), hits, at, rows.select(self._told).take(pa.array(hits)), self._gone(rows))
 
     def _gone(self, rows: pa.Table) -> Mask | None:
         if self.truncated is None:

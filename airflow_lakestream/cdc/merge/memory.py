@@ -21,7 +21,7 @@ from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_sc
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, places
 from airflow_lakestream.cdc.merge.hands import Hands
-from airflow_lakestream.cdc.merge.newest import is_later, versions
+from airflow_lakestream.cdc.merge.newest import by_version, is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED
@@ -150,7 +150,7 @@ def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
 
 def last_of_each(entries: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return each key's entry with the greatest version."""
-    ordered = entries.take(pc.sort_indices(entries, sort_keys=[(name, "ascending") for name in VERSION]))
+    ordered = by_version(entries)
     keys = by_place(ordered, key)
     numbered = keys.append_column("last", pa.array(np.arange(len(ordered))))
     return ordered.take(numbered.group_by(keys.column_names).aggregate([("last", "max")])["last_max"])

@@ -20,7 +20,7 @@ from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of
 from airflow_lakestream.cdc.merge.audited import Look
-from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking
+from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking, Writing, in_parts
 from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
@@ -41,8 +41,9 @@ MOST_SMALL = 32
 
 @dataclass
 class Merged:
-    """The result for one commit: removed files, new files, rows that are in no file yet, and new entries.
+    """The result for one commit: removed files, new files, and new entries.
 
+    `rows` are those of a table that is not there yet; they are in no file.
     `deleted` has files that stay without some of their rows, each with what `Head.delete` has returned.
     """
 
@@ -124,8 +125,12 @@ class Merger:
         anew += self._small(head, held, changes) if head is not None else []
         files = self._rewrite(head, anew, incoming) if head is not None else []
         deleted = self._delete(head, in_place) if head is not None else []
+        rest = incoming.rest(self.key)
+        if head is not None:
+            files += self._write(head, rest)
+            rest = rest.slice(0, 0)
         entries = self._entries(values, deletes)
-        return Merged([one.file for one in anew], files, deleted, incoming.rest(self.key), entries)
+        return Merged([one.file for one in anew], files, deleted, rest, entries)
 
     def remember(self, merged: Merged) -> None:
         """Write down the new entries; call it before the commit, see `Memory`."""
@@ -143,11 +148,11 @@ class Merger:
     def _look(self, head: Head, held: Sequence[File], late: Mask, matched: Mask) -> list[Change]:
         """Return which of the head's files change; note which events have a row, and which are late."""
         batch = self.batch
-        lookup = Lookup(head, batch.rows.select([*self.key, *VERSION]), self.key, self.soft_delete, batch.truncated)
-        changes, too_late = [], []
+        lookup = Lookup(head, batch.rows.select(list(self.key)), self.key, self.soft_delete, batch.truncated)
+        changes, too_late, versions_ = [], [], batch.rows.select(VERSION)
         files = lookup.among(held)
         for file, found in zip(files, self._each(head, lookup, files, files), strict=True):
-            later = is_later(batch.rows.take(pa.array(found.at)), found.rows)
+            later = is_later(versions_.take(pa.array(found.at)), found.rows)
             # A marked row may be older than a truncation, like a late event: it stays.
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
             matched[found.at] = True
@@ -245,6 +250,13 @@ class Merger:
         work = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, changes)]
         done = self._each(head, Rewriting(head, self.batch.truncated), work, [one.file for one in changes])
         made = [file for files in done for file in files]
+        self.written += made
+        return made
+
+    def _write(self, head: Head, rows: pa.Table) -> list[File]:
+        """Write rows that no file has had."""
+        work = in_parts(rows)
+        made = [file for files in self.hands.each(Writing(head), work, rows.nbytes) for file in files] if work else []
         self.written += made
         return made
 

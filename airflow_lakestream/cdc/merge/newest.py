@@ -85,7 +85,7 @@ def newest(
     :param record_key: the columns of the records' keys.
     """
     events, snapshots = with_ends(events)
-    rows = events.take(pc.sort_indices(events, sort_keys=[(name, "ascending") for name in VERSION])).combine_chunks()
+    rows = by_version(events).combine_chunks()
     truncated = None
     cuts = np.flatnonzero(_is(rows, "t")).tolist()
     if cuts:
@@ -211,6 +211,13 @@ def _deletion_at(rows: pa.Table, at: int, origin: Origin) -> int | None:
 def versions(rows: pa.Table) -> list[Version]:
     """Return the versions of rows."""
     return list(zip(*(rows[name].to_pylist() for name in VERSION), strict=True))
+
+
+def by_version(rows: pa.Table) -> pa.Table:
+    """Return rows in the order of their versions."""
+    if not is_later(rows.slice(0, max(0, len(rows) - 1)), rows.slice(1)).any():
+        return rows
+    return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in VERSION]))
 
 
 def is_later(rows: pa.Table, than: pa.Table) -> Mask:

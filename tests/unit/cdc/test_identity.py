@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,28 +15,47 @@ from airflow_lakestream.cdc.keys.identity import Among
 from airflow_lakestream.cdc.keys.images import images, is_placeholder, say_something
 
 SMALL, LARGE = st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)
-COLUMNS = st.one_of(
-    st.tuples(st.just(pa.int64()), st.lists(st.none() | SMALL | LARGE, max_size=30)),
-    st.tuples(st.just(pa.int32()), st.lists(st.none() | SMALL, max_size=30)),
-    st.tuples(st.just(pa.string()), st.lists(st.none() | st.sampled_from("abcde"), max_size=30)),
-)
+KINDS: Mapping[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int64(): SMALL | LARGE,
+    pa.int32(): SMALL,
+    pa.string(): st.sampled_from("abcde"),
+}
 
 
-@given(COLUMNS, st.booleans(), st.sets(SMALL | LARGE | st.sampled_from("abc")), st.integers(1, 7))
-@example((pa.int64(), [1, 1, 2, 2, 2, 4]), True, {1, 2, 3}, 2)
-@example((pa.int64(), [2**63 - 1]), True, {2**63 - 1, -(2**63)}, 1)
-def test_values_among_others_are_found_in_any_order_and_any_parts(
-    column: tuple[pa.DataType, list[Any]], is_sorted: bool, others: set[Any], size: int
+@st.composite
+def keyed(draw: st.DrawFn) -> tuple[pa.Schema, list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
+    """Return columns of a key, keys of a batch, each once, and rows, in parts of so many."""
+    kinds = draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=2))
+    one = st.tuples(*(KINDS[kind] for kind in kinds))
+    batch = draw(st.lists(one, max_size=20, unique=True))
+    rows = draw(st.lists(one | st.sampled_from(batch) if batch else one, max_size=40))
+    if draw(st.booleans()):
+        rows.sort()
+    elif draw(st.booleans()):
+        rows = [(None, *row[1:]) if draw(st.booleans()) else row for row in rows]
+    columns = pa.schema([(f"column {at}", kind) for at, kind in enumerate(kinds)])
+    return columns, batch, rows, draw(st.integers(1, 50))
+
+
+@given(keyed())
+@example((pa.schema([("column 0", pa.int64())]), [(1,), (2,), (3,)], [(1,), (1,), (2,), (2,), (2,), (4,)], 2))
+@example((pa.schema([("column 0", pa.int64())]), [(2**63 - 1,), (-(2**63),)], [(2**63 - 1,)], 1))
+def test_rows_among_the_keys_of_a_batch_are_found_in_any_order_and_any_parts(
+    given: tuple[pa.Schema, list[tuple[Any, ...]], list[tuple[Any, ...]], int],
 ) -> None:
-    kind, values = column
-    fits = str if kind == pa.string() else int
-    wanted = [one for one in others if type(one) is fits and (kind != pa.int32() or -5 <= one <= 5)]
-    if is_sorted:
-        values = sorted(one for one in values if one is not None)
-    parts: Sequence[pa.Array] = [pa.array(values[at : at + size], kind) for at in range(0, len(values), size)]
-    among = Among(pa.chunked_array([pa.array(wanted, kind)]))
-    found = among(pa.chunked_array(parts, kind)).tolist()
-    assert found == [at for at, one in enumerate(values) if one is not None and one in wanted]
+    columns, batch, rows, size = given
+    parts = [_table(columns, rows[at : at + size]) for at in range(0, len(rows), size)]
+    among = pickle.loads(pickle.dumps(Among(_table(columns, batch), columns.names)))
+    numbers, places = among(pa.concat_tables([columns.empty_table(), *parts]))
+    expected = [(at, batch.index(row)) for at, row in enumerate(rows) if row in batch]
+    assert list(zip(numbers.tolist(), places.tolist(), strict=True)) == expected
+    assert list(among.rising) == sorted({key[0] for key in batch}) or not pa.types.is_integer(columns[0].type)
+
+
+def _table(columns: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    return pa.Table.from_arrays(
+        [pa.array([row[at] for row in rows], one.type) for at, one in enumerate(columns)], schema=columns
+    )
 
 
 VALUES: Sequence[tuple[pa.DataType, Sequence[Any]]] = (
