@@ -41,7 +41,7 @@ CHANGES = (10_000, 200_000)
 # That the largest mirror remembers while it gets the most changes.
 DELETIONS = 10_000_000
 # The first ones warm the session: until then, most of the driver's CPU is the JVM's compiler.
-BATCHES, WARM = 5, 2
+BATCHES, WARM = 7, 4
 # Of the CPU seconds that the driver may have of a landing of two million records, or of a merge of 200,000 changes.
 DRIVERS_SHARE = 0.1
 DRIVERS_MIB = 300
