@@ -1,6 +1,6 @@
 """What more executors are good for: landings and merges by one and by two, with the driver's CPU seconds apart.
 
-A standalone cluster of two workers, one core each. A session gets warm with a small landing or a first batch, then
+A standalone cluster of two workers, one core each. A session gets warm with small landings or first batches, then
 what is measured follows: no figure has the start of Python, of a JVM or of an executor in it. Spark's own `MERGE INTO`
 merges the same events into a twin of the mirror, in the same run.
 
@@ -117,7 +117,8 @@ def _landings(lab: Lab, cluster: Cluster) -> Iterator[Figure]:
 def _run(lab: Lab, cluster: Cluster, lake: Lake, executors: int, topic: Filled, table: str) -> dict[str, Any]:
     # Both know the columns: a new table's are not guessed while one measures.
     given = {"schema": DDL, "schema_evolution": "add" if table == "filled" else "none"}
-    wanted = {"warm": (lab.topic("json-short"), "warm"), "measured": (topic, table)}
+    warm = {f"warm-{number}": (lab.topic("json-short"), f"warm_{number}") for number in range(WARM)}
+    wanted = {**warm, "measured": (topic, table)}
     files = []
     for name, (one, into) in wanted.items():
         config = configuration(lab, lake, one, {**given, "table": f"{NAMESPACE}.{into}"})

@@ -85,10 +85,9 @@ class Among:
 
     def __init__(self, keys: pa.Table, key: Sequence[str]) -> None:
         self._keys, self._key = keys.select(list(key)), list(key)
-        first = by_place(keys, key[:1])[0]
-        self._values = first
+        self._values = _first_column(keys, self._key)
         # Integers are put in order once, and not in each task that this is pickled for.
-        self._ordered = _in_order(first.to_numpy()) if t.is_integer(first.type) else None
+        self._ordered = _in_order(self._values.to_numpy()) if t.is_integer(self._values.type) else None
 
     @property
     def rising(self) -> Sequence[Any]:
@@ -98,7 +97,7 @@ class Among:
 
     def __call__(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the numbers of the rows found, rising, and the places of their keys in the batch."""
-        column = by_place(rows, self._key[:1])[0]
+        column = _first_column(rows, self._key)
         if self._ordered is not None and t.is_integer(column.type) and not column.null_count:
             values, places_ = self._ordered
             some, at = _looked_up(column.to_numpy(), values)
@@ -110,6 +109,12 @@ class Among:
         at = places(rows.select(self._key).take(pa.array(some)), self._keys, self._key)
         hit = np.flatnonzero(at >= 0)
         return some[hit], at[hit]
+
+
+def _first_column(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
+    column = by_place(rows, key[:1])[0]
+    # One width for all, so that a file's integers and the batch's can be looked up in each other.
+    return column.cast(pa.int64()) if t.is_integer(column.type) else column
 
 
 def _in_order(values: Numbers) -> tuple[Numbers, Numbers]:
@@ -140,8 +145,15 @@ def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _numbers_in(column: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> Numbers:
-    found: Numbers = np.flatnonzero(pc.is_in(column, value_set=values.cast(column.type)).to_numpy(zero_copy_only=False))
+    kind = _common(pa.schema([("key", column.type)]), pa.schema([("key", values.type)])).field(0).type
+    is_in = pc.is_in(column.cast(kind), value_set=values.cast(kind))
+    found: Numbers = np.flatnonzero(is_in.to_numpy(zero_copy_only=False))
     return found
+
+
+def _common(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Return types that hold the keys of both: one may be wider since the other was written."""
+    return pa.unify_schemas([one, other], promote_options="permissive")
 
 
 def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
@@ -150,8 +162,9 @@ def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
     if not len(rows) or not len(among):
         return found
     mine, theirs = by_place(rows, key), by_place(among, key)
-    both = mine.append_column("mine", pa.array(np.arange(len(rows)))).join(
-        theirs.cast(mine.schema).append_column("theirs", pa.array(np.arange(len(among)))),
+    common = _common(mine.schema, theirs.schema)
+    both = mine.cast(common).append_column("mine", pa.array(np.arange(len(rows)))).join(
+        theirs.cast(common).append_column("theirs", pa.array(np.arange(len(among)))),
         mine.column_names,
         join_type="inner",
     )
