@@ -126,6 +126,9 @@ class Merger:
         files = self._rewrite(head, anew, incoming) if head is not None else []
         deleted = self._delete(head, in_place) if head is not None else []
         rest = incoming.rest(self.key)
+        # For executors the rows are pickled, which is one more copy of them.
+        del incoming
+        pa.default_memory_pool().release_unused()
         if head is not None:
             files += self._write(head, rest)
             rest = rest.slice(0, 0)
