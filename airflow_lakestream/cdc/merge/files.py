@@ -17,6 +17,8 @@ from airflow_lakestream.cdc.merge.values import marked_where
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20
+# New rows are written in parts of so many bytes: executors share them, and the driver pickles no more at once.
+NEW_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Writing:
 
 
 def in_parts(rows: pa.Table) -> list[pa.Table]:
-    """Return rows in parts that are written at once."""
-    parts = -(-rows.nbytes // PART_BYTES)
+    """Return new rows in parts, each for a file."""
+    parts = -(-rows.nbytes // NEW_BYTES)
     ends = [len(rows) * part // parts for part in range(parts + 1)] if len(rows) else []
     return [rows.slice(start, end - start) for start, end in itertools.pairwise(ends) if end > start]
 
