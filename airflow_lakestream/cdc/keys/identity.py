@@ -85,9 +85,10 @@ class Among:
 
     def __init__(self, keys: pa.Table, key: Sequence[str]) -> None:
         self._keys, self._key = keys.select(list(key)), list(key)
-        self._values = _first_column(keys, self._key)
+        first = _first_column(keys, self._key)
         # Integers are put in order once, and not in each task that this is pickled for.
-        self._ordered = _in_order(self._values.to_numpy()) if t.is_integer(self._values.type) else None
+        self._ordered = _in_order(first.to_numpy()) if t.is_integer(first.type) else None
+        self._values = first if self._ordered is None else pa.array(self._ordered[0])
 
     @property
     def rising(self) -> Sequence[Any]:
@@ -163,10 +164,8 @@ def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
         return found
     mine, theirs = by_place(rows, key), by_place(among, key)
     common = _common(mine.schema, theirs.schema)
-    both = mine.cast(common).append_column("mine", pa.array(np.arange(len(rows)))).join(
-        theirs.cast(common).append_column("theirs", pa.array(np.arange(len(among)))),
-        mine.column_names,
-        join_type="inner",
-    )
+    mine = mine.cast(common).append_column("mine", pa.array(np.arange(len(rows))))
+    theirs = theirs.cast(common).append_column("theirs", pa.array(np.arange(len(among))))
+    both = mine.join(theirs, common.names, join_type="inner")
     found[both["mine"].to_numpy()] = both["theirs"].to_numpy()
     return found

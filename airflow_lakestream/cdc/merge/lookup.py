@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,27 +42,23 @@ class Found:
 class Lookup:
     """Looks into one file after the other.
 
-    :param keys: those of the batch's events, each once.
+    :param among: the keys of the batch's events.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
     """
 
     head: Head
-    keys: pa.Table
+    among: Among
     key: tuple[str, ...]
     soft_delete: bool
     truncated: Version | None
-    _among: Among = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_among", Among(self.keys, self.key))
-
-    def among(self, files: Sequence[File]) -> list[File]:
+    def reached(self, files: Sequence[File]) -> list[File]:
         """Return the files that may have rows of these keys, or rows for the truncation."""
         if self.truncated is not None:
             return list(files)
         known = [(file, self.head.bounds(file, self.key[0])) for file in files]
-        ordered = self._among.rising if any(bounds for _, bounds in known) else []
+        ordered = self.among.rising if any(bounds for _, bounds in known) else []
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> Found:
@@ -85,7 +81,7 @@ class Lookup:
         return [*VERSION, *([DELETED] if self.soft_delete else [])]
 
     def _in(self, rows: pa.Table) -> Found:
-        hits, at = self._among(rows)
+        hits, at = self.among(rows)
         return Found(len(rows), hits, at, rows.select(self._told).take(pa.array(hits)), self._gone(rows))
 
     def _gone(self, rows: pa.Table) -> Mask | None:

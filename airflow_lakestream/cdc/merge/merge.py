@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
-from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of
+from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
 from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking, Writing, in_parts
 from airflow_lakestream.cdc.merge.hands import Hands
@@ -151,9 +151,9 @@ class Merger:
     def _look(self, head: Head, held: Sequence[File], late: Mask, matched: Mask) -> list[Change]:
         """Return which of the head's files change; note which events have a row, and which are late."""
         batch = self.batch
-        lookup = Lookup(head, batch.rows.select(list(self.key)), self.key, self.soft_delete, batch.truncated)
+        lookup = Lookup(head, Among(batch.rows, self.key), self.key, self.soft_delete, batch.truncated)
         changes, too_late, versions_ = [], [], batch.rows.select(VERSION)
-        files = lookup.among(held)
+        files = lookup.reached(held)
         for file, found in zip(files, self._each(head, lookup, files, files), strict=True):
             later = is_later(versions_.take(pa.array(found.at)), found.rows)
             # A marked row may be older than a truncation, like a late event: it stays.
