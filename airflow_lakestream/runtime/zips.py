@@ -10,29 +10,27 @@ from __future__ import annotations
 import sys
 import zipimport
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
-_read: dict[str, tuple[int, int, int]] = {}
+_read: WeakKeyDictionary[zipimport.zipimporter, tuple[int, int, int]] = WeakKeyDictionary()
 _invalidate = zipimport.zipimporter.invalidate_caches
 
 
 def keep_directories() -> None:
     """Let this process keep the directories of archives that have not changed."""
     if sys.version_info < (3, 12):
-        zipimport.zipimporter.invalidate_caches = _if_changed  # type: ignore[assignment,method-assign]  # what 3.12 has by itself
+        # mypy has no way to say that a class of Python's own gets another method.
+        zipimport.zipimporter.invalidate_caches = _if_changed  # type: ignore[assignment,method-assign]
 
 
 def _if_changed(importer: zipimport.zipimporter) -> None:
-    archive = importer.archive
     try:
-        found = Path(archive).stat()
+        found = Path(importer.archive).stat()
     except OSError:
-        _read.pop(archive, None)
+        _read.pop(importer, None)
         _invalidate(importer)
         return
     now = (found.st_mtime_ns, found.st_size, found.st_ino)
-    known = zipimport._zip_directory_cache.get(archive)  # type: ignore[attr-defined]  # what all importers of it share
-    if known is None or _read.get(archive) != now:
+    if _read.get(importer) != now:
         _invalidate(importer)
-        _read[archive] = now
-    else:
-        importer._files = known  # type: ignore[attr-defined]  # as its own method does
+        _read[importer] = now

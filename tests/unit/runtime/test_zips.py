@@ -14,7 +14,6 @@ import pytest
 
 from airflow_lakestream.runtime.zips import keep_directories
 
-pytestmark = pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 does so by itself")
 NAME = "lakestream_in_an_archive"
 
 
@@ -49,9 +48,7 @@ def test_a_directory_is_not_read_again_where_the_archive_is_the_same(archive: Pa
 
 def test_a_module_that_came_into_an_archive_is_found(archive: Path) -> None:
     write(archive, "first", "second")
-    with patch.object(zipimport, "_read_directory", wraps=zipimport._read_directory) as reading:
-        importlib.invalidate_caches()
-    assert [call.args[0] for call in reading.call_args_list].count(str(archive)) == 1
+    importlib.invalidate_caches()
     assert importlib.import_module(f"{NAME}.second").name == "second"
 
 
