@@ -4,7 +4,7 @@ A standalone cluster of two workers, one core each. A session gets warm with sma
 what is measured follows: no figure has the start of Python, of a JVM or of an executor in it. Spark's own `MERGE INTO`
 merges the same events into a twin of the mirror, in the same run.
 
-By itself: `make bench ONLY=scale`, some forty minutes.
+By itself: `make bench ONLY=scale`, more than an hour.
 """
 
 from __future__ import annotations
