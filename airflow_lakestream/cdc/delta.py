@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
-from airflow_lakestream.cdc.merge.entries import anew, entries_for, entry_files
+from airflow_lakestream.cdc.merge.entries import EntryFiles, anew, entry_files
 from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
@@ -32,7 +32,6 @@ from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.files import Add, beside
-from airflow_lakestream.tables.no_rows import no_rows
 
 
 class DeltaEntries(DeltaSink):
@@ -52,13 +51,12 @@ class DeltaEntries(DeltaSink):
         super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
-    def read(self, keys: pa.Table | None = None, hands: Hands | None = None) -> pa.Table | None:
-        """Return entries; see `cdc.merge.memory.Entries`."""
+    def open(self) -> EntryFiles | None:
+        """Return the files of the entries; None if there are none."""
         head = self._tables.open(self._name)
         if head is None or not self._is_own(head):
             return None
-        files = entry_files(DeltaHead(self._tables, head, head.schema), self._key)
-        return pa.concat_tables([no_rows(head.schema), *entries_for(files, self._key, keys, hands or Threads())])
+        return EntryFiles(entry_files(DeltaHead(self._tables, head, head.schema), self._key), head.schema)
 
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into one."""

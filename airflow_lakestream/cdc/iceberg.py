@@ -17,7 +17,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
-from airflow_lakestream.cdc.merge.entries import anew, entries_for, entry_files
+from airflow_lakestream.cdc.merge.entries import EntryFiles, anew, entry_files
 from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX
 from airflow_lakestream.cdc.merge.merge import Merger
@@ -31,7 +31,6 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
-from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
 
 
@@ -57,14 +56,13 @@ class EntryTable(IcebergSink):
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
-    def read(self, keys: pa.Table | None = None, hands: Hands | None = None) -> pa.Table | None:
-        """Return entries; see `cdc.merge.memory.Entries`."""
+    def open(self) -> EntryFiles | None:
+        """Return the files of the entries; None if there are none."""
         table = self._load()
         if table is None or not self._is_own(table):
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
-        found = entries_for(entry_files(head, self._key), self._key, keys, hands or Threads())
-        return pa.concat_tables([no_rows(table.schema().as_arrow()), *found], promote_options="permissive")
+        return EntryFiles(entry_files(head, self._key), table.schema().as_arrow())
 
     def add(self, entries: pa.Table) -> None:
         """Write entries down; in the same commit many files become one."""

@@ -23,7 +23,7 @@ from airflow_lakestream.cdc.delta import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import placed
 from airflow_lakestream.cdc.iceberg import MirrorSink
-from airflow_lakestream.cdc.merge.hands import Hands, Threads
+from airflow_lakestream.cdc.merge.hands import Hands, Threads, Work
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -178,10 +178,13 @@ class Elsewhere:
     def __init__(self) -> None:
         self.works = set[str]()
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
-        self.works.add(type(work).__name__)
-        there = [pickle.dumps(item) for item in items]
-        return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work))(pickle.loads(item)))) for item in there]
+    def do(self, *works: Work) -> Sequence[list[Any]]:
+        return [[self._do(pickle.dumps(work.do), pickle.dumps(item)) for item in work.items] for work in works]
+
+    def _do(self, what: bytes, item: bytes) -> Any:
+        do = pickle.loads(what)
+        self.works.add(type(do).__name__)
+        return pickle.loads(pickle.dumps(do(pickle.loads(item))))
 
 
 class HandMirror:

@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import Among, by_place
-from airflow_lakestream.cdc.merge.hands import Hands
+from airflow_lakestream.cdc.merge.hands import Work
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import may_hold
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
+from airflow_lakestream.tables.no_rows import no_rows
 
 # More files than this of fewer entries than half a part are put together.
 MOST_FILES = 32
@@ -62,28 +63,31 @@ def entry_files(head: Head, key: Sequence[str]) -> list[EntryFile]:
     return [of(file) for file in head.files()]
 
 
-def entries_for(
-    files: Sequence[EntryFile], key: Sequence[str], keys: pa.Table | None, hands: Hands
-) -> Iterator[pa.Table]:
-    """Yield entries, part by part: those of some keys, those without a key, and those with a row.
+@dataclass(frozen=True)
+class EntryFiles:
+    """The files of one mirror's entries, which have these columns."""
 
-    :param keys: each once; None for all entries.
-    :param hands: who reads the files, unless all entries are wanted.
-    """
-    if keys is None:
-        yield from (part for file in files for part in file.read(()))
-        return
-    work = Wanted(tuple(key), Among(keys, key))
-    ordered = work.among.rising if any(file.bounds is not None for file in files) else []
-    wanted = [file for file in files if file.has_others or may_hold(file.bounds, ordered)]
-    if wanted:
-        for parts in hands.each(work, wanted, sum(file.rows for file in wanted) * ENTRY_BYTES):
-            yield from parts
+    files: Sequence[EntryFile]
+    columns: pa.Schema
+
+    def wanted(self, key: tuple[str, ...], among: Among) -> Work:
+        """Return the work that finds what a batch with these keys needs: their entries, and those for every batch."""
+        ordered = among.rising if any(file.bounds is not None for file in self.files) else []
+        files = [file for file in self.files if file.has_others or may_hold(file.bounds, ordered)]
+        return Work(Wanted(key, among), files, sum(file.rows for file in files) * ENTRY_BYTES)
+
+    def joined(self, parts: Iterable[pa.Table]) -> pa.Table:
+        """Return parts of the entries as one."""
+        return pa.concat_tables([no_rows(self.columns), *parts], promote_options="permissive")
+
+    def read(self) -> pa.Table:
+        """Return all entries."""
+        return self.joined(part for file in self.files for part in file.read(()))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Finds in a file what a batch with these keys needs."""
+    """Finds in a file what a batch with these keys needs: their entries, those without a key, and those with a row."""
 
     key: tuple[str, ...]
     among: Among

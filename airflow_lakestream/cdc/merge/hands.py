@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 FILES_AT_ONCE = 2
 
 
+@dataclass(frozen=True)
+class Work:
+    """The same work on each of several items. What is done, items and results can be pickled.
+
+    :param size: the bytes of the files that are worked on.
+    """
+
+    do: Callable[[Any], Any]
+    items: Sequence[Any]
+    size: int
+
+
 class Hands(Protocol):
-    """Does the same work on each of several items. Work, items and results can be pickled."""
+    """Does works that need nothing of each other, together."""
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
-        """Return the results, in the order of the items. Raises what the work raises.
-
-        :param size: the bytes of the files that are worked on.
-        """
+    def do(self, *works: Work) -> Sequence[list[Any]]:
+        """Return each work's results, in the order of its items. Raises what a work raises."""
 
 
 class Threads:
     """`Hands` of this process."""
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
+    def do(self, *works: Work) -> Sequence[list[Any]]:
         """Work on two items at a time."""
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-merge") as pool:
-            return list(pool.map(work, items))
+            waiting = [[pool.submit(work.do, item) for item in work.items] for work in works]
+            return [[one.result() for one in of_work] for of_work in waiting]

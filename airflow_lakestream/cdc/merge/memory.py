@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, places
-from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.newest import by_version, is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -29,6 +28,9 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.sink import TableSink
+
+if TYPE_CHECKING:
+    from airflow_lakestream.cdc.merge.entries import EntryFiles
 
 SUFFIX = DELETED
 # The deleted row as an Arrow IPC stream, only for the last event of a partition: the next event may be the same row
@@ -45,12 +47,8 @@ NO_TOPIC = TopicIdentity("", "", "")
 class Entries(Protocol):
     """Keeps one mirror's entries: rows of its key's columns, `VERSION` and `ROW`."""
 
-    def read(self, keys: pa.Table | None = None, hands: Hands | None = None) -> pa.Table | None:
-        """Return entries; None if there are none.
-
-        :param keys: return those that a batch with these keys needs; default: all.
-        :param hands: who reads the files for it; default: threads of this process.
-        """
+    def open(self) -> EntryFiles | None:
+        """Return the files of the entries; None if there are none."""
 
     def add(self, entries: pa.Table) -> None:
         """Add entries in a separate commit. Raises what a commit raises."""

@@ -7,8 +7,9 @@ into other files. The decision is for one head; another head needs a new one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,16 @@ from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
 from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking, Writing, in_parts
-from airflow_lakestream.cdc.merge.hands import Hands
+from airflow_lakestream.cdc.merge.hands import Hands, Work
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
-from airflow_lakestream.cdc.merge.lookup import Change, Lookup, change_of
+from airflow_lakestream.cdc.merge.lookup import Change, Found, Lookup, change_of
 from airflow_lakestream.cdc.merge.memory import Entries, Memory, row_column
 from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, Values
 from airflow_lakestream.core.policies import MergeMode
+from airflow_lakestream.tables.no_rows import no_rows
 
 # By default a file is rewritten that has lost this share of its rows, or that is so small that many of them would be
 # slower to read than one to write.
@@ -103,14 +105,14 @@ class Merger:
 
     def merge(self, head: Head | None) -> Merged:
         """Merge into a head, or into an empty table. Raises ValueMissing."""
-        memory = Memory(self.key, self.entries.read(self.batch.rows.select(list(self.key)), self.hands))
+        held = head.files() if head is not None else []
+        memory, reached, found = self._looked_up(head, held)
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         self._judged = Judged(self.batch, Judge(self.table, self.batch.topic, self.key))
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
-        held = head.files() if head is not None else []
-        changes = self._look(head, held, late, matched) if head is not None else []
+        changes = self._changes(head, reached, found, late, matched) if head is not None else []
         self._judged.check_others(memory)
         is_delete = is_gone(rows)
         new = np.flatnonzero(~matched & ~late & ~is_delete)
@@ -123,17 +125,20 @@ class Merger:
             self.look(incoming.rows)
         anew, in_place = self._ways(head, changes)
         anew += self._small(head, held, changes) if head is not None else []
-        files = self._rewrite(head, anew, incoming) if head is not None else []
-        deleted = self._delete(head, in_place) if head is not None else []
+        entries = self._entries(values, deletes)
+        if head is None:
+            return Merged([], [], [], incoming.rest(self.key), entries)
+        works = [self._rewriting(head, anew, incoming), self._deleting(head, in_place)]
         rest = incoming.rest(self.key)
         # For executors the rows are pickled, which is one more copy of them.
-        del incoming
+        del incoming, values, old
         pa.default_memory_pool().release_unused()
-        if head is not None:
-            files += self._write(head, rest)
-            rest = rest.slice(0, 0)
-        entries = self._entries(values, deletes)
-        return Merged([one.file for one in anew], files, deleted, rest, entries)
+        works.append(Work(Writing(head), in_parts(rest), rest.nbytes))
+        rewritten, deleted, added = (list(chain.from_iterable(made)) for made in self.hands.do(*works))
+        # Also those that were not written in this process.
+        self.written += [*rewritten, *deleted, *added]
+        emptied = list(zip((one.file for one in in_place), deleted, strict=True))
+        return Merged([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
 
     def remember(self, merged: Merged) -> None:
         """Write down the new entries; call it before the commit, see `Memory`."""
@@ -145,16 +150,30 @@ class Merger:
 
         Call it after a mirror's first commit: until then nothing tells whose entries count.
         """
-        if len(merged.entries) and self.entries.read() is None:
+        if len(merged.entries) and self.entries.open() is None:
             self.entries.add(merged.entries)
 
-    def _look(self, head: Head, held: Sequence[File], late: Mask, matched: Mask) -> list[Change]:
+    def _looked_up(self, head: Head | None, held: Sequence[File]) -> tuple[Memory, list[File], list[Found]]:
+        """Return what is remembered of the batch's keys, and what each file that may have them has of them."""
+        batch, among = self.batch, Among(self.batch.rows, self.key)
+        opened = self.entries.open()
+        works, reached = list[Work](), list[File]()
+        if head is not None:
+            lookup = Lookup(head, among, self.key, self.soft_delete, batch.truncated)
+            reached = lookup.reached(held)
+            works.append(Work(lookup, reached, sum(map(head.bytes_in, reached))))
+        if opened is not None:
+            works.append(opened.wanted(self.key, among))
+        done = self.hands.do(*works)
+        entries = opened.joined(chain.from_iterable(done[-1])) if opened is not None else None
+        return Memory(self.key, entries), reached, done[0] if head is not None else []
+
+    def _changes(
+        self, head: Head, files: Sequence[File], founds: Sequence[Found], late: Mask, matched: Mask
+    ) -> list[Change]:
         """Return which of the head's files change; note which events have a row, and which are late."""
-        batch = self.batch
-        lookup = Lookup(head, Among(batch.rows, self.key), self.key, self.soft_delete, batch.truncated)
-        changes, too_late, versions_ = [], [], batch.rows.select(VERSION)
-        files = lookup.reached(held)
-        for file, found in zip(files, self._each(head, lookup, files, files), strict=True):
+        changes, too_late, versions_ = [], [], self.batch.rows.select(VERSION)
+        for file, found in zip(files, founds, strict=True):
             later = is_later(versions_.take(pa.array(found.at)), found.rows)
             # A marked row may be older than a truncation, like a late event: it stays.
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
@@ -164,9 +183,6 @@ class Merger:
         for events in too_late:
             late[events] = True
         return [one for one in changes if one.is_touched]
-
-    def _each(self, head: Head, work: Callable[[Any], Any], items: Sequence[Any], files: Sequence[File]) -> Any:
-        return self.hands.each(work, items, sum(map(head.bytes_in, files))) if items else []
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
@@ -184,10 +200,11 @@ class Merger:
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
         every = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
         taken = [(file, numbers) for file, numbers in every if len(numbers)]
-        if head is not None:
-            for parts in self._each(head, Taking(head), taken, [file for file, _ in taken]):
-                for rows in parts:
-                    old.add(rows)
+        if head is not None and taken:
+            size = sum(head.bytes_in(file) for file, _ in taken)
+            (parts,) = self.hands.do(Work(Taking(head), taken, size))
+            for rows in (rows for part in parts for rows in part):
+                old.add(rows)
         return old
 
     def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
@@ -240,28 +257,14 @@ class Merger:
         none = np.zeros(0, np.int64)
         return [Change(file, head.live_rows_in(file), none, none, None) for file in many]
 
-    def _delete(self, head: Head, changes: Sequence[Change]) -> list[tuple[File, File]]:
-        """Delete rows of files that stay."""
-        files = [one.file for one in changes]
-        made = [file for files in self._each(head, Deleting(head), changes, files) for file in files]
-        # Also those that were not written in this process.
-        self.written += made
-        return [(one.file, file) for one, file in zip(changes, made, strict=True)]
+    def _rewriting(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> Work:
+        """Return the work that rewrites files with the rows that stay and the new versions of those that change."""
+        items = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, changes)]
+        return Work(Rewriting(head, self.batch.truncated), items, sum(head.bytes_in(one.file) for one in changes))
 
-    def _rewrite(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> list[File]:
-        """Rewrite files with the rows that stay and the new versions of those that change."""
-        work = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, changes)]
-        done = self._each(head, Rewriting(head, self.batch.truncated), work, [one.file for one in changes])
-        made = [file for files in done for file in files]
-        self.written += made
-        return made
-
-    def _write(self, head: Head, rows: pa.Table) -> list[File]:
-        """Write rows that no file has had."""
-        work = in_parts(rows)
-        made = [file for files in self.hands.each(Writing(head), work, rows.nbytes) for file in files] if work else []
-        self.written += made
-        return made
+    def _deleting(self, head: Head, changes: Sequence[Change]) -> Work:
+        """Return the work that deletes rows of files that stay."""
+        return Work(Deleting(head), changes, sum(head.bytes_in(one.file) for one in changes))
 
     def _bundles(self, head: Head, changes: Sequence[Change]) -> Iterator[list[Change]]:
         """Yield the files to rewrite together: small ones with neighbouring keys."""

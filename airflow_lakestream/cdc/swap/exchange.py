@@ -161,8 +161,8 @@ def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
 
 def remember(read_again: Entries, own: Entries) -> None:
     """Let a mirror know what was deleted since it was read again."""
-    entries = read_again.read()
-    if entries is not None and len(entries):
+    opened = read_again.open()
+    if opened is not None and len(entries := opened.read()):
         own.add(entries)
 
 

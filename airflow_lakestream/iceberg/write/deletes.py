@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,14 @@ _SCHEMA = pa.schema(
         for name, kind, number in (("file_path", pa.string(), _PATH_ID), ("pos", pa.int64(), _POSITION_ID))
     ]
 )
+# A large table has many delete files of few rows, so what each has beside positions counts. No position comes twice, so
+# a dictionary would double them. The manifest has the bounds by which engines choose files.
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": ["file_path"],
+    "write_statistics": False,
+    "store_schema": False,
+}
 
 
 def deleted_positions(io: FileIO, task: FileScanTask) -> Positions:
@@ -81,7 +90,7 @@ def _write(io: FileIO, file: DataFile, positions: Positions, places: LocationPro
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path]).cast(pa.string())
     output = io.new_output(place)
     with output.create() as stream:
-        pq.write_table(pa.table([paths, positions], schema=_SCHEMA), stream, compression="zstd")
+        pq.write_table(pa.table([paths, positions], schema=_SCHEMA), stream, **_PARQUET)
     deletes = DataFile.from_args(
         content=DataFileContent.POSITION_DELETES,
         file_path=place,

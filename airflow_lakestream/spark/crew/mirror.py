@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.cdc.merge.hands import Threads
+from airflow_lakestream.cdc.merge.hands import Threads, Work
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.plan import Plan
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Smaller files are worked on by the driver itself: a job of Spark takes longer than reading them.
+# Less is done by the driver itself: a job of Spark takes longer than reading them.
 LEAST_BYTES = 16 * 2**20
 # So that a core that is done with its tasks can take over others'.
 _TASKS_FOR_EACH_CORE = 4
@@ -63,34 +63,44 @@ class Executors:
     context: SparkContext
     job: Job
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
-        """Let tasks work on the items; on small ones the driver does. Raises SparkMergeFailed, Stopped."""
-        if size < LEAST_BYTES:
-            return Threads().each(work, items, size)
+    def do(self, *works: Work) -> Sequence[list[Any]]:
+        """Let tasks of one job do the works; the driver does small ones. Raises SparkMergeFailed, Stopped."""
+        if sum(work.size for work in works) < LEAST_BYTES:
+            return Threads().do(*works)
         context = self.context
         context.environment = executors.ENVIRONMENT | context.environment
+        # Each task gets a share of each work, and Spark pickles items of all works together: large ones are apart.
+        places = sorted(
+            ((place + 0.5) / len(work.items), number, place)
+            for number, work in enumerate(works)
+            for place in range(len(work.items))
+        )
+        items = [(number, works[number].items[place]) for _, number, place in places]
         parts = min(len(items), _TASKS_FOR_EACH_CORE * context.defaultParallelism)
         try:
             # Spark broadcasts what is done to all of them if it is large.
-            answers = context.parallelize(items, parts).map(_Task(work)).collect()
+            answers = context.parallelize(items, parts).map(_Task([work.do for work in works])).collect()
         except Exception as e:  # whatever Spark and its bridge to the JVM raise
             if self.job.stop.is_set():
                 raise Stopped from e
             raise SparkMergeFailed(self.job.table, cause_of(e)) from e
-        for answer in answers:
+        results = [[None] * len(work.items) for work in works]
+        for (_, number, place), answer in zip(places, answers, strict=True):
             if isinstance(answer, Failed):
                 raise answer.error
-        return answers
+            results[number][place] = answer
+        return results
 
 
 @dataclass(frozen=True)
 class _Task:
-    work: Callable[[Any], Any]
+    works: Sequence[Callable[[Any], Any]]
 
-    def __call__(self, item: Any) -> Any:
+    def __call__(self, numbered: tuple[int, Any]) -> Any:
         executors.settle()
+        number, item = numbered
         try:
-            return self.work(item)
+            return self.works[number](item)
         except LakestreamError as e:
             # If raised here, Spark would retry the task and bring back only the error's text.
             return Failed(e)

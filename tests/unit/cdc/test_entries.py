@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.cdc.keys.identity import Among
 from airflow_lakestream.cdc.merge import entries as module
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for
+from airflow_lakestream.cdc.merge.entries import EntryFile, EntryFiles, condensed
 from airflow_lakestream.cdc.merge.hands import Threads
 from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
 from tests.support.mirroring import IDENTITY, TABLE, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
@@ -94,8 +96,9 @@ def test_what_is_read_for_some_keys_tells_of_them_what_all_entries_tell(
 ) -> None:
     files, wanted = [file_of(rows, told=told) for rows, told in held], sorted(keys)
     columns = [pa.array([key[at] for key in wanted], SCHEMA.field(name).type) for at, name in enumerate(KEY)]
-    some = as_one(entries_for(files, KEY, pa.table(columns, names=list(KEY)), Threads()))
-    all_ = as_one(entries_for(files, KEY, None, Threads()))
+    opened = EntryFiles(files, SCHEMA)
+    (parts,) = Threads().do(opened.wanted(KEY, Among(pa.table(columns, names=list(KEY)), KEY)))
+    some, all_ = opened.joined(chain.from_iterable(parts)), opened.read()
     assert told_by(Memory(KEY, some), wanted) == told_by(Memory(KEY, all_), wanted)
     others = [row for rows, _ in held for row in rows if row[0] is None or row[4]]
     assert len(some) == len(others) + sum(row[0] in keys and not row[4] for rows, _ in held for row in rows)

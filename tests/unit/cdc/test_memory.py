@@ -101,9 +101,9 @@ def test_entries_that_others_add_meanwhile_are_kept(mirror: HandMirror, monkeypa
 
     EntryTable(FaultyCatalog(real, another_first), TABLE, uuid, KEY).add(entry(1))  # type: ignore[arg-type]  # in the place of the real one
     assert len(list(entries_of(mirror).scan().plan_files())) == 2
-    read = EntryTable(real, TABLE, uuid, KEY).read()
-    assert read is not None
-    assert sorted(read["id"].to_pylist()) == [0, 1, 2]
+    opened = EntryTable(real, TABLE, uuid, KEY).open()
+    assert opened is not None
+    assert sorted(opened.read()["id"].to_pylist()) == [0, 1, 2]
     assert_files_are_whole(entries_of(mirror))
 
 
