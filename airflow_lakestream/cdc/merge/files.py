@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +14,27 @@ from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import Change, among, joined, with_numbers
 from airflow_lakestream.cdc.merge.snapshots import Version
-from airflow_lakestream.cdc.merge.values import marked_where
+from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20
-# New rows are written in parts of so many bytes: executors share them, and the driver pickles no more at once.
+# New rows are written in parts of so many bytes: executors share them.
 NEW_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows that may go to another process: compressed, since they go through the memory of two JVMs."""
+
+    rows: pa.Table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take along only these rows; Arrow itself would pickle all of a table of which they are a slice."""
+        return _unpacked, (as_bytes(self.rows, "lz4"),)
+
+
+def _unpacked(stream: bytes) -> Packed:
+    return Packed(pa.ipc.open_stream(stream).read_all())
 
 
 @dataclass(frozen=True)
@@ -52,16 +68,16 @@ class Writing:
 
     head: Head
 
-    def __call__(self, rows: pa.Table) -> Sequence[File]:
+    def __call__(self, new: Packed) -> Sequence[File]:
         """Return their files."""
-        return self.head.write(self.head.conform(rows))
+        return self.head.write(self.head.conform(new.rows))
 
 
-def in_parts(rows: pa.Table) -> list[pa.Table]:
+def in_parts(rows: pa.Table) -> list[Packed]:
     """Return new rows in parts, each for a file."""
     parts = -(-rows.nbytes // NEW_BYTES)
     ends = [len(rows) * part // parts for part in range(parts + 1)] if len(rows) else []
-    return [rows.slice(start, end - start) for start, end in itertools.pairwise(ends) if end > start]
+    return [Packed(rows.slice(start, end - start)) for start, end in itertools.pairwise(ends) if end > start]
 
 
 @dataclass(frozen=True)
@@ -71,12 +87,12 @@ class Rewriting:
     head: Head
     truncated: Version | None
 
-    def __call__(self, bundle: Sequence[tuple[Change, pa.Table]]) -> list[File]:
+    def __call__(self, bundle: Sequence[tuple[Change, Packed]]) -> list[File]:
         """Return the new files for a bundle of files, each with its new rows."""
         files: list[File] = []
         held: list[pa.Table] = []
         for change, new in bundle:
-            held.append(self.head.conform(new))
+            held.append(self.head.conform(new.rows))
             # Without a row that stays, none is read.
             for rows in self._staying(change) if len(change.out) < change.live else ():
                 held.append(self.head.conform(rows))

@@ -21,7 +21,7 @@ from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
 from airflow_lakestream.cdc.merge.audited import Look
-from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking, Writing, in_parts
+from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Packed, Rewriting, Taking, Writing, in_parts
 from airflow_lakestream.cdc.merge.hands import Hands, Work
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
@@ -259,7 +259,7 @@ class Merger:
 
     def _rewriting(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> Work:
         """Return the work that rewrites files with the rows that stay and the new versions of those that change."""
-        items = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, changes)]
+        items = [[(one, Packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
         return Work(Rewriting(head, self.batch.truncated), items, sum(head.bytes_in(one.file) for one in changes))
 
     def _deleting(self, head: Head, changes: Sequence[Change]) -> Work:

@@ -79,11 +79,11 @@ def marked_where(rows: pa.Table, mask: Mask, version: Version | None) -> pa.Tabl
     return rows
 
 
-def as_bytes(row: pa.Table) -> bytes:
-    """Return a row as Arrow's IPC stream."""
+def as_bytes(rows: pa.Table, compression: str | None = None) -> bytes:
+    """Return rows as Arrow's IPC stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, row.schema) as writer:
-        writer.write_table(row)
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(rows)
     return bytes(sink.getvalue())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyiceberg.table import FileScanTask
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
+from airflow_lakestream.cdc.merge.files import Packed
 from airflow_lakestream.cdc.merge.hands import Threads
 from airflow_lakestream.cdc.merge.head import Head
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
@@ -328,3 +330,11 @@ def test_small_files_become_one_without_the_rows_that_are_deleted_in_them(
     mirror.land(created([99], commit=3))
     assert sorted(task.file.record_count for task in files(mirror).values()) == [1, 26]
     assert mirror.rows() == rows | {99: ("n99", "X")}
+
+
+def test_rows_that_go_elsewhere_leave_the_rest_of_their_table_behind() -> None:
+    rows = pa.table({"id": range(100_000), "name": pa.array([f"row {number}" for number in range(100_000)])})
+    few = rows.slice(70_000, 10)
+    there = pickle.dumps(Packed(few))
+    assert pickle.loads(there).rows.equals(few)
+    assert len(there) < 2_000
