@@ -277,6 +277,8 @@ class Mirror(WrappedSharedSink):
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self._forget()
+        del batch
+        pa.default_memory_pool().release_unused()
         return done
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:

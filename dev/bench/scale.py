@@ -48,6 +48,8 @@ DRIVERS_MIB = 300
 MODES = ("copy-on-write", "merge-on-read")
 # Delta has but one way; measured with the smaller mirror.
 DELTA = "Delta"
+# As docs/spark.md advises for clusters, where the driver's JVM has little to do. Not for the peer, which plans in it.
+_JAVA = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
@@ -128,7 +130,7 @@ def _run(lab: Lab, cluster: Cluster, lake: Lake, executors: int, topic: Filled, 
 
 
 def _write(config: AppConfig, lake: Lake, name: str, settings: Mapping[str, str]) -> str:
-    spark = {**config.spark, **settings}
+    spark = {**config.spark, **_JAVA, **settings}
     one = replace(config, spark=spark, checkpoint_location=f"{config.checkpoint_location}-{name}")
     return str(one.write(lake.folder / f"{name}.json"))
 

@@ -42,7 +42,9 @@ class TakenEvents:
         """
         parts = [_plain(expanded(part)) for part in (*self.rows, *map(read, self.files))] or [no_rows(columns)]
         schema = pa.schema(_fields(parts, table))
-        return pa.concat_tables([_with_types(part, schema) for part in parts], promote_options="permissive")
+        parts = [_with_types(part, schema) for part in parts]
+        # Combined while nobody else has the parts: later that would be one more copy of a batch.
+        return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
 
     def forget(self) -> None:
         """Forget the events; the caller deletes their files."""

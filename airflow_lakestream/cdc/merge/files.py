@@ -15,6 +15,7 @@ from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import Change, among, joined, with_numbers
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
+from airflow_lakestream.tables.no_rows import no_rows
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20
@@ -34,7 +35,8 @@ class Packed:
 
 
 def _unpacked(stream: bytes) -> Packed:
-    return Packed(pa.ipc.open_stream(stream).read_all())
+    rows = pa.ipc.open_stream(stream).read_all()
+    return Packed(rows if len(rows) else no_rows(rows.schema))
 
 
 @dataclass(frozen=True)

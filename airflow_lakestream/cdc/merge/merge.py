@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import DELETED, VERSION
+from airflow_lakestream.cdc.columns import DELETED, OP, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
@@ -209,6 +209,11 @@ class Merger:
 
     def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
         """Return the events' complete rows, and deleted ones that stay. Raises ValueMissing."""
+        place_of = np.full(len(self.batch.rows), -1, np.int64)
+        if not self.soft_delete and not self.batch.origins and self.look is None:
+            # The rows are complete, so they are copied once only: for the file that they go into.
+            place_of[upserts] = upserts
+            return _Incoming(self.batch.rows.drop_columns([OP]), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:
@@ -216,7 +221,6 @@ class Merger:
             for places_, marked in values.marked(deletes):
                 parts.append(marked)
                 events.append(places_)
-        place_of = np.full(len(self.batch.rows), -1, np.int64)
         of_rows = np.concatenate(events)
         place_of[of_rows] = np.arange(len(of_rows))
         return _Incoming(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)

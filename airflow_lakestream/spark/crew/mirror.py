@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Less is done by the driver itself: a job of Spark takes longer than reading them.
-LEAST_BYTES = 16 * 2**20
+LEAST_BYTES = 4 * 2**20
 # So that a core that is done with its tasks can take over others'.
 _TASKS_FOR_EACH_CORE = 4
 
