@@ -65,7 +65,7 @@ class Executors:
 
     def do(self, *works: Work) -> Sequence[list[Any]]:
         """Let tasks of one job do the works; the driver does small ones. Raises SparkMergeFailed, Stopped."""
-        if sum(work.size for work in works) < LEAST_BYTES:
+        if sum(work.size for work in works) < LEAST_BYTES or not any(work.items for work in works):
             return Threads().do(*works)
         context = self.context
         context.environment = executors.ENVIRONMENT | context.environment

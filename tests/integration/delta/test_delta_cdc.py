@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_lakestream.cdc.merge.hands import Work
 from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
@@ -27,14 +29,18 @@ pytestmark = pytest.mark.integration
 def done_by_tasks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let executors work on the smallest files; count what other processes than the driver did, by kind of work."""
     monkeypatch.setattr(mirror, "LEAST_BYTES", 0)
-    done, each = Counter[str](), Executors.each
+    done, do = Counter[str](), Executors.do
 
-    def counted(self: Executors, work: Any, *rest: Any) -> Any:
-        answers = each(self, lambda item: (os.getpid(), work(item)), *rest)
-        done[type(work).__name__] += sum(process != os.getpid() for process, _ in answers)
-        return [answer for _, answer in answers]
+    def told(work: Work) -> Work:
+        return replace(work, do=lambda item: (os.getpid(), work.do(item)))
 
-    monkeypatch.setattr(Executors, "each", counted)
+    def counted(self: Executors, *works: Work) -> Any:
+        answers = do(self, *map(told, works))
+        for work, of_work in zip(works, answers, strict=True):
+            done[type(work.do).__name__] += sum(process != os.getpid() for process, _ in of_work)
+        return [[answer for _, answer in of_work] for of_work in answers]
+
+    monkeypatch.setattr(Executors, "do", counted)
     return done
 
 
