@@ -134,9 +134,7 @@ class Merger:
         del incoming, values, old
         pa.default_memory_pool().release_unused()
         works.append(Work(Writing(head), in_parts(rest), rest.nbytes))
-        rewritten, deleted, added = (list(chain.from_iterable(made)) for made in self.hands.do(*works))
-        # Also those that were not written in this process.
-        self.written += [*rewritten, *deleted, *added]
+        rewritten, deleted, added = self._write(works)
         emptied = list(zip((one.file for one in in_place), deleted, strict=True))
         return Merged([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
 
@@ -260,6 +258,13 @@ class Merger:
         many = [file for files in small.values() if len(files) >= MOST_SMALL for file in files]
         none = np.zeros(0, np.int64)
         return [Change(file, head.live_rows_in(file), none, none, None) for file in many]
+
+    def _write(self, works: Sequence[Work]) -> list[list[File]]:
+        """Return the files that each work has written."""
+        made = [list(chain.from_iterable(files)) for files in self.hands.do(*works)]
+        # Also those that were not written in this process.
+        self.written += chain.from_iterable(made)
+        return made
 
     def _rewriting(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> Work:
         """Return the work that rewrites files with the rows that stay and the new versions of those that change."""

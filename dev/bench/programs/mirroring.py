@@ -46,11 +46,10 @@ BATCH, DECODE = "whole batch", "decode and hand over (executors)"
 PHASES: tuple[tuple[Any, str, str], ...] = (
     (TakenEvents, "joined", "read what was handed over"),
     (mirror_module, "newest", "last event of each key"),
-    (Merger, "_look", "which rows of which files"),
+    (Merger, "_looked_up", "which rows of which files"),
     (Merger, "_old_rows", "values left out"),
     (Merger, "_incoming", "rows that come in"),
-    (Merger, "_rewrite", "files written anew"),
-    (Merger, "_delete", "rows deleted in place"),
+    (Merger, "_write", "files written, rows deleted in place"),
     (Merger, "remember", "deletions remembered"),
 )
 
