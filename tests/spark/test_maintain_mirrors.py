@@ -36,7 +36,7 @@ def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Executors work on the smallest files.
-    monkeypatch.setattr(mirror, "LEAST_BYTES", 0)
+    monkeypatch.setattr(mirror, "LEAST_BYTES", 1)
     name = topic(1)
     config = mirror_config(lake, name, tmp_path, merge_mode=str(mode))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Less is done by the driver itself: a job of Spark takes longer than reading them.
+# The driver works on less than this itself: a job of Spark takes longer.
 LEAST_BYTES = 4 * 2**20
 # So that a core that is done with its tasks can take over others'.
 _TASKS_FOR_EACH_CORE = 4
@@ -65,7 +65,7 @@ class Executors:
 
     def do(self, *works: Work) -> Sequence[list[Any]]:
         """Let tasks of one job do the works; the driver does small ones. Raises SparkMergeFailed, Stopped."""
-        if sum(work.size for work in works) < LEAST_BYTES or not any(work.items for work in works):
+        if sum(work.size for work in works) < LEAST_BYTES:
             return Threads().do(*works)
         context = self.context
         context.environment = executors.ENVIRONMENT | context.environment

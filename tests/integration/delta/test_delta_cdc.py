@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def done_by_tasks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let executors work on the smallest files; count what other processes than the driver did, by kind of work."""
-    monkeypatch.setattr(mirror, "LEAST_BYTES", 0)
+    monkeypatch.setattr(mirror, "LEAST_BYTES", 1)
     done, do = Counter[str](), Executors.do
 
     def told(work: Work) -> Work:
