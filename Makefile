@@ -25,7 +25,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-sensors test-mirrors test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -43,10 +43,16 @@ test: setup ## Run all tests: units first, then those on the real broker and the
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
 
+test-sensors: setup ## Run the tests of the sensors: each way to wait in a real Airflow, killed triggerers (needs a JDK 17)
+	$(BIN)/python -m pytest $(SPREAD) tests/sensors
+
+test-mirrors: setup ## Run the tests of mirrors of a real PostgreSQL: by Spark and in the worker, hostile databases, killed drivers (needs a JDK 17)
+	$(BIN)/python -m pytest $(SPREAD) tests/mirrors
+
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/engines
 
-test-spark: setup ## Run what takes Spark minutes: bundled DAGs, hostile mirrors, functions, killed drivers (needs a JDK 17)
+test-spark: setup ## Run what takes Spark minutes: bundled DAGs, functions, maintenance, killed drivers (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/spark
 
 test-services: setup ## Run the tests on YARN, Hive's metastore, S3, and Flink with these and of 1.20, which take minutes to come up (needs a JDK 17)
@@ -98,7 +104,7 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 
 soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
-		-s tests/spark/test_cdc_hostile.py
+		-s tests/mirrors/test_cdc_hostile.py
 
 soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the triggerer killed KILLS=50 times each; goes on where it was broken off; ONLY=flink, SEED=0 (needs a JDK 17)
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \
@@ -110,7 +116,7 @@ soak-brokers: setup ## LANDINGS=30 of extract, group, Spark, Flink and Connect o
 
 soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
-		tests/integration/test_sensor_kills.py
+		tests/sensors/test_sensor_kills.py
 
 soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told, on PostgreSQL (needs a JDK 17)
 	LAKESTREAM_LANDINGS=$(LANDINGS) LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) \

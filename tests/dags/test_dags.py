@@ -30,7 +30,7 @@ OTHERS = {
     "lake_replay": "table",
 }
 LANDING_FILES = [file for file in ALL_FILES if file.stem not in OTHERS]
-# Those of Spark and of mirrors run in tests/spark.
+# Those of Spark run in tests/spark, those of mirrors in tests/mirrors.
 ELSEWHERE = ("SparkStreamingSubmitOperator", "KafkaMirrorOperator")
 FILES = [file for file in LANDING_FILES if not any(name in file.read_text() for name in ELSEWHERE)]
 

@@ -48,7 +48,7 @@ CASES = {
         "integration/test_loss_and_recreation.py::"
         "test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_again",
         "integration/test_audit.py::test_a_receipt_of_a_loss_is_shown_and_is_no_damage",
-        "integration/test_sensor_retention.py::test_it_fires_before_a_real_topic_loses_the_first_record",
+        "sensors/test_sensor_retention.py::test_it_fires_before_a_real_topic_loses_the_first_record",
     ],
     "The topic was made anew": [
         "integration/test_loss_and_recreation.py::test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy",

@@ -1,6 +1,6 @@
 """The triggerer is killed again and again while sensors wait: each ends as it should, as if nothing had been.
 
-LAKESTREAM_KILLS=20 pytest tests/integration/test_sensor_kills.py
+LAKESTREAM_KILLS=20 pytest tests/sensors/test_sensor_kills.py
 """
 
 from __future__ import annotations

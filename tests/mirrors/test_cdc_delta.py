@@ -22,7 +22,7 @@ from tests.support.cdc import Source
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("lake", ["delta"], indirect=True)]
 
 
 @pytest.fixture

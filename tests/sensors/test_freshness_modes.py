@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_sensor_loop import event_of, in_loop
+from tests.sensors.test_sensor_loop import event_of, in_loop
 from tests.support.airflow_home import Connections
 from tests.support.broker import TopicOf, poll_until
 from tests.support.lake import TABLE, Lake, events
