@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 
 from pyiceberg.exceptions import ValidationException
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -14,8 +14,10 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
     ManifestWriterV2,
 )
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 
@@ -25,6 +27,7 @@ from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from airflow_lakestream.iceberg.commit.manifest_writers import with_optional_values
+from airflow_lakestream.iceberg.manifests import live_entries
 
 
 class DeleteManifestWriter(ManifestWriterV2):
@@ -40,7 +43,10 @@ class DeleteManifestWriter(ManifestWriterV2):
 
 
 class RowDelta(_OverwriteFiles):
-    """PyIceberg's overwrite, also of delete files; as an append, it merges manifests where the table wants that."""
+    """PyIceberg's overwrite, also of delete files; as an append, it merges manifests where the table wants that.
+
+    PyIceberg itself reads each manifest of the base twice, and writes each that changes anew on its own.
+    """
 
     def __init__(self, transaction: Transaction, summary: dict[str, str]) -> None:
         is_first = transaction.table_metadata.current_snapshot() is None
@@ -57,68 +63,97 @@ class RowDelta(_OverwriteFiles):
 
     def delete_data_file(self, data_file: DataFile) -> RowDelta:
         """Take a data file, or a delete file, out."""
-        if is_data(data_file) and not self._deleted_data_files:
-            self.delete_by_predicate(AlwaysTrue())
         (self._deleted_data_files if is_data(data_file) else self._old_deletes).add(data_file)
         return self
 
-    def _build_delete_files_partition_predicate(self) -> None:
-        """Let PyIceberg look for the files everywhere: by their partitions it fails for a partition of NaN."""
-
-    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+    def _manifests(self) -> list[ManifestFile]:
+        metadata = self._transaction.table_metadata
+        base = metadata.snapshot_by_name(self._target_branch)
         # Those of which nothing is left tell only what earlier snapshots took out: they would pile up, and merge badly.
-        kept = [one for one in manifests if one.added_snapshot_id == self.snapshot_id or _has_files(one)]
-        data = [one for one in kept if one.content == ManifestContent.DATA]
-        deletes = [one for one in kept if one.content == ManifestContent.DELETES]
-        return [*self._merged(data), *self._with_deletes(deletes)]
+        held = [one for one in base.manifests(self._io) if _has_files(one)] if base is not None else []
+        data = [one for one in held if one.content == ManifestContent.DATA]
+        deletes = [one for one in held if one.content == ManifestContent.DELETES]
+        new_data = {metadata.default_spec_id: self._added_data_files}
+        new_deletes = defaultdict[int, list[DataFile]](list)
+        for file in self._new_deletes:
+            new_deletes[file.spec_id].append(file)
+        return [
+            *self._merged(self._changed(data, self._deleted_data_files, new_data, self.new_manifest_writer)),
+            *self._changed(deletes, self._old_deletes, new_deletes, self._new_delete_writer),
+        ]
+
+    def _changed(
+        self,
+        manifests: Sequence[ManifestFile],
+        out: set[DataFile],
+        new: Mapping[int, Sequence[DataFile]],
+        open_writer: Callable[[PartitionSpec], ManifestWriter],
+    ) -> list[ManifestFile]:
+        """Return manifests without some files and with others; those that change are put together.
+
+        :param new: files by the id of their partition spec.
+        """
+        left, missing = list[ManifestFile](), set(out)
+        # By partition spec, and by the place among the new manifests of this spec.
+        changed = defaultdict[tuple[int, int], list[ManifestEntry]](list)
+        sizes = Counter[int]()
+        for spec, files in new.items():
+            if files:
+                changed[spec, 0] += map(self._entry, files)
+        held = live_entries(self._io, manifests) if out else repeat(())
+        for manifest, entries in zip(manifests, held, strict=False):
+            found = out.intersection(entry.data_file for entry in entries)
+            if not found:
+                left.append(manifest)
+                continue
+            missing -= found
+            spec = manifest.partition_spec_id
+            changed[spec, sizes[spec] // self._target_bytes] += entries
+            sizes[spec] += manifest.manifest_length
+        if missing:
+            paths = ", ".join(sorted(file.file_path for file in missing))
+            raise ValidationException(f"Missing required files to delete: {paths}")
+        written = [self._write(open_writer(self.spec(spec)), out, entries) for (spec, _), entries in changed.items()]
+        return [*written, *left]
+
+    def _entry(self, file: DataFile) -> ManifestEntry:
+        added = ManifestEntryStatus.ADDED
+        return ManifestEntry.from_args(status=added, snapshot_id=self.snapshot_id, data_file=file)
+
+    def _write(self, opened: ManifestWriter, out: set[DataFile], entries: Sequence[ManifestEntry]) -> ManifestFile:
+        with opened as writer:
+            for entry in entries:
+                if entry.data_file in out:
+                    writer.delete(entry)
+                elif entry.snapshot_id == self.snapshot_id:
+                    writer.add(entry)
+                else:
+                    writer.existing(entry)
+        return writer.to_manifest_file()
+
+    def _new_delete_writer(self, spec: PartitionSpec) -> ManifestWriter:
+        output, shape = self.new_manifest_output(), with_optional_values(spec)
+        return DeleteManifestWriter(shape, self.schema(), output, self.snapshot_id, self._compression)
 
     def _merged(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         properties = self._transaction.table_metadata.properties
         if not manifests or not property_as_bool(properties, TableProperties.MANIFEST_MERGE_ENABLED, False):
             return manifests
-        size = property_as_int(
-            properties,
-            TableProperties.MANIFEST_TARGET_SIZE_BYTES,
-            TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT,
-        )
         least = property_as_int(
             properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT
         )
-        assert size is not None, "there is a default"
         assert least is not None, "there is a default"
-        return _ManifestMergeManager(size, least, True, self).merge_manifests(manifests)
+        return _ManifestMergeManager(self._target_bytes, least, True, self).merge_manifests(manifests)
 
-    def _with_deletes(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Return manifests of delete files; those that change become one for each partition spec."""
-        left, missing = list[ManifestFile](), set(self._old_deletes)
-        entries = defaultdict[int, list[ManifestEntry]](list)
-        for manifest in manifests:
-            held = self.fetch_manifest_entry(manifest) if self._old_deletes else []
-            found = {entry.data_file for entry in held} & self._old_deletes
-            if not found:
-                left.append(manifest)
-                continue
-            missing -= found
-            entries[manifest.partition_spec_id] += held
-        if missing:
-            paths = ", ".join(sorted(file.file_path for file in missing))
-            raise ValidationException(f"Missing required files to delete: {paths}")
-        added = defaultdict[int, list[DataFile]](list)
-        for file in self._new_deletes:
-            added[file.spec_id].append(file)
-        return [*left, *(self._write_deletes(spec, entries[spec], added[spec]) for spec in {*entries, *added})]
-
-    def _write_deletes(self, spec: int, held: Sequence[ManifestEntry], new: Sequence[DataFile]) -> ManifestFile:
-        output, number = self.new_manifest_output(), self.snapshot_id
-        shape = with_optional_values(self.spec(spec))
-        with DeleteManifestWriter(shape, self.schema(), output, number, self._compression) as writer:
-            for entry in held:
-                (writer.delete if entry.data_file in self._old_deletes else writer.existing)(entry)
-            for file in new:
-                writer.add_entry(
-                    ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=number, data_file=file)
-                )
-        return writer.to_manifest_file()
+    @property
+    def _target_bytes(self) -> int:
+        size = property_as_int(
+            self._transaction.table_metadata.properties,
+            TableProperties.MANIFEST_TARGET_SIZE_BYTES,
+            TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT,
+        )
+        assert size is not None, "there is a default"
+        return max(1, size)
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         """Count the delete files, too."""

@@ -13,7 +13,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import PrimitiveType
@@ -21,6 +21,7 @@ from pyiceberg.types import PrimitiveType
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.manifests import Planner
 from airflow_lakestream.iceberg.write.deletes import NONE_DELETED, deleted_positions
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES
@@ -51,7 +52,7 @@ def live_files(table: Table) -> list[FileScanTask]:
 def live_files_of(metadata: TableMetadata, io: FileIO) -> list[FileScanTask]:
     """Return the same of a table with this metadata."""
     snapshot = metadata.current_snapshot()
-    return [] if snapshot is None else list(ManifestGroupPlanner(metadata, io).plan_files(snapshot.manifests(io)))
+    return [] if snapshot is None else list(Planner(metadata, io).plan_files(snapshot.manifests(io)))
 
 
 def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:

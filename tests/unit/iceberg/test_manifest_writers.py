@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from pyiceberg.table import TableProperties
 from pyiceberg.table.update import snapshot
 from pyiceberg.utils.concurrent import ExecutorFactory
 
@@ -44,37 +43,23 @@ class LateFile(PyArrowFile):
         return super().create(overwrite)
 
 
-class OneFails(PyArrowFileIO):
-    """Refuses the manifest of new files once the one of deleted files is late."""
+class LateFiles(PyArrowFileIO):
+    """Makes files that are late, for the tasks that are marked."""
 
-    def __init__(self, late: Late, *, late_in_file: bool) -> None:
+    def __init__(self, late: Late) -> None:
         super().__init__()
-        self._late, self._late_in_file = late, late_in_file
+        self._late, self.is_for = late, threading.local()
 
     def new_output(self, location: str) -> PyArrowFile:
         made = super().new_output(location)
-        task = {frame.name for frame in traceback.extract_stack()}
-        if "_write_added_manifest" in task:
-            assert self._late.is_there.wait(PATIENCE)
-            raise OSError("no space left")
-        if "_write_delete_manifest" in task and self._late_in_file:
+        if getattr(self.is_for, "this_task", False):
             made.__class__ = LateFile
             made.late = self._late
         return made
 
 
-class LateEntries(list[Any]):
-    """Entries for a manifest, which the task that writes it gets late."""
-
-    late: Late
-
-    def __iter__(self) -> Iterator[Any]:
-        self.late.wait()
-        return super().__iter__()
-
-
-class OneFailsCatalog(WrappedCatalog):
-    def __init__(self, catalog: Any, io: OneFails) -> None:
+class LateFilesCatalog(WrappedCatalog):
+    def __init__(self, catalog: Any, io: LateFiles) -> None:
         super().__init__(catalog)
         self._io = io
 
@@ -98,12 +83,12 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
     empty: IcebergTable, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, late_in_file: bool
 ) -> None:
     made, late = empty, Late()
-    made.land(ranges((0, 0, 10)))
-    clean_up, wait, deleted = (
-        attempt.AppendAttempt.clean_up,
-        manifest_writers.wait,
-        snapshot._OverwriteFiles._deleted_entries,
-    )
+    for batch in range(4):
+        made.land(ranges((0, 10 * batch, 10 * batch + 10)))
+    merge_in_pairs(made)
+    io = LateFiles(late)
+    clean_up, wait = attempt.AppendAttempt.clean_up, manifest_writers.wait
+    merge = snapshot._ManifestMergeManager._create_manifest
 
     def clean_up_first(self: Any, keep: int | None) -> None:
         clean_up(self, keep)
@@ -114,16 +99,19 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
             late.may_go.set()
         return wait(*of)
 
-    def late_entries(self: Any) -> list[Any]:
-        entries = LateEntries(deleted(self))
-        entries.late = late
-        return entries
+    def merge_late(self: Any, spec: int, manifests: Any) -> Any:
+        if any(one.added_snapshot_id == self._snapshot_producer.snapshot_id for one in manifests):
+            assert late.is_there.wait(PATIENCE)
+            raise OSError("no space left")
+        io.is_for.this_task = late_in_file
+        if not late_in_file:
+            late.wait()
+        return merge(self, spec, manifests)
 
     monkeypatch.setattr(attempt.AppendAttempt, "clean_up", clean_up_first)
     monkeypatch.setattr(manifest_writers, "wait", waited_for)
-    if not late_in_file:
-        monkeypatch.setattr(snapshot._OverwriteFiles, "_deleted_entries", late_entries)
-    run = made.through(OneFailsCatalog(made.catalog(), OneFails(late, late_in_file=late_in_file))).run()
+    monkeypatch.setattr(snapshot._ManifestMergeManager, "_create_manifest", merge_late)
+    run = made.through(LateFilesCatalog(made.catalog(), io)).run()
 
     with pytest.raises(OSError, match="no space left"):
         run.replace(ranges((0, 0, 5)), "new")
@@ -133,3 +121,19 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
 
     assert late.is_there.is_set()
     made.assert_whole()
+
+
+def merge_in_pairs(made: IcebergTable) -> None:
+    """Let the next commit merge two manifests at a time."""
+    table = made.table()
+    head = table.current_snapshot()
+    assert head is not None
+    size = max(one.manifest_length for one in head.manifests(table.io))
+    with table.transaction() as transaction:
+        transaction.set_properties(
+            {
+                TableProperties.MANIFEST_MERGE_ENABLED: "true",
+                TableProperties.MANIFEST_MIN_MERGE_COUNT: "2",
+                TableProperties.MANIFEST_TARGET_SIZE_BYTES: str(int(2.5 * size)),
+            }
+        )

@@ -1,0 +1,70 @@
+"""The entries of manifests. What was read is kept within the process: a manifest never changes.
+
+A commit that takes files out needs the manifests of its base several times, and the next one needs most of them again.
+To read one takes milliseconds however small it is: PyIceberg parses its schema each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestEntry, ManifestFile
+from pyiceberg.table import ManifestGroupPlanner
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+# Manifests of this size are kept: some ten thousand files. A batch needs the entries of all files anyway.
+MOST_BYTES = 4 * 2**20
+
+
+class _Kept:
+    """The live entries of the manifests that were used last, by path."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._entries = OrderedDict[str, tuple[int, Sequence[ManifestEntry]]]()
+        self._lock = threading.Lock()
+
+    def get(self, path: str) -> Sequence[ManifestEntry] | None:
+        """Return the entries of a manifest; None if they are not kept."""
+        with self._lock:
+            if path not in self._entries:
+                return None
+            self._entries.move_to_end(path)
+            return self._entries[path][1]
+
+    def put(self, path: str, size: int, entries: Sequence[ManifestEntry]) -> None:
+        """Keep entries; those that were not used for the longest time go."""
+        with self._lock:
+            if path not in self._entries:
+                self._entries[path] = size, entries
+                self._bytes += size
+            while self._bytes > self._most:
+                self._bytes -= self._entries.popitem(last=False)[1][0]
+
+
+_kept = _Kept(MOST_BYTES)
+
+
+def live_entries(io: FileIO, manifests: Iterable[ManifestFile]) -> Iterator[Sequence[ManifestEntry]]:
+    """Yield the entries of each manifest's live files. They are shared: nobody may change them."""
+
+    def read(manifest: ManifestFile) -> Sequence[ManifestEntry]:
+        entries = _kept.get(manifest.manifest_path)
+        if entries is None:
+            entries = manifest.fetch_manifest_entry(io)
+            _kept.put(manifest.manifest_path, manifest.manifest_length, entries)
+        return entries
+
+    return ExecutorFactory.get_or_create().map(read, manifests)
+
+
+class Planner(ManifestGroupPlanner):
+    """PyIceberg's planner of the scan of a whole table."""
+
+    def plan_manifest_entries(self, manifests: Iterable[ManifestFile]) -> Iterator[list[ManifestEntry]]:
+        """Yield the entries of each manifest's live files that have rows."""
+        for entries in live_entries(self.io, manifests):
+            yield [entry for entry in entries if entry.data_file.record_count]
