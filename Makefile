@@ -25,7 +25,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-sensors test-mirrors test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-long test-sensors test-mirrors test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -38,10 +38,13 @@ lint: setup ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
-	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
+test: setup ## Run the tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
+	$(BIN)/python -m pytest $(SPREAD) -m "not long" $(wildcard tests/unit tests/contract)
 	$(BIN)/python -c "$(BUILD_S3)"
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
+
+test-long: setup ## Run the units that take minutes together: random histories, statements that exceed their bounds, builds
+	$(BIN)/python -m pytest $(SPREAD) -m long $(wildcard tests/unit tests/contract)
 
 test-sensors: setup ## Run the tests of the sensors: each way to wait in a real Airflow, killed triggerers (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/sensors
@@ -52,7 +55,7 @@ test-mirrors: setup ## Run the tests of mirrors of a real PostgreSQL: by Spark a
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/engines
 
-test-spark: setup ## Run what takes Spark minutes: bundled DAGs, functions, maintenance, killed drivers (needs a JDK 17)
+test-spark: setup ## Run the tests of streams on Spark: drivers and their supervision, bundled DAGs, functions, maintenance (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) tests/spark
 
 test-services: setup ## Run the tests on YARN, Hive's metastore, S3, and Flink with these and of 1.20, which take minutes to come up (needs a JDK 17)

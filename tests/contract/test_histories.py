@@ -35,6 +35,7 @@ ACTIONS = st.lists(
 
 
 # Each example is a table with up to nine commits.
+@pytest.mark.long
 @settings(max_examples=settings.default.max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 @given(ACTIONS, st.integers(0, 2))
 @pytest.mark.parametrize("form", FORMATS)

@@ -97,6 +97,7 @@ def test_a_landing_that_was_taken_for_dead_does_not_land_after_a_rollback(made: 
     made.assert_whole()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_while_a_commit_waits_what_landed_has_its_rejected_records(
     made: FormatTable, seed: int
@@ -159,6 +160,7 @@ def test_what_was_rolled_back_and_lands_anew_has_its_rejected_records_anew(made:
     assert made.ledger().entry(ORDERS).counts == Counts(35, 35)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_replaced_and_rolled_back_a_replace_makes_the_books_right(made: FormatTable, seed: int) -> None:
     """A replace removes the rejected records before it for good; after its rollback the ledger counts them still."""

@@ -32,14 +32,14 @@ CASES = {
         "integration/test_exactly_once.py::test_max_records_ends_each_run_exactly_there_and_the_next_goes_on",
     ],
     "The Spark query": [
-        "integration/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted",
+        "spark/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted",
         "page/test_demo.py::test_a_stream_on_spark_links_to_its_pages_and_is_stopped_for_good",
     ],
-    "failed": ["integration/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
-    "vanished": ["integration/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
-    "stuck": ["integration/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
+    "failed": ["spark/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
+    "vanished": ["spark/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
+    "stuck": ["spark/test_submit_stream.py::test_a_driver_that_fails_vanishes_or_stalls_is_restarted"],
     "the checkpoint is damaged or lost": [
-        "integration/test_spark_failures.py::test_a_damaged_checkpoint_is_refused_and_without_it_each_record_lands_once",
+        "spark/test_spark_failures.py::test_a_damaged_checkpoint_is_refused_and_without_it_each_record_lands_once",
         "spark/test_spark_query.py::test_a_checkpoint_that_is_deleted_costs_nothing",
     ],
     "Records are gone from Kafka": [

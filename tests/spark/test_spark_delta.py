@@ -14,21 +14,23 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.app_config import AppConfig
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
+from tests.support.lake import events
 from tests.support.spark import SparkRun
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("lake", ["delta"], indirect=True)]
 
 EACH = 50
 
 
 def test_bad_records_and_a_replay_without_the_checkpoint(
-    lake: DeltaLake, filled: str, produce: Producing, spark: SparkSession
+    lake: DeltaLake, topic_of: TopicOf, produce: Producing, spark: SparkSession
 ) -> None:
-    run = SparkRun(lake, filled)
-    produce(filled, 1, ["bad"])
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
+    run = SparkRun(lake, name)
+    produce(name, 1, ["bad"])
     run.run(spark)
     (lake.folder / "checkpoint").rename(lake.folder / "lost")
     versions = lake.snapshots()

@@ -105,6 +105,7 @@ def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
     assert not {"connection-types", "hook-class-names"} & set(found.data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "module",
     [

@@ -17,6 +17,7 @@ print(pa.default_memory_pool().backend_name)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", ["", "system", "mimalloc"])
 def test_a_task_keeps_what_it_frees_unless_the_environment_chooses_the_allocator(chosen: str) -> None:
     kept = "jemalloc" if "jemalloc" in pa.supported_memory_backends() else pa.default_memory_pool().backend_name

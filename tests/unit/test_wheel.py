@@ -15,6 +15,8 @@ import pytest
 
 import airflow_lakestream
 
+pytestmark = pytest.mark.long
+
 CHECKOUT = Path(__file__).parents[2]
 VERSION = airflow_lakestream.__version__
 INFO = f"airflow_lakestream-{VERSION}.dist-info"

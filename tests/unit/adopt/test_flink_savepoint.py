@@ -34,6 +34,7 @@ def write(folder: Path, content: bytes, **beside: bytes) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(st.integers(0, 40), st.integers(0, 2**60), max_size=20),
     st.lists(st.binary(max_size=30), min_size=41, max_size=41),

@@ -106,6 +106,7 @@ def landed_next(decision: Decision, log: Log) -> tuple[set[Place], set[Place]]:
     return places & log.records, {(o.partition, n) for o in plan.lost for n in range(o.from_offset, o.until_offset)}
 
 
+@pytest.mark.long
 @given(histories(), st.booleans())
 def test_the_next_run_lands_exactly_what_has_no_row(history: History, by_rows: bool) -> None:
     claim = Claim(source="rows") if by_rows else Claim(source="tool", ends=history.ends, starts=history.starts)

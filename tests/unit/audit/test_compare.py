@@ -32,6 +32,7 @@ def offsets_of(found: RangeSet) -> set[int]:
     return {o for r in found for o in range(r.from_offset, r.until_offset)}
 
 
+@pytest.mark.long
 @given(
     own=SETS,
     other=SETS,

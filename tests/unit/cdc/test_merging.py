@@ -56,6 +56,7 @@ def rewritten(tmp_path: Path) -> HandMirror:
     return HandMirror(tmp_path, modes=[MergeMode.COPY_ON_WRITE])
 
 
+@pytest.mark.long
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data(), st.booleans(), MODES)
 def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(

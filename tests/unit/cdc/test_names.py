@@ -75,6 +75,7 @@ def land_all(mirror: HandMirror, names: Sequence[str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row["id"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("soft_delete", [False, True])
 @pytest.mark.parametrize("mirror", [HandMirror, HandDeltaMirror])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -327,6 +327,7 @@ def _die(folder: str, kind: Callable[..., Any]) -> None:
     land(job_of(lake, RECORDS, FaultyCatalog(lake.catalog(), *faults)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "landed_by_then"), [(before, []), (after, [1, 2, 3])], ids=["before", "after"])
 def test_killed_between_audit_and_publish(lake: GivenLake, kind: Callable[..., Any], landed_by_then: list[int]) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_die, args=(str(lake.folder), kind))
@@ -566,6 +567,7 @@ def _die_replacing(folder: str, kind: Callable[..., Any]) -> None:
     land(job_of(lake, ANEW, FaultyCatalog(lake.catalog(), *faults), **REPLACE))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "by_then"), [(before, [1, 2, 3]), (after, [1, 5, 6])], ids=["before", "after"])
 def test_a_replace_killed_between_audit_and_publish(lake: GivenLake, kind: Callable[..., Any], by_then: Any) -> None:
     lake.land(RECORDS)
@@ -583,6 +585,7 @@ def test_a_replace_killed_between_audit_and_publish(lake: GivenLake, kind: Calla
 LANDINGS = st.lists(st.tuples(st.lists(st.booleans(), max_size=4), st.booleans()), min_size=1, max_size=4)
 
 
+@pytest.mark.long
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LANDINGS, st.booleans())
 def test_main_never_has_a_row_of_a_failed_landing(

@@ -18,6 +18,8 @@ from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.lineage import Reading, TableFacts
 from tests.support.table_model import GROUPS, IDENTITIES, Reader, TableModel
 
+pytestmark = pytest.mark.long
+
 HISTORIES = int(os.environ.get("LAKESTREAM_HISTORIES", "60"))
 STEPS = 50
 

@@ -181,6 +181,7 @@ def _die(folder: str, kind: Callable[..., Any]) -> None:
     world.publish(catalog=FaultyCatalog(world.catalog(), fault), checks={"unique": "n"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "by_then"), [(before, 0), (after, 4)], ids=["before", "after"])
 def test_killed_between_audit_and_publish(tmp_path: Path, kind: Callable[..., Any], by_then: int) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_die, args=(str(tmp_path), kind))
@@ -206,6 +207,7 @@ def test_a_lost_answer_doubles_nothing(world: World) -> None:
 STEPS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=4)
 
 
+@pytest.mark.long
 @settings(max_examples=6)
 @given(STEPS)
 def test_main_never_has_a_row_of_a_failed_publication(

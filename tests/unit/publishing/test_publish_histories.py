@@ -16,6 +16,7 @@ from tests.support.publishing import TOPIC, World
 KINDS = (Kind.DATA, Kind.DATA, Kind.DATA, Kind.MARKER, Kind.ABORTED, Kind.TOMBSTONE, Kind.HOLE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_main_never_has_a_row_that_the_ledger_lacks(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ from airflow_lakestream.spark.apps import app_path, apps, package_zip
 from airflow_lakestream.spark.packages import PackagesUnavailable, installed_spark, kafka_packages, resolve
 
 
+@pytest.mark.long
 def test_each_app_is_a_program_that_tells_how_it_is_called_without_airflow() -> None:
     assert apps() == sorted(path.stem for path in (Path(__file__).parents[3] / "spark_apps").glob("*.py"))
     code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -22,6 +22,8 @@ from airflow_lakestream.transform.bounds import BESIDE, TOO_LARGE, size_of
 from airflow_lakestream.transform.process import SqlFailed
 from tests.unit.transform.support import batch
 
+pytestmark = pytest.mark.long
+
 MOST = size_of("256MB") + BESIDE
 
 # Statements over records that say a number, the number of those that are to exceed a bound, and which bound.

@@ -72,6 +72,7 @@ def test_no_way_out_of_the_database_itself(way: str, database: duckdb.DuckDBPyCo
     assert sorted(secret.parent.iterdir()) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_out_of_a_process(way: str, secret: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"^sql: "):
