@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the query, and between two looks at the driver's folder.
+# Seconds between two looks at a query that is to end, and between two looks at the driver's folder until then. A look
+# takes a millisecond of Python's time, and one of the JVM's.
 _LOOK = 0.1
 _ASK = 1.0
 
@@ -146,7 +147,7 @@ class Stream:
 
         asked = 0.0
         try:
-            while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]  # it takes parts of seconds, too
+            while not query.awaitTermination(self._patience):  # type: ignore[arg-type]  # it takes parts of seconds, too
                 now = time.monotonic()
                 if now - asked >= _ASK:
                     asked = now
@@ -158,6 +159,10 @@ class Stream:
         except StreamingQueryException as e:
             if self._error is None and not self._ending.is_set():
                 raise query_failed(self._location, e) from e
+
+    @property
+    def _patience(self) -> float:
+        return _LOOK if self._ending.is_set() else _ASK
 
     def _is_idle(self) -> bool:
         """Whether the query waits for records."""

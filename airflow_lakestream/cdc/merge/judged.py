@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,6 +61,10 @@ class Judged:
     def _gone(self) -> Mask:
         return is_gone(self.batch.rows)
 
+    @cached_property
+    def _places(self) -> Mapping[str, Numbers]:
+        return {name: self.batch.rows[name].to_numpy() for name in (COMMIT, POSITION)}
+
     def _is_live(self, rows: pa.Table) -> Mask:
         live = np.ones(len(rows), np.bool_)
         if DELETED in rows.column_names:
@@ -72,11 +77,10 @@ class Judged:
         same = self._gone[at]
         if not same.any():
             return same
-        events = self.batch.rows.select((COMMIT, POSITION)).take(pa.array(at))
-        for name in (COMMIT, POSITION):
-            same &= events[name].to_numpy() == rows[name].to_numpy()
+        for name, events in self._places.items():
+            same &= events[at] == rows[name].to_numpy()
         # Without places in the log, events of the same time are at one place.
-        stays: Mask = same & (events[POSITION].to_numpy() != 0) & self._is_live(rows)
+        stays: Mask = same & (self._places[POSITION][at] != 0) & self._is_live(rows)
         return stays
 
     def _values(self, head: Head, file: File, number: int, names: set[str]) -> Image:

@@ -25,7 +25,7 @@ from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Packed, Rew
 from airflow_lakestream.cdc.merge.hands import Hands, Work
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
-from airflow_lakestream.cdc.merge.lookup import Change, Found, Lookup, change_of
+from airflow_lakestream.cdc.merge.lookup import Change, Found, Lookup, change_of, joined
 from airflow_lakestream.cdc.merge.memory import Entries, Memory, row_column
 from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
@@ -116,7 +116,7 @@ class Merger:
         self._judged.check_others(memory)
         is_delete = is_gone(rows)
         new = np.flatnonzero(~matched & ~late & ~is_delete)
-        late[new[memory.is_dead(rows.take(pa.array(new)))]] = True
+        late[new[memory.is_dead(rows.select([*self.key, *VERSION]).take(pa.array(new)))]] = True
         old = self._old_rows(head, changes, self._needed(is_delete, late))
         values = Values(self.batch, self.table, self.key, memory, old)
         deletes = np.flatnonzero(~late & is_delete)
@@ -170,9 +170,8 @@ class Merger:
         self, head: Head, files: Sequence[File], founds: Sequence[Found], late: Mask, matched: Mask
     ) -> list[Change]:
         """Return which of the head's files change; note which events have a row, and which are late."""
-        changes, too_late, versions_ = [], [], self.batch.rows.select(VERSION)
-        for file, found in zip(files, founds, strict=True):
-            later = is_later(versions_.take(pa.array(found.at)), found.rows)
+        changes, too_late = [], []
+        for file, found, later in zip(files, founds, self._later(founds), strict=True):
             # A marked row may be older than a truncation, like a late event: it stays.
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
             matched[found.at] = True
@@ -181,6 +180,15 @@ class Merger:
         for events in too_late:
             late[events] = True
         return [one for one in changes if one.is_touched]
+
+    def _later(self, founds: Sequence[Found]) -> Sequence[Mask]:
+        """Tell for each file's hits whether their events are later than its rows."""
+        if not founds:
+            return []
+        # Of all files at once: for each of them Arrow would take longer to begin than to be done.
+        events = self.batch.rows.select(VERSION).take(pa.array(np.concatenate([one.at for one in founds])))
+        later = is_later(events, joined([one.rows.select(VERSION) for one in founds]))
+        return np.split(later, np.cumsum([len(one.at) for one in founds])[:-1])
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""

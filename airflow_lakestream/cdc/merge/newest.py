@@ -224,7 +224,7 @@ def is_later(rows: pa.Table, than: pa.Table) -> Mask:
     """Tell for each row whether its version is above that of the other table's row in the same place."""
     later, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for name in VERSION:
-        mine, other = (table[name].to_numpy().astype(np.int64) for table in (rows, than))
+        mine, other = (table[name].to_numpy().astype(np.int64, copy=False) for table in (rows, than))
         later |= same & (mine > other)
         same &= mine == other
     return later
@@ -234,7 +234,7 @@ def is_before(rows: pa.Table, version: Version) -> Mask:
     """Tell for each row whether its version is below this one."""
     before, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for name, bound in zip(VERSION, version, strict=True):
-        mine = rows[name].to_numpy().astype(np.int64)
+        mine = rows[name].to_numpy().astype(np.int64, copy=False)
         before |= same & (mine < bound)
         same &= mine == bound
     return before
