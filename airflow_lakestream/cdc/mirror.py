@@ -24,7 +24,7 @@ from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.merge.hands import Hands
-from airflow_lakestream.cdc.merge.newest import Newest, newest
+from airflow_lakestream.cdc.merge.newest import Newest, by_version, newest
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -261,7 +261,8 @@ class Mirror(WrappedSharedSink):
 
     def commit(self, landing: Landing) -> int:
         """Merge what the events taken come to, in one commit with the ledger."""
-        events = self._taken.joined(self._events_in, self._columns_of_events(), self.name)
+        # In their order from here on: put in order later, while somebody has them, they would be there once more.
+        events = by_version(self._taken.joined(self._events_in, self._columns_of_events(), self.name))
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
             # The mirror's own columns come with its key, beside those that were given.
             self._found(events)

@@ -41,10 +41,14 @@ class TakenEvents:
         :param table: the mirror's name.
         """
         parts = [_plain(expanded(part)) for part in (*self.rows, *map(read, self.files))] or [no_rows(columns)]
-        schema = pa.schema(_fields(parts, table))
-        parts = [_with_types(part, schema) for part in parts]
-        # Combined while nobody else has the parts: later that would be one more copy of a batch.
-        return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+        schema, lengths = pa.schema(_fields(parts, table)), [len(part) for part in parts]
+        columns = []
+        for one in schema:
+            # Combined column by column, while nobody else has the parts: all at once would be a batch twice.
+            of_parts = [_column(part, one, length) for part, length in zip(parts, lengths, strict=True)]
+            parts = [part.drop_columns([name for name in part.column_names if name == one.name]) for part in parts]
+            columns.append(pa.concat_tables(of_parts).combine_chunks()[0])
+        return pa.Table.from_arrays(columns, schema=schema)
 
     def forget(self) -> None:
         """Forget the events; the caller deletes their files."""
@@ -90,13 +94,11 @@ def _seen(rows: pa.Table, name: str) -> TypeSeen:
     return TypeSeen.at(rows.schema.field(name).type, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
 
 
-def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    fields = [schema.field(name) for name in rows.column_names]
-    columns = [
-        pa.nulls(len(rows), one.type) if rows[one.name].null_count == len(rows) else rows[one.name].cast(one.type)
-        for one in fields
-    ]
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+def _column(rows: pa.Table, one: pa.Field, length: int) -> pa.Table:
+    """Return a column with this type, whose values are NULL where the rows, so many, do not have it."""
+    is_there = one.name in rows.column_names and rows[one.name].null_count < length
+    column = rows[one.name].cast(one.type) if is_there else pa.nulls(length, one.type)
+    return pa.Table.from_arrays([column], schema=pa.schema([one]))
 
 
 def _plain(rows: pa.Table) -> pa.Table:
