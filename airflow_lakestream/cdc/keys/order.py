@@ -100,8 +100,7 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
     transactions = _transactions(rows)
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
-    # Otherwise a key never occurs twice.
-    says = _deletions_say_something(rows, key)
+    says: bool | None = None
     for partition in np.unique(partitions).tolist():
         own = np.flatnonzero(partitions == partition)
         # The last transaction, and the one that is being sent again.
@@ -109,6 +108,9 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
             there = own[pc.equal(transactions, last).to_numpy(zero_copy_only=False)[own]]
             if not is_created[there].any():
                 continue
+            if says is None:
+                # Otherwise a key never occurs twice.
+                says = _deletions_say_something(rows, key)
             for numbers in _by_key(rows, key, there, transactions)[_NUMBER + "_list"].to_pylist():
                 if (says or len(numbers) > 1) and is_created[numbers].any():
                     yield np.sort(np.array(numbers, np.int64))
