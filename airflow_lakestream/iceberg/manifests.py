@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntry, ManifestFile
@@ -48,17 +49,18 @@ class _Kept:
 _kept = _Kept(MOST_BYTES)
 
 
+def live_entries_of(io: FileIO, manifest: ManifestFile) -> Sequence[ManifestEntry]:
+    """Return the entries of a manifest's live files. They are shared: nobody may change them."""
+    entries = _kept.get(manifest.manifest_path)
+    if entries is None:
+        entries = manifest.fetch_manifest_entry(io)
+        _kept.put(manifest.manifest_path, manifest.manifest_length, entries)
+    return entries
+
+
 def live_entries(io: FileIO, manifests: Iterable[ManifestFile]) -> Iterator[Sequence[ManifestEntry]]:
-    """Yield the entries of each manifest's live files. They are shared: nobody may change them."""
-
-    def read(manifest: ManifestFile) -> Sequence[ManifestEntry]:
-        entries = _kept.get(manifest.manifest_path)
-        if entries is None:
-            entries = manifest.fetch_manifest_entry(io)
-            _kept.put(manifest.manifest_path, manifest.manifest_length, entries)
-        return entries
-
-    return ExecutorFactory.get_or_create().map(read, manifests)
+    """Yield those of each manifest, read by PyIceberg's pool of threads. Not for tasks of this pool: it has an end."""
+    return ExecutorFactory.get_or_create().map(partial(live_entries_of, io), manifests)
 
 
 class Planner(ManifestGroupPlanner):

@@ -28,7 +28,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
-from airflow_lakestream.iceberg.manifests import live_entries
+from airflow_lakestream.iceberg.manifests import live_entries_of
 from airflow_lakestream.iceberg.write.arrange import Piece, arrange
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
@@ -212,7 +212,7 @@ def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
     for manifest in _manifests(table, since):
         if not left:
             break
-        here = {entry.data_file.file_path for entries in live_entries(table.io, [manifest]) for entry in entries}
+        here = {entry.data_file.file_path for entry in live_entries_of(table.io, manifest)}
         found |= left & here
         left -= here
     return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -17,11 +19,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.iceberg import manifests as manifests_module
 from airflow_lakestream.iceberg.commit.attempt import overwriting
 from airflow_lakestream.iceberg.manifests import live_entries
 from airflow_lakestream.iceberg.replace.takeout import live_files
+from airflow_lakestream.iceberg.write.files import referenced
 from tests.support.table_formats import sqlite_catalog
 
 DATA, DELETES = DataFileContent.DATA, DataFileContent.POSITION_DELETES
@@ -52,6 +56,8 @@ STEPS = st.builds(
 # Each manifest that changes stays one of its own, two come together, or all.
 SIZES = st.sampled_from(["1", "10000", "8388608"])
 NAMES = itertools.count()
+# Seconds; a test that waits so long has failed.
+PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +222,21 @@ def test_a_manifest_is_read_once(catalog: Catalog, monkeypatch: pytest.MonkeyPat
     assert len(live_files(table)) == 3
     # Those of the base, and the one that the commit has written.
     assert sorted(reads.values()) == [1, 1, 1, 1]
+
+
+def test_tasks_of_the_pool_that_reads_manifests_may_ask_which_files_are_referenced(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = create(catalog)
+    files = [new_file(table, DATA) for _ in range(3)]
+    for file in files:
+        commit(table, [], [file])
+    # As a fan-out's tables are swept: each thread of the pool is busy with one.
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(ExecutorFactory, "_instance", pool)
+        monkeypatch.setattr(ExecutorFactory, "_instance_pid", os.getpid())
+        paths = [file.file_path for file in files]
+        assert pool.submit(referenced, table, [*paths, "another"]).result(PATIENCE) == set(paths)
 
 
 def test_what_was_not_used_for_the_longest_time_goes(catalog: Catalog) -> None:
