@@ -20,7 +20,13 @@ TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_name
 OLD, BEFORE = "_cdc_old", "_cdc_before__"
 # The whole row before the change, until it is split into those columns.
 IMAGE = "_cdc_image"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, OLD)
+# What the decoder notes of the events that it decodes together, see `cdc.events.notes`: whether a value is left out,
+# whether a deletion tells more than its key, and how many bytes a row takes.
+LEAVES_OUT, TELLS_MORE, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more", "_cdc_row_bytes"
+NOTES = (LEAVES_OUT, TELLS_MORE, ROW_BYTES)
+# The number of an event among those of a batch, where only its files have the row's values; see `cdc.events.apart`.
+PLACE = "_cdc_place"
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, OLD, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from airflow_lakestream.cdc.columns import KEY_NAMES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, TABLE
 from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget
 from airflow_lakestream.cdc.events.decoder import event_columns
 from airflow_lakestream.cdc.events.provenance import Old, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
@@ -33,17 +34,29 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 
-def follow(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> tuple[MirrorDesign, Newest]:
-    """Return the design with what the events tell of their source, and their result. Raises MirrorStopped."""
+def follow(
+    design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, apart: Apart | None = None
+) -> tuple[MirrorDesign, Newest]:
+    """Return the design with what the events tell of their source, and their result. Raises MirrorStopped, ValuesApart.
+
+    :param apart: where the values of rows are that the events here do not have.
+    """
     assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
     design = checked(design, events, mirror, landing).noted()
     if design.source_tables is not None:
         # With several source tables, the end of one table's snapshot tells nothing of the others' rows.
         events = without_ends(events)
-    record_key, topics = design.record_key or (), topics_of(landing)
+    # They have told what they can, and would be put in order with the rest.
+    events = events.drop_columns([name for name in (TABLE, KEY_NAMES, OLD) if name in events.column_names])
     found = newest(
-        events, design.key or (), mirror, soft_delete=design.soft_delete, topic=topics, record_key=record_key
+        events,
+        design.key or (),
+        mirror,
+        soft_delete=design.soft_delete,
+        topic=topics_of(landing),
+        record_key=design.record_key or (),
+        apart=apart,
     )
     return design, found
 
@@ -261,15 +274,8 @@ class Mirror(WrappedSharedSink):
 
     def commit(self, landing: Landing) -> int:
         """Merge what the events taken come to, in one commit with the ledger."""
-        # In their order from here on: put in order later, while somebody has them, they would be there once more.
-        events = by_version(self._taken.joined(self._events_in, self._columns_of_events(), self.name))
-        if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
-            # The mirror's own columns come with its key, beside those that were given.
-            self._found(events)
-        columns = events.schema
-        self.design, batch = follow(self.design, events, self.name, landing)
-        # What the merge needs of them is in the batch.
-        del events
+        self.design, batch, columns = self._followed(landing)
+        # What the merge needs of the events is in the batch.
         pa.default_memory_pool().release_unused()
         self.table.take(self.design)
         self._grow(columns)
@@ -291,6 +297,30 @@ class Mirror(WrappedSharedSink):
         self._forget()
         super().discard()
 
+    def _followed(self, landing: Landing) -> tuple[MirrorDesign, Newest, pa.Schema]:
+        """Return the design as the events tell, their result, and their columns. Raises MirrorStopped."""
+        if (found := self._apart()) is not None:
+            apart, events = found
+            try:
+                return *follow(self.design, events, self.name, landing, apart), apart.columns
+            except ValuesApart:
+                log.debug("%s: what the events come to depends on values, so the driver reads them.", self.name)
+        # In their order from here on: put in order later, while somebody has them, they would be there once more.
+        events = by_version(self._taken.joined(self._events_in, self._columns_of_events(), self.name))
+        if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
+            # The mirror's own columns come with its key, beside those that were given.
+            self._found(events)
+        return *follow(self.design, events, self.name, landing), events.schema
+
+    def _apart(self) -> tuple[Apart, pa.Table] | None:
+        """Return the events if their values can stay with the executors that have written them."""
+        design, taken = self.design, self._taken
+        # A new table is founded by its rows, the auditor is shown them, and deleted rows that stay have values, too.
+        needs_values = not self.table.is_there or design.soft_delete or design.auditor is not None
+        if needs_values or taken.rows or design.key is None:
+            return None
+        return apart(self.table.beside.open_file, self.outline(), taken.files, design.key)
+
     def _events_in(self, file: Mapping[str, Any]) -> pa.Table:
         with self.table.beside.open_file(self.outline(), file) as stream:
             return pq.read_table(stream)
@@ -298,6 +328,7 @@ class Mirror(WrappedSharedSink):
     def _forget(self) -> None:
         if self._taken.files:
             self.table.beside.delete(self.outline(), self._taken.files)
+            forget()
         self._taken.forget()
 
     def _found(self, events: pa.Table) -> None:

@@ -95,7 +95,7 @@ class Follower:
         raw = RawBatch(IDENTITY.topic, 0, offsets, [-1] * len(records), values, keys)
         decoder = decoders(state.schema, raw)
         assert decoder is not None
-        sink.write(decoder.decode(raw).rows, IDENTITY)
+        self.mirror.take(sink, decoder.decode(raw).rows)
         sink.commit(landing_of(self._places(len(records))))
         self.offset += len(records)
 

@@ -18,16 +18,20 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.cdc.columns import DELETED, UNAVAILABLE
+from airflow_lakestream.cdc.columns import DELETED, KEY_NAMES, LEAVES_OUT, UNAVAILABLE
 from airflow_lakestream.cdc.delta import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import placed
+from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.hands import Hands, Threads, Work
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep.reads import live_rows
 from airflow_lakestream.tables.design import TableDesign
 from tests.support.delta_table import live_files
@@ -198,9 +202,12 @@ class HandMirror:
         kind: str = "text",
         modes: Sequence[MergeMode] = (MergeMode.AUTO,),
         hands: Hands | None = None,
+        executors: int = 0,
         **properties: str,
     ) -> None:
         folder.mkdir(exist_ok=True)
+        # So many write the events of a batch into files, once the mirror is there.
+        self.executors = executors
         self._modes, self._hands = itertools.cycle(modes), hands or Threads()
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
@@ -220,8 +227,28 @@ class HandMirror:
         """Land events in one commit."""
         sink = sink or self.sink()
         sink.load("run")
-        sink.write(rows_of(events, self.kind), IDENTITY)
+        self.take(sink, rows_of(events, self.kind))
         return sink.commit(landing_of(events))
+
+    def take(self, sink: Any, rows: pa.Table) -> None:
+        """Let a sink have events, by way of executors if there are some."""
+        if not self.executors or not sink.table.is_known:
+            sink.write(rows, IDENTITY)
+            return
+        if KEY_NAMES not in rows.column_names:
+            rows = rows.append_column(KEY_NAMES, pa.repeat('["id"]', len(rows)))
+        ends = [len(rows) * number // self.executors for number in range(self.executors + 1)]
+        for start, end in itertools.pairwise(ends):
+            part = rows.slice(start, end - start)
+            executor = self.executor(sink.outline())
+            executor.load("task")
+            executor.write_below("run")
+            executor.write(part if LEAVES_OUT in part.column_names else with_notes(part, ()), IDENTITY)
+            sink.take_over(executor.hand_over())
+
+    def executor(self, outline: Any) -> Any:
+        """Return the sink that an executor writes events with."""
+        return IcebergSink(outline, outline.name, "g", _of_executor(TABLE, "iceberg"), allow_group_overlap=True)
 
     def table(self) -> Table:
         """Load the table anew."""
@@ -265,6 +292,10 @@ class HandDeltaMirror(HandMirror):
     def _sink(self, design: MirrorDesign) -> Any:
         return DeltaMirrorSink(DeltaStorage(), self.place, "g", design)
 
+    def executor(self, outline: Any) -> Any:
+        """Return the sink that an executor writes events with."""
+        return DeltaSink(outline, outline.table, "g", _of_executor(self.place, "delta"), allow_group_overlap=True)
+
     def found(self) -> list[dict[str, Any]]:
         """Return the table's rows as they are."""
         return [row for path in self._paths() for row in pq.read_table(path).to_pylist()]
@@ -275,6 +306,10 @@ class HandDeltaMirror(HandMirror):
 
     def _paths(self) -> list[str]:
         return [str(Path(self.place, path)) for path in live_files(self.place)]
+
+
+def _of_executor(table: str, kind: str) -> TableDesign:
+    return MirrorConfig(topic="t", table=table, consumer_group="g", key=["id"], table_format=kind).design
 
 
 def _keys_in(files: Iterable[str]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST
 from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.misfits import ExplainedEvents
 from airflow_lakestream.cdc.events.names import ColumnNames
+from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.events.provenance import told, with_image
 from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
@@ -140,7 +141,8 @@ class _GrowingEvents:
             self._schema = schema
             self._check_places(batch, decoded)
             names = self._key_names(batch, decoded)
-            return replace(decoded, rows=placed(told(decoded.rows, self._payload.key, names)))
+            key = self._payload.key
+            return replace(decoded, rows=with_notes(placed(told(decoded.rows, key, names)), key))
 
     def _check_places(self, batch: RawBatch, decoded: Decoded) -> None:
         """Refuse events that do not say where they are in a binary log. Raises MirrorStopped."""

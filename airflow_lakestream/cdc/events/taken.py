@@ -21,11 +21,12 @@ from airflow_lakestream.cdc.columns import (
     TRANSACTION,
     version_schema,
 )
+from airflow_lakestream.cdc.events.apart import bare
+from airflow_lakestream.cdc.events.notes import note_columns
 from airflow_lakestream.cdc.events.provenance import expanded
 from airflow_lakestream.cdc.events.widening import joined_type
 from airflow_lakestream.cdc.stops import TypeSeen, type_changed
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.tables.schema.required import with_required
 
 
 @dataclass
@@ -40,7 +41,7 @@ class TakenEvents:
 
         :param table: the mirror's name.
         """
-        parts = [_plain(expanded(part)) for part in (*self.rows, *map(read, self.files))] or [no_rows(columns)]
+        parts = [bare(expanded(part)) for part in (*self.rows, *map(read, self.files))] or [no_rows(columns)]
         schema, lengths = pa.schema(_fields(parts, table)), [len(part) for part in parts]
         columns = []
         for one in schema:
@@ -63,7 +64,7 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
     own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
     key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
     told = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
-    return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *told, *key])
+    return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *told, *note_columns(), *key])
 
 
 def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
@@ -99,14 +100,3 @@ def _column(rows: pa.Table, one: pa.Field, length: int) -> pa.Table:
     is_there = one.name in rows.column_names and rows[one.name].null_count < length
     column = rows[one.name].cast(one.type) if is_there else pa.nulls(length, one.type)
     return pa.Table.from_arrays([column], schema=pa.schema([one]))
-
-
-def _plain(rows: pa.Table) -> pa.Table:
-    """Return events with common types, wherever they were written."""
-    fields = [one.with_nullable(True) for one in rows.schema]
-    # Arrow can't cast a null struct with a null in a required field.
-    columns = [with_required(rows[one.name], one) for one in fields]
-    # A file's fields have their own ids, which would make columns of one name different.
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields)).cast(
-        pa.schema([one.remove_metadata() for one in fields])
-    )

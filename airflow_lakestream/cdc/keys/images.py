@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, VERSION
+from airflow_lakestream.cdc.events.apart import check_values
 from airflow_lakestream.cdc.events.unavailable import Mask, left_out
 from airflow_lakestream.tables.no_rows import one_array
 
@@ -25,7 +26,8 @@ _TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01
 
 
 def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
-    """Return the columns of rows besides the key."""
+    """Return the columns of rows besides the key. Raises ValuesApart if they were not read."""
+    check_values(rows)
     beside = {*key, *VERSION, *OF_EVENTS}
     return [name for name in rows.column_names if name not in beside]
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION, VERSION
+from airflow_lakestream.cdc.events.apart import is_apart
 from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.events.repeated import without_repeated
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded
@@ -40,7 +41,7 @@ class Settled:
 
 
 def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settled:
-    """Return events in which each key's last event decides about its row.
+    """Return events in which each key's last event decides about its row. Raises ValuesApart.
 
     :param rows: in the order of their versions.
     :param not_in: columns of the database's key, which every deletion carries.
@@ -118,7 +119,7 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
 
 def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
     deletes = rows.filter(pc.equal(rows[OP], "d").fill_null(False))
-    return say_something(deletes, image_columns(rows, key))
+    return not is_apart(rows) and say_something(deletes, image_columns(rows, key))
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ PART_BYTES = 64 * 2**20
 # New rows are written in parts of so many bytes: executors share them.
 NEW_BYTES = 16 * 2**20
 
+RowsOf = Callable[[Any], pa.Table]
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -32,6 +34,11 @@ class Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         """Take along only these rows; Arrow itself would pickle all of a table of which they are a slice."""
         return _unpacked, (as_bytes(self.rows, "lz4"),)
+
+
+def rows_of(packed: Packed) -> pa.Table:
+    """Return what was packed."""
+    return packed.rows
 
 
 def _unpacked(stream: bytes) -> Packed:
@@ -66,35 +73,43 @@ class Deleting:
 
 @dataclass(frozen=True)
 class Writing:
-    """Writes rows that no file has had."""
+    """Writes rows that no file has had.
+
+    :param rows_of: returns the rows of an item.
+    """
 
     head: Head
+    rows_of: RowsOf
 
-    def __call__(self, new: Packed) -> Sequence[File]:
+    def __call__(self, new: Any) -> Sequence[File]:
         """Return their files."""
-        return self.head.write(self.head.conform(new.rows))
+        return self.head.write(self.head.conform(self.rows_of(new)))
 
 
-def in_parts(rows: pa.Table) -> list[Packed]:
-    """Return new rows in parts, each for a file."""
-    parts = -(-rows.nbytes // NEW_BYTES)
+def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
+    """Return new rows, of so many bytes, in parts, each for a file."""
+    parts = -(-size // NEW_BYTES)
     ends = [len(rows) * part // parts for part in range(parts + 1)] if len(rows) else []
-    return [Packed(rows.slice(start, end - start)) for start, end in itertools.pairwise(ends) if end > start]
+    return [rows.slice(start, end - start) for start, end in itertools.pairwise(ends) if end > start]
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Rewrites files as one: with the rows that stay, and the new versions of those that change."""
+    """Rewrites files as one: with the rows that stay, and the new versions of those that change.
+
+    :param rows_of: returns the new rows of a file.
+    """
 
     head: Head
     truncated: Version | None
+    rows_of: RowsOf
 
-    def __call__(self, bundle: Sequence[tuple[Change, Packed]]) -> list[File]:
+    def __call__(self, bundle: Sequence[tuple[Change, Any]]) -> list[File]:
         """Return the new files for a bundle of files, each with its new rows."""
         files: list[File] = []
         held: list[pa.Table] = []
         for change, new in bundle:
-            held.append(self.head.conform(new.rows))
+            held.append(self.head.conform(self.rows_of(new)))
             # Without a row that stays, none is read.
             for rows in self._staying(change) if len(change.out) < change.live else ():
                 held.append(self.head.conform(rows))

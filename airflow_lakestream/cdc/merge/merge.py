@@ -21,7 +21,17 @@ from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
 from airflow_lakestream.cdc.merge.audited import Look
-from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Packed, Rewriting, Taking, Writing, in_parts
+from airflow_lakestream.cdc.merge.files import (
+    PART_BYTES,
+    Deleting,
+    Packed,
+    Rewriting,
+    RowsOf,
+    Taking,
+    Writing,
+    in_parts,
+    rows_of,
+)
 from airflow_lakestream.cdc.merge.hands import Hands, Work
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
@@ -127,13 +137,14 @@ class Merger:
         anew += self._small(head, held, changes) if head is not None else []
         entries = self._entries(values, deletes)
         if head is None:
-            return Merged([], [], [], incoming.rest(self.key), entries)
+            return Merged([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
         works = [self._rewriting(head, anew, incoming), self._deleting(head, in_place)]
         rest = incoming.rest(self.key)
         # For executors the rows are pickled, which is one more copy of them.
         del incoming, values, old
         pa.default_memory_pool().release_unused()
-        works.append(Work(Writing(head), in_parts(rest), rest.nbytes))
+        size = self._size(rest)
+        works.append(Work(Writing(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
         rewritten, deleted, added = self._write(works)
         emptied = list(zip((one.file for one in in_place), deleted, strict=True))
         return Merged([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
@@ -274,10 +285,23 @@ class Merger:
         self.written += chain.from_iterable(made)
         return made
 
+    def _packed(self, rows: pa.Table) -> Any:
+        """Return some of the incoming rows as whoever writes them gets them; see `_rows_of`."""
+        return Packed(rows) if self.batch.apart is None else self.batch.apart.numbered(rows)
+
+    @property
+    def _rows_of(self) -> RowsOf:
+        return rows_of if self.batch.apart is None else self.batch.apart.files
+
+    def _size(self, rows: pa.Table) -> int:
+        """Return how many bytes some of the incoming rows take, as they are written."""
+        return rows.nbytes if self.batch.apart is None else len(rows) * self.batch.apart.row_bytes
+
     def _rewriting(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> Work:
         """Return the work that rewrites files with the rows that stay and the new versions of those that change."""
-        items = [[(one, Packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
-        return Work(Rewriting(head, self.batch.truncated), items, sum(head.bytes_in(one.file) for one in changes))
+        items = [[(one, self._packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
+        rewriting = Rewriting(head, self.batch.truncated, self._rows_of)
+        return Work(rewriting, items, sum(head.bytes_in(one.file) for one in changes))
 
     def _deleting(self, head: Head, changes: Sequence[Change]) -> Work:
         """Return the work that deletes rows of files that stay."""
@@ -286,7 +310,7 @@ class Merger:
     def _bundles(self, head: Head, changes: Sequence[Change]) -> Iterator[list[Change]]:
         """Yield the files to rewrite together: small ones with neighbouring keys."""
         rows = self.batch.rows
-        most = PART_BYTES * max(1, len(rows)) // max(1, rows.nbytes)
+        most = PART_BYTES * max(1, len(rows)) // max(1, self._size(rows))
         bounds = [head.bounds(one.file, self.key[0]) for one in changes]
         order = sorted((known[0], at) for at, known in enumerate(bounds) if known is not None)
         bundle: list[Change] = []

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTITION, POSITION, VERSION
+from airflow_lakestream.cdc.events.apart import Apart, check_values
 from airflow_lakestream.cdc.events.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge
 from airflow_lakestream.cdc.keys.identity import Key, Numbers, by_place, comparable, keys_of
@@ -57,6 +58,7 @@ class Newest:
     `befores` has, for a deletion that ends a partition's events, the row's values that the next event may leave out.
     `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
     `guards` are, by a row's place, what to check in the table's row of its key.
+    With `apart`, executors read the values of rows: `rows` have key, operation, version and place.
     """
 
     rows: pa.Table
@@ -67,6 +69,7 @@ class Newest:
     snapshots: Sequence[Version] = ()
     guards: Mapping[int, Sequence[Guard]] = field(default_factory=dict)
     topic: str = ""
+    apart: Apart | None = None
 
 
 def newest(
@@ -77,8 +80,9 @@ def newest(
     soft_delete: bool = False,
     topic: str = "",
     record_key: Sequence[str] = (),
+    apart: Apart | None = None,
 ) -> Newest:
-    """Reduce events to their result. Raises MirrorStopped.
+    """Reduce events to their result. Raises MirrorStopped, and ValuesApart.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param soft_delete: whether deleted rows stay.
@@ -100,11 +104,12 @@ def newest(
     if not soft_delete:
         contents = last
     found, origins = _filled(rows, last, contents, key)
-    befores = {place: _before(rows, int(last[place]), key) for place in _last_deletes(rows, last)}
+    may_lack = [one.name for one in (rows.schema if apart is None else apart.columns) if _may_lack(one, key)]
+    befores = {place: _before(rows, int(last[place]), key, may_lack) for place in _last_deletes(rows, last)}
     others = [name for name in OF_EVENTS if name in found.column_names and name != OP]
     at = rows.select(VERSION).take(pa.array(contents))
     guards = _guards(found, last, key, sent, in_order.guards, judge)
-    return Newest(found.drop_columns(others), at, truncated, origins, befores, snapshots, guards, topic)
+    return Newest(found.drop_columns(others), at, truncated, origins, befores, snapshots, guards, topic, apart)
 
 
 def _guards(
@@ -163,9 +168,8 @@ def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
     return found
 
 
-def _before(rows: pa.Table, at: int, key: Sequence[str]) -> dict[str, pa.Scalar | Origin]:
-    """Return the values before a deletion, in the columns that an event may leave out."""
-    wanted = [column.name for column in rows.schema if _may_lack(column, key)]
+def _before(rows: pa.Table, at: int, key: Sequence[str], wanted: Sequence[str]) -> dict[str, pa.Scalar | Origin]:
+    """Return the values before a deletion, in the columns that an event may leave out. Raises ValuesApart."""
     found, origin = _before_under(rows, at, key, wanted)
     # The key may have changed more than once: values under an earlier key were carried along.
     while (came := _deletion_at(rows, at, origin)) is not None:
@@ -184,6 +188,9 @@ def _before_under(
         same &= pc.equal(column.slice(0, at), column[at]).to_numpy()
     found: dict[str, pa.Scalar | Origin] = {}
     origin = Origin(keys_of(rows.slice(at, 1), key)[0])
+    if not same.any():
+        return found, origin
+    check_values(rows)
     earlier = rows.take(pa.array(np.flatnonzero(same)[::-1]))
     lacking = {name: left_out(earlier[name]) for name in wanted}
     for number, op in enumerate(earlier[OP].to_pylist()):

@@ -18,12 +18,9 @@ from airflow_lakestream.cdc.events.decoder import EventPayload, event_columns
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.taken import TakenEvents
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.delta.sink import DeltaSink
-from airflow_lakestream.iceberg.sink import IcebergSink
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.decode.support import batch
 
@@ -216,21 +213,6 @@ def test_a_new_mirror_has_the_columns_that_only_later_events_bring(mirror: type[
     assert {row["id"]: row.get("w") for row in made.found()} == {1: None, 2: 7}
 
 
-def executor(made: HandMirror, outline: Any) -> Any:
-    """Return the sink that an executor writes events with."""
-    is_delta = isinstance(made, HandDeltaMirror)
-    table = made.place if isinstance(made, HandDeltaMirror) else "lake.orders"
-    kind = "delta" if is_delta else "iceberg"
-    design = MirrorConfig(topic="t", table=table, consumer_group="g", key=["id"], table_format=kind).design
-    if is_delta:
-        sink: Any = DeltaSink(outline, outline.table, "g", design, allow_group_overlap=True)
-    else:
-        sink = IcebergSink(outline, outline.name, "g", design, allow_group_overlap=True)
-    sink.load("run")
-    sink.write_below("run")
-    return sink
-
-
 @pytest.mark.parametrize("mirror", [HandMirror, HandDeltaMirror])
 def test_files_of_executors_with_other_columns_are_joined(mirror: type[HandMirror], tmp_path: Path) -> None:
     events = [Event("c", number, (f"n{number}", "x"), 1, number, 0, number) for number in range(5)]
@@ -240,7 +222,9 @@ def test_files_of_executors_with_other_columns_are_joined(mirror: type[HandMirro
     rows = [rows_of([one], KINDS["text"]) for one in events]
     sink.write(rows[0], IDENTITY)
     # One executor has a column that becomes wider, the other one has another column, and the narrow type.
-    first, second = executor(made, sink.outline()), executor(made, sink.outline())
+    first, second = (made.executor(sink.outline()) for _ in range(2))
+    for one in (first, second):
+        one.load("run")
     first.write(rows[1].append_column("w", pa.array([1], pa.int32())), IDENTITY)
     first.write(rows[2].append_column("w", pa.array([2**40], pa.int64())), IDENTITY)
     second.write(rows[3].append_column("other", pa.array(["o"])), IDENTITY)

@@ -121,6 +121,8 @@ def test_each_format_has_the_same_rows_whoever_works_on_its_files(
                 modes=[MergeMode.COPY_ON_WRITE],
                 hands=Elsewhere(),
             ),
+            HandMirror(Path(folder, "files"), soft_delete=soft_delete, hands=Elsewhere(), executors=1),
+            HandDeltaMirror(Path(folder, "delta files"), soft_delete=soft_delete, hands=Elsewhere(), executors=3),
         ]
         for part in cut(data.draw, events):
             for mirror in mirrors:

@@ -24,9 +24,10 @@ from tests.support.mirroring import HandDeltaMirror, HandMirror
 KINDS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
 
 
-@pytest.fixture(params=["iceberg", "delta"])
+@pytest.fixture(params=["iceberg", "delta", "iceberg by executors", "delta by executors"])
 def follower(request: pytest.FixtureRequest, tmp_path: Path) -> Follower:
-    return Follower(KINDS[request.param](tmp_path))
+    kind, *by = request.param.split(" by ")
+    return Follower(KINDS[kind](tmp_path, executors=2 if by else 0))
 
 
 def by_id(rows: list[Row], name: str = "id") -> list[Row]:
@@ -85,16 +86,18 @@ def play(source: Source, rows: list[Row], random: Random, *, twice: bool = True)
 
 
 @settings(max_examples=settings.get_profile(settings.get_current_profile_name()).max_examples // 4, deadline=None)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0, 2]))
 # An update of the row from before, which is then deleted: a row that came in between stays.
-@example(1442, False, False, False)
+@example(1442, False, False, False, 0)
 # A deletion of the key zero that is sent again, after a row was inserted anew: the table marks deleted rows.
-@example(230, True, False, False)
-def test_rows_of_one_key_within_a_transaction(seed: int, soft_delete: bool, is_keyless: bool, cuts: bool) -> None:
+@example(230, True, False, False, 0)
+def test_rows_of_one_key_within_a_transaction(
+    seed: int, soft_delete: bool, is_keyless: bool, cuts: bool, executors: int
+) -> None:
     random, may_stop = Random(seed), cuts
     source, rows, sent = Source(key=() if is_keyless else ("id",)), list[Row](), list[list[Record]]()
     with tempfile.TemporaryDirectory() as folder:
-        follower = Follower(HandMirror(Path(folder)), {"key": ["id"], "soft_delete": soft_delete})
+        follower = Follower(HandMirror(Path(folder), executors=executors), {"key": ["id"], "soft_delete": soft_delete})
         for _ in range(random.randint(1, 4)):
             records: list[Record] = []
             for _ in range(random.randint(1, 3)):

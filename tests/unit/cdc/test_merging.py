@@ -18,18 +18,15 @@ from airflow_lakestream.cdc.merge import merge as merging
 from airflow_lakestream.cdc.merge.head import Head
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.cdc.merge.values import ValueMissing
-from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.sink import IcebergSink
 from tests.support.lake import assert_files_are_whole, assert_totals_are_right, compact
 from tests.support.mirroring import (
     IDENTITY,
     KINDS,
-    TABLE,
     Event,
     HandMirror,
     again,
@@ -44,11 +41,17 @@ FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 
 
 
 MODES = st.lists(st.sampled_from(MergeMode), min_size=1, max_size=4)
+# Who takes the events: this process, or so many executors.
+EXECUTORS = st.sampled_from([0, 1, 3])
 
 
-@pytest.fixture(params=[MergeMode.COPY_ON_WRITE, MergeMode.MERGE_ON_READ])
+@pytest.fixture(
+    params=[(MergeMode.COPY_ON_WRITE, 0), (MergeMode.COPY_ON_WRITE, 2), (MergeMode.MERGE_ON_READ, 1)],
+    ids=["copy-on-write", "copy-on-write by executors", "merge-on-read by an executor"],
+)
 def mirror(tmp_path: Path, request: pytest.FixtureRequest) -> HandMirror:
-    return HandMirror(tmp_path, modes=[request.param])
+    mode, executors = request.param
+    return HandMirror(tmp_path, modes=[mode], executors=executors)
 
 
 @pytest.fixture
@@ -58,15 +61,15 @@ def rewritten(tmp_path: Path) -> HandMirror:
 
 @pytest.mark.long
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.data(), st.booleans(), MODES)
+@given(st.data(), st.booleans(), MODES, EXECUTORS)
 def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(
-    data: st.DataObject, soft_delete: bool, modes: list[MergeMode]
+    data: st.DataObject, soft_delete: bool, modes: list[MergeMode], executors: int
 ) -> None:
     events = data.draw(histories(leaves_out=False))
     events = [replace(one, partition=hash((one.key, one.op == "t")) % 2) for one in events]
     shuffled = data.draw(st.permutations(events))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = HandMirror(Path(folder), soft_delete=soft_delete, modes=modes)
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete, modes=modes, executors=executors)
         seen: list[Event] = []
         for part in cut(data.draw, shuffled):
             mirror.land(part)
@@ -79,9 +82,9 @@ def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.data(), st.booleans(), st.sampled_from(sorted(KINDS)), MODES)
+@given(st.data(), st.booleans(), st.sampled_from(sorted(KINDS)), MODES, EXECUTORS)
 def test_values_that_events_leave_out_are_kept(
-    data: st.DataObject, soft_delete: bool, kind: str, modes: list[MergeMode]
+    data: st.DataObject, soft_delete: bool, kind: str, modes: list[MergeMode], executors: int
 ) -> None:
     events = data.draw(histories(leaves_out=True))
     expected = come_to(events)
@@ -90,7 +93,7 @@ def test_values_that_events_leave_out_are_kept(
     repeated = data.draw(st.integers(0, len(events)))
     delivered = events + again(events[len(events) - repeated :], len(events))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = HandMirror(Path(folder), soft_delete=soft_delete, kind=kind, modes=modes)
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete, kind=kind, modes=modes, executors=executors)
         for part in cut(data.draw, delivered):
             mirror.land(part)
         assert mirror.rows() == expected
@@ -185,8 +188,7 @@ def test_types_that_become_wider_come_by_way_of_executors_too(mirror: HandMirror
     sink = mirror.sink()
     sink.load("run 2")
     outline = sink.outline()
-    design = MirrorConfig(topic="t", table=TABLE, consumer_group="g", key=["id"]).design
-    executor = IcebergSink(outline, outline.name, "g", design, allow_group_overlap=True)
+    executor = mirror.executor(outline)
     executor.load("task")
     executor.write(events(7, pa.int32(), 1), IDENTITY)
     executor.write(events(2**40, pa.int64(), 2), IDENTITY)

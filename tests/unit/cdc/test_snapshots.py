@@ -15,9 +15,10 @@ KINDS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
 PLACE = 1_000
 
 
-@pytest.fixture(params=sorted(KINDS))
+@pytest.fixture(params=["iceberg", "delta", "iceberg by executors", "delta by executors"])
 def mirror(request: pytest.FixtureRequest, tmp_path: Path) -> HandMirror:
-    return KINDS[request.param](tmp_path)
+    kind, *by = request.param.split(" by ")
+    return KINDS[kind](tmp_path, executors=2 if by else 0)
 
 
 def row(key: int, text: str) -> Values:

@@ -1,0 +1,203 @@
+"""Events of which the driver reads no more than what decides about them; executors read the values of their rows.
+
+So a driver of a mirror costs little, however wide the rows are. Where more of an event is needed to decide, the driver
+reads the whole events after all: `ValuesApart` says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_lakestream.cdc.columns import (
+    BEFORE,
+    KEY_NAMES,
+    NOTES,
+    OF_EVENTS,
+    OLD,
+    OP,
+    PLACE,
+    ROW_BYTES,
+    TABLE,
+    TRANSACTION,
+    VERSION,
+)
+from airflow_lakestream.cdc.events.provenance import is_serial
+from airflow_lakestream.tables.schema.required import with_required
+
+# Of larger batches each executor would read more than it needs.
+MOST_BYTES = 64 * 2**20
+
+OpenFile = Callable[[Any, Mapping[str, Any]], Any]
+
+
+class ValuesApart(Exception):
+    """What an event comes to depends on values of rows that were not read."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Rows of the events: their numbers, in any order, and their versions if those are not the events' own any more."""
+
+    numbers: npt.NDArray[np.int32]
+    versions: pa.Table | None
+
+
+@dataclass(frozen=True)
+class EventFiles:
+    """Reads rows of a batch's events, in an executor. Its memory holds the last batch that it was asked for.
+
+    :param open_file: opens a file, given the outline.
+    :param columns: the row's own, and those of its version.
+    """
+
+    open_file: OpenFile
+    # repr=False: holds passwords.
+    outline: Any = field(repr=False)
+    files: Sequence[Mapping[str, Any]]
+    columns: Sequence[str]
+    _batch: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __call__(self, wanted: Numbered) -> pa.Table:
+        """Return the rows, in the order of their numbers."""
+        rows = _held.of(self._batch, self._read).take(pa.array(wanted.numbers))
+        if wanted.versions is None:
+            return rows
+        for name in VERSION:
+            rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), wanted.versions[name])
+        return rows
+
+    def _read(self) -> pa.Table:
+        parts = []
+        for file in self.files:
+            with self.open_file(self.outline, file) as stream:
+                parts.append(bare(pq.ParquetFile(stream).read().select(self.columns)))
+        return pa.concat_tables(parts).combine_chunks()
+
+
+class _Held:
+    """The events of one batch: an executor's process has several tasks of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[str, pa.Table] | None = None
+
+    def of(self, batch: str, read: Callable[[], pa.Table]) -> pa.Table:
+        with self._lock:
+            if self._held is None or self._held[0] != batch:
+                # Two batches are never there at once.
+                self._held = None
+                self._held = batch, read()
+            return self._held[1]
+
+    def forget(self) -> None:
+        with self._lock:
+            self._held = None
+
+
+_held = _Held()
+forget = _held.forget
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Events in files.
+
+    :param columns: all of the events.
+    :param versions: of all events, as the files have them.
+    :param row_bytes: how much memory a row takes, on average.
+    """
+
+    files: EventFiles
+    columns: pa.Schema
+    versions: pa.Table
+    row_bytes: int
+
+    def numbered(self, rows: pa.Table) -> Numbered:
+        """Return what executors need to read the values of some events.
+
+        :param rows: with place and version.
+        """
+        places = rows[PLACE].combine_chunks()
+        own = self.versions.take(places)
+        changed = any(not rows[name].equals(own[name]) for name in VERSION)
+        versions = rows.select(VERSION).combine_chunks() if changed else None
+        return Numbered(places.to_numpy(), versions)
+
+
+def apart(
+    open_file: OpenFile, outline: Any, files: Sequence[Mapping[str, Any]], key: Sequence[str]
+) -> tuple[Apart, pa.Table] | None:
+    """Return the events in files, and of each event what decides about it, `PLACE` included.
+
+    None if the driver needs to read all of it: values are left out, columns differ, or there is too much.
+    """
+    schema: pa.Schema | None = None
+    parts = []
+    for file in files:
+        with open_file(outline, file) as stream:
+            parquet = pq.ParquetFile(stream)
+            columns = _bare_schema(parquet.schema_arrow)
+            if schema is not None and columns != schema:
+                return None
+            schema = columns
+            names = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *NOTES]
+            if not {*names}.issubset(schema.names) or any(one.startswith(BEFORE) for one in schema.names):
+                return None
+            names += [OLD] if OLD in schema.names else []
+            # A prefix of another column's name reads that one, too.
+            parts.append(bare(parquet.read(columns=names).select(names)))
+    if schema is None:
+        return None
+    events = pa.concat_tables(parts).combine_chunks()
+    if not _may_stay(events):
+        return None
+    row_bytes = pc.sum(events[ROW_BYTES]).as_py() // len(events)
+    events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
+    own = [name for name in schema.names if name not in OF_EVENTS]
+    read = EventFiles(open_file, outline, files, own)
+    return Apart(read, schema, events.select(VERSION), row_bytes), events
+
+
+def _may_stay(events: pa.Table) -> bool:
+    """Tell whether no value, and not too many, are needed to decide what events come to."""
+    leaves_out, tells_more, size = (events[name] for name in NOTES)
+    if not len(events) or any(note.null_count for note in (leaves_out, tells_more, size)):
+        # Nobody has noted anything.
+        return False
+    # A log that has transactions one after the other has nothing to settle.
+    tells = pc.any(tells_more).as_py() and not is_serial(events)
+    return not tells and not pc.any(leaves_out).as_py() and pc.sum(size).as_py() <= MOST_BYTES
+
+
+def is_apart(rows: pa.Table) -> bool:
+    """Tell whether only the files of these events have their values. Deletions then tell nothing but their key."""
+    return PLACE in rows.column_names
+
+
+def check_values(rows: pa.Table) -> None:
+    """Raise ValuesApart if only the files of these events have their values."""
+    if is_apart(rows):
+        raise ValuesApart
+
+
+def bare(rows: pa.Table) -> pa.Table:
+    """Return events with common types, wherever they were written."""
+    fields = [one.with_nullable(True) for one in rows.schema]
+    # Arrow can't cast a null struct with a null in a required field.
+    columns = [with_required(rows[one.name], one) for one in fields]
+    # A file's fields have their own ids, which would make columns of one name different.
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)).cast(_bare_schema(rows.schema))
+
+
+def _bare_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([one.with_nullable(True).remove_metadata() for one in schema])

@@ -1,0 +1,43 @@
+"""What the decoder notes of the events that it decodes together, so that a driver need not read their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import BEFORE, KEY_NAMES, LEAVES_OUT, OF_EVENTS, OP, ROW_BYTES, TELLS_MORE, VERSION
+from airflow_lakestream.cdc.events.record_keys import as_list
+from airflow_lakestream.cdc.events.unavailable import left_out
+from airflow_lakestream.cdc.keys.images import say_something
+
+
+def note_columns() -> pa.Schema:
+    """Return the columns of the notes."""
+    return pa.schema([(LEAVES_OUT, pa.bool_()), (TELLS_MORE, pa.bool_()), (ROW_BYTES, pa.int64())])
+
+
+def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return events with the same notes in each row: they hold for some of these events, or on average.
+
+    :param key: the columns of the mirror's key, if the user names them.
+    """
+    beside = (*VERSION, *OF_EVENTS)
+    own = [name for name in events.column_names if name not in beside and not name.startswith(BEFORE)]
+    deletes = events.filter(pc.equal(events[OP], "d").fill_null(False))
+    keys = set(key) or _keys_of_records(events)
+    notes = (
+        any(left_out(events[name]).any() for name in own),
+        say_something(deletes, [name for name in own if name not in keys]),
+        events.select(own).nbytes // max(1, len(events)),
+    )
+    for column, note in zip(note_columns(), notes, strict=True):
+        events = events.append_column(column, pa.repeat(pa.scalar(note, column.type), len(events)))
+    return events
+
+
+def _keys_of_records(events: pa.Table) -> set[str]:
+    """Return the columns that the keys of all records have."""
+    names = [set(as_list(text) or ()) for text in pc.unique(events[KEY_NAMES]).to_pylist() if text is not None]
+    return set.intersection(*names) if names else set()
