@@ -31,6 +31,9 @@ class Judged:
     def stay(self, head: Head, file: File, found: Found) -> Mask:
         """Tell which of a file's hits stay. Raises MirrorStopped."""
         rows, at = found.rows, found.at
+        if rows is None:
+            # None of them is at an event's place, and nothing is guarded.
+            return np.zeros(len(at), np.bool_)
         stays = self._is_repeated(rows, at)
         guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
         live = self._is_live(rows)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import DELETED, VERSION, version_schema
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, VERSION, version_schema
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import Among, Numbers
 from airflow_lakestream.cdc.merge.head import File, Head
@@ -27,14 +27,14 @@ class Found:
     """What one file has, of `live` rows in all.
 
     :param hits: the numbers of the rows whose key has an event, rising; `at` has the events' places in the batch.
-    :param rows: version and mark of these rows.
+    :param rows: version and mark of these rows; None if all of them are older than any event.
     :param gone: which of all rows a truncation removes, or marks; None without one.
     """
 
     live: int
     hits: Numbers
     at: Numbers
-    rows: pa.Table
+    rows: pa.Table | None
     gone: Mask | None = None
 
 
@@ -45,6 +45,7 @@ class Lookup:
     :param among: the keys of the batch's events.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
+    :param since: the first commit of the batch's events: of rows before it, no more is told. None to tell of all rows.
     """
 
     head: Head
@@ -52,6 +53,7 @@ class Lookup:
     key: tuple[str, ...]
     soft_delete: bool
     truncated: Version | None
+    since: int | None
 
     def reached(self, files: Sequence[File]) -> list[File]:
         """Return the files that may have rows of these keys, or rows for the truncation."""
@@ -71,10 +73,15 @@ class Lookup:
             int(starts[-1]),
             np.concatenate([np.zeros(0, np.int64), *hits]),
             np.concatenate([np.zeros(0, np.int64), *(part.at for part in parts)]),
-            # Without any row of the file, columns are all that counts.
-            joined([part.rows for part in parts]) if parts else no_rows(version_schema()),
+            self._told_of([part.rows for part in parts if part.rows is not None]),
             np.concatenate(cut) if cut else None,
         )
+
+    def _told_of(self, parts: Sequence[pa.Table]) -> pa.Table | None:
+        # Without any row of the file, columns are all that counts.
+        rows = joined(parts) if parts else no_rows(version_schema())
+        is_older = self.since is not None and (rows[COMMIT].to_numpy() < self.since).all()
+        return None if is_older else rows
 
     @property
     def _told(self) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import DELETED, OP, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
@@ -168,7 +168,7 @@ class Merger:
         opened = self.entries.open()
         works, reached = list[Work](), list[File]()
         if head is not None:
-            lookup = Lookup(head, among, self.key, self.soft_delete, batch.truncated)
+            lookup = Lookup(head, among, self.key, self.soft_delete, batch.truncated, self._since())
             reached = lookup.reached(held)
             works.append(Work(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
@@ -192,14 +192,23 @@ class Merger:
             late[events] = True
         return [one for one in changes if one.is_touched]
 
+    def _since(self) -> int | None:
+        """Return the first commit of the events if rows before it need not tell their places; see `Lookup`."""
+        tells = self.soft_delete or self.batch.guards or not len(self.batch.rows)
+        return None if tells else pc.min(self.batch.rows[COMMIT]).as_py()
+
     def _later(self, founds: Sequence[Found]) -> Sequence[Mask]:
         """Tell for each file's hits whether their events are later than its rows."""
-        if not founds:
-            return []
-        # Of all files at once: for each of them Arrow would take longer to begin than to be done.
-        events = self.batch.rows.select(VERSION).take(pa.array(np.concatenate([one.at for one in founds])))
-        later = is_later(events, joined([one.rows.select(VERSION) for one in founds]))
-        return np.split(later, np.cumsum([len(one.at) for one in founds])[:-1])
+        later = [np.ones(len(one.at), np.bool_) for one in founds]
+        told = [(number, one.at, one.rows.select(VERSION)) for number, one in enumerate(founds) if one.rows is not None]
+        if told:
+            # Of all files at once: for each of them Arrow would take longer to begin than to be done.
+            numbers, at, rows = zip(*told, strict=True)
+            events = self.batch.rows.select(VERSION).take(pa.array(np.concatenate(at)))
+            of_each = np.split(is_later(events, joined(rows)), np.cumsum([len(one) for one in at])[:-1])
+            for number, mask in zip(numbers, of_each, strict=True):
+                later[number] = mask
+        return later
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
