@@ -84,17 +84,33 @@ class Among:
     """
 
     def __init__(self, keys: pa.Table, key: Sequence[str]) -> None:
-        self._keys, self._key = keys.select(list(key)), list(key)
+        self._key = list(key)
         first = _first_column(keys, self._key)
         # Integers are put in order once, and not in each task that this is pickled for.
         self._ordered = _in_order(first.to_numpy()) if t.is_integer(first.type) else None
-        self._values = first if self._ordered is None else pa.array(self._ordered[0])
+        # In order they tell all of a key with one column: each task would get a copy of what need not be here.
+        is_all = self._ordered is not None and len(self._key) == 1
+        self._given = None if is_all else keys.select(self._key)
 
     @property
     def rising(self) -> Sequence[Any]:
         """The first column's values, in order."""
         rising = sorted(self._values.to_pylist()) if self._ordered is None else self._ordered[0]
         return cast("Sequence[Any]", rising)
+
+    @property
+    def _values(self) -> pa.Array | pa.ChunkedArray:
+        return _first_column(self._keys, self._key) if self._ordered is None else pa.array(self._ordered[0])
+
+    @property
+    def _keys(self) -> pa.Table:
+        if self._given is not None:
+            return self._given
+        assert self._ordered is not None, "otherwise they were kept as they were given"
+        values, places_ = self._ordered
+        column = np.empty_like(values)
+        column[places_] = values
+        return pa.table({self._key[0]: column})
 
     def __call__(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the numbers of the rows found, rising, and the places of their keys in the batch."""

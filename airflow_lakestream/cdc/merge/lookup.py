@@ -120,6 +120,10 @@ class Change:
     at: Numbers
     marked: Mask | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take along what the work on a file needs: not which events its rows have."""
+        return Change, (self.file, self.live, self.out, np.zeros(0, np.int64), self.marked)
+
     @property
     def is_touched(self) -> bool:
         """Whether anything of the file changes."""
