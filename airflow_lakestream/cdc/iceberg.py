@@ -55,10 +55,11 @@ class EntryTable(IcebergSink):
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
+        self._seen: Table | None = None
 
     def open(self) -> EntryFiles | None:
         """Return the files of the entries; None if there are none."""
-        table = self._load()
+        self._seen = table = self._there()
         if table is None or not self._is_own(table):
             return None
         head = IcebergHead(table.metadata, table.metadata, table.io)
@@ -66,10 +67,11 @@ class EntryTable(IcebergSink):
 
     def add(self, entries: pa.Table) -> None:
         """Write entries down; in the same commit many files become one."""
-        there = self._load()
+        self._seen = there = self._seen or self._there()
         if there is not None and not self._is_own(there):
             # Of a mirror that was dropped.
             self._catalog.drop_table(self._name)
+            self._seen = None
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
@@ -85,11 +87,16 @@ class EntryTable(IcebergSink):
 
         return self._rewrite(landing, condense, written)
 
-    def _load(self) -> Table | None:
+    def _there(self) -> Table | None:
         try:
-            return self._catalog.load_table(self._name)
+            return super()._load_table()
         except NoSuchTableError:
             return None
+
+    def _load_table(self) -> Table:
+        # The merge has looked already; the commit looks again, and refuses what does not fit.
+        seen, self._seen = self._seen, None
+        return seen or super()._load_table()
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
@@ -109,14 +116,21 @@ class IcebergMirror(IcebergSink):
     refounds = False
     hands: Hands = Threads()
     beside: Beside = handover
+    _seen: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns."""
+        self._seen = None
         try:
-            metadata = self._catalog.load_table(self._name).metadata
+            self._seen = super()._load_table()
         except NoSuchTableError:
             return None
-        return metadata.properties, arrow_schema(metadata.schema())
+        return self._seen.metadata.properties, arrow_schema(self._seen.metadata.schema())
+
+    def _load_table(self) -> Table:
+        # `load` comes right after `held`.
+        seen, self._seen = self._seen, None
+        return seen or super()._load_table()
 
     def take(self, mirror: MirrorDesign) -> None:
         """Have the design of a mirror from now on."""

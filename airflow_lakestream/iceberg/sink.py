@@ -94,7 +94,7 @@ class IcebergSink(TableSink[DataFile]):
         """
         fitness.check_catalog(self._catalog, self._name)
         try:
-            self._table = self._catalog.load_table(self._name)
+            self._table = self._load_table()
         except NoSuchIcebergTableError as e:
             raise NotIceberg(self._name) from e
         except NoSuchTableError:
@@ -251,6 +251,10 @@ class IcebergSink(TableSink[DataFile]):
 
     def _delete(self, files: Sequence[DataFile]) -> Sequence[str]:
         return delete_files(self._io(), [file.file_path for file in files])
+
+    def _load_table(self) -> Table:
+        """Return the table as it is now. Raises NoSuchTableError."""
+        return self._catalog.load_table(self._name)
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:
