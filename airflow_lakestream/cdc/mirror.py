@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_lakestream.cdc.columns import KEY_NAMES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, TABLE
+from airflow_lakestream.cdc.columns import KEY_NAMES, NOTES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, RECORD_KEY, TABLE
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget
 from airflow_lakestream.cdc.events.decoder import event_columns
@@ -48,7 +48,8 @@ def follow(
         # With several source tables, the end of one table's snapshot tells nothing of the others' rows.
         events = without_ends(events)
     # They have told what they can, and would be put in order with the rest.
-    events = events.drop_columns([name for name in (TABLE, KEY_NAMES, OLD) if name in events.column_names])
+    told = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *NOTES}
+    events = events.drop_columns([name for name in events.column_names if name in told])
     found = newest(
         events,
         design.key or (),

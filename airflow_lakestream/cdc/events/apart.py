@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from airflow_lakestream.cdc.columns import (
     BEFORE,
     KEY_NAMES,
+    LEAVES_OUT,
     NOTES,
     OF_EVENTS,
     OLD,
@@ -28,6 +29,7 @@ from airflow_lakestream.cdc.columns import (
     PLACE,
     ROW_BYTES,
     TABLE,
+    TELLS_MORE,
     TRANSACTION,
     VERSION,
 )
@@ -54,7 +56,7 @@ class Numbered:
 
 @dataclass(frozen=True)
 class EventFiles:
-    """Reads rows of a batch's events, in an executor. Its memory holds the last batch that it was asked for.
+    """Reads rows of a batch's events. A process keeps the events of one batch in memory: it has several tasks of it.
 
     :param open_file: opens a file, given the outline.
     :param columns: the row's own, and those of its version.
@@ -85,7 +87,7 @@ class EventFiles:
 
 
 class _Held:
-    """The events of one batch: an executor's process has several tasks of it."""
+    """The events of the batch that was read last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,7 +144,7 @@ def apart(
     None if the driver needs to read all of it: values are left out, columns differ, or there is too much.
     """
     schema: pa.Schema | None = None
-    parts = []
+    parts, size = list[pa.Table](), 0
     for file in files:
         with open_file(outline, file) as stream:
             parquet = pq.ParquetFile(stream)
@@ -156,27 +158,27 @@ def apart(
             names += [OLD] if OLD in schema.names else []
             # A prefix of another column's name reads that one, too.
             parts.append(bare(parquet.read(columns=names).select(names)))
+        size += pc.sum(parts[-1][ROW_BYTES]).as_py() or 0
+        if size > MOST_BYTES:
+            return None
     if schema is None:
         return None
     events = pa.concat_tables(parts).combine_chunks()
     if not _may_stay(events):
         return None
-    row_bytes = pc.sum(events[ROW_BYTES]).as_py() // len(events)
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
     own = [name for name in schema.names if name not in OF_EVENTS]
     read = EventFiles(open_file, outline, files, own)
-    return Apart(read, schema, events.select(VERSION), row_bytes), events
+    return Apart(read, schema, events.select(VERSION), size // len(events)), events
 
 
 def _may_stay(events: pa.Table) -> bool:
-    """Tell whether no value, and not too many, are needed to decide what events come to."""
-    leaves_out, tells_more, size = (events[name] for name in NOTES)
-    if not len(events) or any(note.null_count for note in (leaves_out, tells_more, size)):
-        # Nobody has noted anything.
+    """Tell whether no values are needed to decide what events come to, as far as their notes tell."""
+    if not len(events) or any(events[name].null_count for name in NOTES):
         return False
     # A log that has transactions one after the other has nothing to settle.
-    tells = pc.any(tells_more).as_py() and not is_serial(events)
-    return not tells and not pc.any(leaves_out).as_py() and pc.sum(size).as_py() <= MOST_BYTES
+    tells = pc.any(events[TELLS_MORE]).as_py() and not is_serial(events)
+    return not tells and not pc.any(events[LEAVES_OUT]).as_py()
 
 
 def is_apart(rows: pa.Table) -> bool:
