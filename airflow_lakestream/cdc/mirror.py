@@ -300,12 +300,12 @@ class Mirror(WrappedSharedSink):
 
     def _followed(self, landing: Landing) -> tuple[MirrorDesign, Newest, pa.Schema]:
         """Return the design as the events tell, their result, and their columns. Raises MirrorStopped."""
-        if (found := self._apart()) is not None:
-            apart, events = found
+        if self._taken.files and not self._taken.rows and self.table.is_there:
             try:
+                apart, events = self._apart()
                 return *follow(self.design, events, self.name, landing, apart), apart.columns
-            except ValuesApart:
-                log.debug("%s: what the events come to depends on values, so the driver reads them.", self.name)
+            except ValuesApart as e:
+                log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
         # In their order from here on: put in order later, while somebody has them, they would be there once more.
         events = by_version(self._taken.joined(self._events_in, self._columns_of_events(), self.name))
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
@@ -313,14 +313,15 @@ class Mirror(WrappedSharedSink):
             self._found(events)
         return *follow(self.design, events, self.name, landing), events.schema
 
-    def _apart(self) -> tuple[Apart, pa.Table] | None:
-        """Return the events if their values can stay with the executors that have written them."""
-        design, taken = self.design, self._taken
-        # A new table is founded by its rows, the auditor is shown them, and deleted rows that stay have values, too.
-        needs_values = not self.table.is_there or design.soft_delete or design.auditor is not None
-        if needs_values or taken.rows or design.key is None:
-            return None
-        return apart(self.table.beside.open_file, self.outline(), taken.files, design.key)
+    def _apart(self) -> tuple[Apart, pa.Table]:
+        """Return the events whose values stay with the executors that have written them. Raises ValuesApart."""
+        design = self.design
+        assert design.key is not None, "the table is there"
+        if design.soft_delete:
+            raise ValuesApart("deleted rows stay")
+        if design.auditor is not None:
+            raise ValuesApart("checks look at the rows")
+        return apart(self.table.beside.open_file, self.outline(), self._taken.files, design.key)
 
     def _events_in(self, file: Mapping[str, Any]) -> pa.Table:
         with self.table.beside.open_file(self.outline(), file) as stream:

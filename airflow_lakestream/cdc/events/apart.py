@@ -43,7 +43,7 @@ OpenFile = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class ValuesApart(Exception):
-    """What an event comes to depends on values of rows that were not read."""
+    """Values of rows are needed that were not read; the text says what for."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ class Apart:
 
 def apart(
     open_file: OpenFile, outline: Any, files: Sequence[Mapping[str, Any]], key: Sequence[str]
-) -> tuple[Apart, pa.Table] | None:
-    """Return the events in files, and of each event what decides about it, `PLACE` included.
+) -> tuple[Apart, pa.Table]:
+    """Return the events in files, at least one, and of each event what decides about it, `PLACE` included.
 
-    None if the driver needs to read all of it: values are left out, columns differ, or there is too much.
+    Raises ValuesApart.
     """
     schema: pa.Schema | None = None
     parts, size = list[pa.Table](), 0
@@ -149,36 +149,35 @@ def apart(
         with open_file(outline, file) as stream:
             parquet = pq.ParquetFile(stream)
             columns = _bare_schema(parquet.schema_arrow)
-            if schema is not None and columns != schema:
-                return None
-            schema = columns
             names = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *NOTES]
-            if not {*names}.issubset(schema.names) or any(one.startswith(BEFORE) for one in schema.names):
-                return None
-            names += [OLD] if OLD in schema.names else []
+            if (schema is not None and columns != schema) or not {*names}.issubset(columns.names):
+                raise ValuesApart("executors saw different columns")
+            if any(one.startswith(BEFORE) for one in columns.names):
+                raise ValuesApart("a key was changed")
+            schema, names = columns, [*names, *([OLD] if OLD in columns.names else [])]
             # A prefix of another column's name reads that one, too.
             parts.append(bare(parquet.read(columns=names).select(names)))
         size += pc.sum(parts[-1][ROW_BYTES]).as_py() or 0
         if size > MOST_BYTES:
-            return None
-    if schema is None:
-        return None
+            raise ValuesApart(f"the rows take more than {MOST_BYTES // 2**20} MiB")
+    assert schema is not None, "there is a file"
     events = pa.concat_tables(parts).combine_chunks()
-    if not _may_stay(events):
-        return None
+    _check_notes(events)
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
     own = [name for name in schema.names if name not in OF_EVENTS]
     read = EventFiles(open_file, outline, files, own)
-    return Apart(read, schema, events.select(VERSION), size // len(events)), events
+    return Apart(read, schema, events.select(VERSION), size // max(1, len(events))), events
 
 
-def _may_stay(events: pa.Table) -> bool:
-    """Tell whether no values are needed to decide what events come to, as far as their notes tell."""
-    if not len(events) or any(events[name].null_count for name in NOTES):
-        return False
+def _check_notes(events: pa.Table) -> None:
+    """Raise ValuesApart if the notes say that values are needed to decide what events come to."""
+    if any(events[name].null_count for name in NOTES):
+        raise ValuesApart("nothing is noted of some events")
+    if pc.any(events[LEAVES_OUT]).as_py():
+        raise ValuesApart("values are left out")
     # A log that has transactions one after the other has nothing to settle.
-    tells = pc.any(events[TELLS_MORE]).as_py() and not is_serial(events)
-    return not tells and not pc.any(events[LEAVES_OUT]).as_py()
+    if pc.any(events[TELLS_MORE]).as_py() and not is_serial(events):
+        raise ValuesApart("deletions have more than the key")
 
 
 def is_apart(rows: pa.Table) -> bool:
@@ -186,10 +185,10 @@ def is_apart(rows: pa.Table) -> bool:
     return PLACE in rows.column_names
 
 
-def check_values(rows: pa.Table) -> None:
+def check_values(rows: pa.Table, what_for: str) -> None:
     """Raise ValuesApart if only the files of these events have their values."""
     if is_apart(rows):
-        raise ValuesApart
+        raise ValuesApart(what_for)
 
 
 def bare(rows: pa.Table) -> pa.Table:

@@ -27,7 +27,7 @@ _TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01
 
 def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
     """Return the columns of rows besides the key. Raises ValuesApart if they were not read."""
-    check_values(rows)
+    check_values(rows, "a key has several events in a transaction")
     beside = {*key, *VERSION, *OF_EVENTS}
     return [name for name in rows.column_names if name not in beside]
 

@@ -190,7 +190,7 @@ def _before_under(
     origin = Origin(keys_of(rows.slice(at, 1), key)[0])
     if not same.any():
         return found, origin
-    check_values(rows)
+    check_values(rows, "the batch ends with a deletion, and has an earlier event of the row")
     earlier = rows.take(pa.array(np.flatnonzero(same)[::-1]))
     lacking = {name: left_out(earlier[name]) for name in wanted}
     for number, op in enumerate(earlier[OP].to_pylist()):

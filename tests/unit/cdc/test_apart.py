@@ -105,14 +105,44 @@ def unnoted(mirror: HandMirror) -> None:
     assert mirror.rows()[1] == ("new", "B1")
 
 
-@pytest.mark.parametrize("case", [changed, deleted_after_an_update, of_other_columns, unnoted])
-def test_the_driver_reads_all_of_it_where_values_decide(
-    case: Callable[[HandMirror], None], mirror: HandMirror, joined: list[int]
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (changed, "values are left out"),
+        (deleted_after_an_update, "the batch ends with a deletion, and has an earlier event of the row"),
+        (of_other_columns, "executors saw different columns"),
+        (unnoted, "nothing is noted of some events"),
+    ],
+)
+def test_the_driver_reads_all_of_it_where_values_decide_and_says_why(
+    case: Callable[[HandMirror], None],
+    reason: str,
+    mirror: HandMirror,
+    joined: list[int],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     case(mirror)
+    assert f"reads whole events of this batch: {reason}." in caplog.text
     # The first batch founds the mirror.
     assert joined[0] == 0
     assert joined[1] > 0
+
+
+def test_the_driver_reads_all_of_it_where_a_key_was_changed(
+    tmp_path: Path, joined: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    # The mirror's key is not the database's, so that Debezium sends no deletion of the old key.
+    source, follower = Source(key=("u",)), Follower(HandMirror(tmp_path, executors=1), {"key": ["id"]})
+    old, new = {"id": 1, "u": 7, "v": "a"}, {"id": 2, "u": 7, "v": "b"}
+    source.begin()
+    follower.land([*source.change(None, old), *source.change(None, {"id": 9, "u": 8, "v": "c"})])
+    source.begin()
+    follower.land([source.event("u", old, new), *source.change(None, {"id": 3, "u": 9, "v": "d"})])
+    assert {row["id"]: row["v"] for row in follower.rows()} == {2: "b", 3: "d", 9: "c"}
+    assert joined == [0, 1]
+    assert "reads whole events of this batch: a key was changed." in caplog.text
 
 
 def test_the_driver_reads_all_of_it_where_deleted_rows_stay(tmp_path: Path, joined: list[int]) -> None:
