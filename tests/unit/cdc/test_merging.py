@@ -114,6 +114,14 @@ def test_a_late_event_brings_no_deleted_row_back_and_a_batch_twice_changes_nothi
         mirror.land(first)
 
 
+def test_a_late_event_changes_nothing_though_others_of_its_batch_are_newer_than_all_rows(mirror: HandMirror) -> None:
+    mirror.land([Event("c", key, ("a", "A"), 100 * key, key, offset=key) for key in (1, 2, 3)])
+    # Of the row with its key it is not the later one, but the batch's first event is older than only some rows.
+    late = Event("u", 2, ("late", "L"), 150, 1, partition=1, offset=0)
+    mirror.land([late, Event("u", 1, ("new", "N"), 400, 1, offset=10), Event("d", 3, None, 500, 1, offset=11)])
+    assert mirror.rows() == {1: ("new", "N"), 2: ("a", "A")}
+
+
 @pytest.mark.parametrize("batch", ["in the table", "in the batch", "under another key"])
 def test_a_value_is_not_taken_from_what_is_sent_again_after_the_event_that_leaves_it_out(
     mirror: HandMirror, batch: str
