@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,10 @@ from airflow_lakestream.tables.schema.required import with_required
 
 # Of larger batches each executor would read more than it needs.
 MOST_BYTES = 64 * 2**20
+# A store that is far away takes its time to answer.
+FILES_AT_ONCE = 8
 
+Read = TypeVar("Read")
 OpenFile = Callable[[Any, Mapping[str, Any]], Any]
 
 
@@ -79,11 +83,11 @@ class EventFiles:
         return rows
 
     def _read(self) -> pa.Table:
-        parts = []
-        for file in self.files:
-            with self.open_file(self.outline, file) as stream:
-                parts.append(bare(pq.ParquetFile(stream).read().select(self.columns)))
-        return pa.concat_tables(parts).combine_chunks()
+        return pa.concat_tables(each(self._rows_in, self.files)).combine_chunks()
+
+    def _rows_in(self, file: Mapping[str, Any]) -> pa.Table:
+        with self.open_file(self.outline, file) as stream:
+            return bare(pq.ParquetFile(stream).read().select(self.columns))
 
 
 class _Held:
@@ -143,21 +147,28 @@ def apart(
 
     Raises ValuesApart.
     """
-    schema: pa.Schema | None = None
-    parts, size = list[pa.Table](), 0
-    for file in files:
+
+    def read(file: Mapping[str, Any]) -> tuple[pa.Schema, pa.Table]:
         with open_file(outline, file) as stream:
             parquet = pq.ParquetFile(stream)
             columns = _bare_schema(parquet.schema_arrow)
-            names = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *NOTES]
-            if (schema is not None and columns != schema) or not {*names}.issubset(columns.names):
+            wanted = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *NOTES]
+            if not {*wanted}.issubset(columns.names):
                 raise ValuesApart("executors saw different columns")
             if any(one.startswith(BEFORE) for one in columns.names):
                 raise ValuesApart("a key was changed")
-            schema, names = columns, [*names, *([OLD] if OLD in columns.names else [])]
+            wanted += [OLD] if OLD in columns.names else []
             # A prefix of another column's name reads that one, too.
-            parts.append(bare(parquet.read(columns=names).select(names)))
-        size += pc.sum(parts[-1][ROW_BYTES]).as_py() or 0
+            return columns, bare(parquet.read(columns=wanted).select(wanted))
+
+    schema: pa.Schema | None = None
+    parts, size = list[pa.Table](), 0
+    for columns, part in each(read, files):
+        if schema is not None and columns != schema:
+            raise ValuesApart("executors saw different columns")
+        schema = columns
+        parts.append(part)
+        size += pc.sum(part[ROW_BYTES]).as_py() or 0
         if size > MOST_BYTES:
             raise ValuesApart(f"the rows take more than {MOST_BYTES // 2**20} MiB")
     assert schema is not None, "there is a file"
@@ -165,8 +176,8 @@ def apart(
     _check_notes(events)
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
     own = [name for name in schema.names if name not in OF_EVENTS]
-    read = EventFiles(open_file, outline, files, own)
-    return Apart(read, schema, events.select(VERSION), size // max(1, len(events))), events
+    of_rows = EventFiles(open_file, outline, files, own)
+    return Apart(of_rows, schema, events.select(VERSION), size // max(1, len(events))), events
 
 
 def _check_notes(events: pa.Table) -> None:
@@ -178,6 +189,15 @@ def _check_notes(events: pa.Table) -> None:
     # A log that has transactions one after the other has nothing to settle.
     if pc.any(events[TELLS_MORE]).as_py() and not is_serial(events):
         raise ValuesApart("deletions have more than the key")
+
+
+def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
+    """Yield what is read of each file, in their order. Raises what the first one raises that can't be read."""
+    pool = ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-events")
+    try:
+        yield from pool.map(read, files)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def is_apart(rows: pa.Table) -> bool:

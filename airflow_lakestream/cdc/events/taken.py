@@ -21,7 +21,7 @@ from airflow_lakestream.cdc.columns import (
     TRANSACTION,
     version_schema,
 )
-from airflow_lakestream.cdc.events.apart import bare
+from airflow_lakestream.cdc.events.apart import bare, each
 from airflow_lakestream.cdc.events.notes import note_columns
 from airflow_lakestream.cdc.events.provenance import expanded
 from airflow_lakestream.cdc.events.widening import joined_type
@@ -41,7 +41,7 @@ class TakenEvents:
 
         :param table: the mirror's name.
         """
-        parts = [bare(expanded(part)) for part in (*self.rows, *map(read, self.files))] or [no_rows(columns)]
+        parts = [bare(expanded(part)) for part in (*self.rows, *each(read, self.files))] or [no_rows(columns)]
         schema, lengths = pa.schema(_fields(parts, table)), [len(part) for part in parts]
         columns = []
         for one in schema:
