@@ -84,6 +84,8 @@ class IcebergSink(TableSink[DataFile]):
         self._staged: NewTable | None = None
         # For the whole life of the run, however often it plans again: a replace must see those that came later.
         self._first: FirstLook | None = None
+        # The files that the last rewriting commit has brought into the table.
+        self._brought = set[str]()
         # The topic whose name has chosen the table; None where people did.
         self.named_by: NamingTopic | None = None
 
@@ -263,7 +265,7 @@ class IcebergSink(TableSink[DataFile]):
             known = staged or self._table or self._catalog.load_table(self._name)
             place = data_folder(known.metadata, folder)
             # Most often nothing is left: read neither table nor manifests for that.
-            if next(list_files(known.io, place), None) is None:
+            if all(path in self._brought for path in list_files(known.io, place)):
                 return 0, 0
             return delete_unreferenced(staged or self._catalog.load_table(self._name), place)
         except NoSuchTableError:
@@ -280,7 +282,9 @@ class IcebergSink(TableSink[DataFile]):
         files = self._files
         guard = guard or self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
         attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
-        return self._drive(attempt, landing, files)
+        snapshot_id = self._drive(attempt, landing, files)
+        self._brought = attempt.new_in(snapshot_id)
+        return snapshot_id
 
     def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> Attempt:
         guard = guard or self._guard(landing, self._append_guard, allow_group_overlap=self._allow_group_overlap)

@@ -119,7 +119,7 @@ class Among:
             values, places_ = self._ordered
             some, at = _looked_up(column.to_numpy(), values)
             if len(self._key) == 1:
-                return some, places_[at]
+                return some, places_[at].astype(np.int64)
         else:
             some = _numbers_in(column, self._values)
         # Looking one value up is quicker than joining, and most rows have none of the keys.
@@ -134,14 +134,14 @@ def _first_column(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
     return column.cast(pa.int64()) if t.is_integer(column.type) else column
 
 
-def _in_order(values: Numbers) -> tuple[Numbers, Numbers]:
+def _in_order(values: Numbers) -> tuple[Numbers, npt.NDArray[np.int32]]:
     """Return the values in order, each once, and a place of each."""
     # NumPy's own function for it hashes them, which takes ten times as long.
     order = np.argsort(values)
     ordered = values[order]
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return ordered[is_first], order[is_first]
+    return ordered[is_first], order[is_first].astype(np.int32)
 
 
 def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +21,8 @@ from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.tables.no_rows import no_rows
 
 _ROWS_AT_ONCE = 500_000
+
+Narrow = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Found:
     at: Numbers
     rows: pa.Table | None
     gone: Mask | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take along numbers of half the width: no file and no batch has more rows."""
+        return _found, (self.live, self.hits.astype(np.int32), self.at.astype(np.int32), self.rows, self.gone)
+
+
+def _found(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mask | None) -> Found:
+    return Found(live, hits.astype(np.int64), at.astype(np.int64), rows, gone)
 
 
 @dataclass(frozen=True)
@@ -122,12 +133,16 @@ class Change:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Take along what the work on a file needs: not which events its rows have."""
-        return Change, (self.file, self.live, self.out, np.zeros(0, np.int64), self.marked)
+        return _change, (self.file, self.live, self.out.astype(np.int32), self.marked)
 
     @property
     def is_touched(self) -> bool:
         """Whether anything of the file changes."""
         return bool(len(self.out)) or self.marked is not None
+
+
+def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> Change:
+    return Change(file, live, out.astype(np.int64), np.zeros(0, np.int64), marked)
 
 
 def change_of(file: File, found: Found, out: Mask, *, soft_delete: bool) -> Change:

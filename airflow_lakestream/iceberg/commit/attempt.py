@@ -239,12 +239,16 @@ class RewriteAttempt(AppendAttempt):
         self._new: dict[int, Sequence[DataFile]] = {}
         self._io: FileIO | None = None
 
+    def new_in(self, snapshot_id: int | None) -> set[str]:
+        """Return the files that a snapshot of this landing has brought."""
+        return {file.file_path for file in self._new.get(snapshot_id, ())} if snapshot_id is not None else set()
+
     def clean_up(self, keep: int | None) -> None:
         """Delete the manifests and files of tries that were not applied."""
         super().clean_up(keep)
         if self._io is None:
             return
-        kept = {file.file_path for file in self._new.get(keep, ())} if keep is not None else set()
+        kept = self.new_in(keep)
         unneeded = [path for file in self._written if (path := file.file_path) not in kept]
         for path in delete_files(self._io, unneeded):
             log.warning("An uncommitted data file could not be deleted: %s", path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyiceberg.table import FileScanTask
+from pyiceberg.table import FileScanTask, Table
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
@@ -23,12 +23,13 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import sink as iceberg_sink
 from airflow_lakestream.iceberg.replace.takeout import live_files, read_rows
 from airflow_lakestream.iceberg.write.deletes import deleted_positions, own_deletes
 from airflow_lakestream.tables.no_rows import no_rows
 from tests.support.delete_files import delete_positions
 from tests.support.lake import assert_files_are_whole, assert_totals_are_right
-from tests.support.mirroring import Elsewhere, Event, HandDeltaMirror, HandMirror
+from tests.support.mirroring import Elsewhere, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 
 
 @pytest.fixture
@@ -347,3 +348,31 @@ def test_no_rows_that_go_elsewhere_can_be_worked_on_whatever_their_types() -> No
     assert rows.schema == schema
     # Arrow can't put columns without any chunk together where they have UUIDs inside.
     assert [column.num_chunks for column in rows.columns] == [1, 1]
+
+
+def test_a_sweep_after_a_merge_reads_no_manifest_unless_something_is_left(
+    mirror: HandMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.land(created(range(10)))
+    events, sink, looks = updated([3, 4], 2), mirror.sink(), list[str]()
+    sink.load("run")
+    sink.write_below("runs/r1")
+    mirror.take(sink, rows_of(events, mirror.kind))
+    sink.commit(landing_of(events))
+    original = iceberg_sink.delete_unreferenced
+
+    def delete(table: Table, folder: str) -> tuple[int, int]:
+        looks.append(folder)
+        return original(table, folder)
+
+    monkeypatch.setattr(iceberg_sink, "delete_unreferenced", delete)
+    sink.sweep("runs/r1")
+    assert looks == []
+    (folder,) = {Path(path).parent for path in files(mirror) if "runs/r1" in path}
+    orphan = Path(str(folder).removeprefix("file:"), "left-by-a-task.parquet")
+    orphan.write_bytes(b"half a file")
+    sink.sweep("runs/r1")
+    assert len(looks) == 1
+    assert not orphan.exists()
+    assert_files_are_whole(mirror.table())
+    assert len(mirror.found()) == 10
