@@ -18,6 +18,7 @@ from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.run.progress import batch_progress
 from airflow_lakestream.run.topics import RunReport, topics_of
+from airflow_lakestream.runtime.collector import calm_collector
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.at_once import land_at_once
 from airflow_lakestream.spark.causes import query_failed
@@ -124,7 +125,8 @@ class Stream:
             started = time.monotonic()
             checkpoint = read_checkpoint(self._location, self._config.store_properties)
             assert checkpoint is not None, "Spark writes it before it begins a batch"
-            report = self._batches.land_batch(checkpoint, batch_id, frame)
+            with calm_collector():
+                report = self._batches.land_batch(checkpoint, batch_id, frame)
             self._tell(batch_id, report, time.monotonic() - started)
         except Exception as e:
             # Kept here, since only its text would come back through the JVM.
