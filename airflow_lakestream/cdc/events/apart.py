@@ -125,7 +125,7 @@ class Apart:
 
     files: EventFiles
     columns: pa.Schema
-    versions: pa.Table
+    versions: Mapping[str, npt.NDArray[np.integer[Any]]]
     row_bytes: int
 
     def numbered(self, rows: pa.Table) -> Numbered:
@@ -133,11 +133,9 @@ class Apart:
 
         :param rows: with place and version.
         """
-        places = rows[PLACE].combine_chunks()
-        own = self.versions.take(places)
-        changed = any(not rows[name].equals(own[name]) for name in VERSION)
-        versions = rows.select(VERSION).combine_chunks() if changed else None
-        return Numbered(places.to_numpy(), versions)
+        places = rows[PLACE].to_numpy()
+        changed = any((rows[name].to_numpy() != own[places]).any() for name, own in self.versions.items())
+        return Numbered(places, rows.select(VERSION).combine_chunks() if changed else None)
 
 
 def apart(
@@ -177,7 +175,8 @@ def apart(
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
     own = [name for name in schema.names if name not in OF_EVENTS]
     of_rows = EventFiles(open_file, outline, files, own)
-    return Apart(of_rows, schema, events.select(VERSION), size // max(1, len(events))), events
+    versions = {name: events[name].to_numpy() for name in VERSION}
+    return Apart(of_rows, schema, versions, size // max(1, len(events))), events
 
 
 def _check_notes(events: pa.Table) -> None:
