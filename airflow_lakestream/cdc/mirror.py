@@ -10,15 +10,15 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from airflow_lakestream.cdc.columns import KEY_NAMES, NOTES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, RECORD_KEY, TABLE
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget
+from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget, whole_events
 from airflow_lakestream.cdc.events.decoder import event_columns
 from airflow_lakestream.cdc.events.provenance import Old, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
@@ -307,7 +307,8 @@ class Mirror(WrappedSharedSink):
             except ValuesApart as e:
                 log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
         # In their order from here on: put in order later, while somebody has them, they would be there once more.
-        events = by_version(self._taken.joined(self._events_in, self._columns_of_events(), self.name))
+        read = partial(whole_events, self.table.beside.open_file, self.outline() if self._taken.files else None)
+        events = by_version(self._taken.joined(read, self._columns_of_events(), self.name))
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
             # The mirror's own columns come with its key, beside those that were given.
             self._found(events)
@@ -322,10 +323,6 @@ class Mirror(WrappedSharedSink):
         if design.auditor is not None:
             raise ValuesApart("checks look at the rows")
         return apart(self.table.beside.open_file, self.outline(), self._taken.files, design.key)
-
-    def _events_in(self, file: Mapping[str, Any]) -> pa.Table:
-        with self.table.beside.open_file(self.outline(), file) as stream:
-            return pq.read_table(stream)
 
     def _forget(self) -> None:
         if self._taken.files:

@@ -86,8 +86,7 @@ class EventFiles:
         return pa.concat_tables(each(self._rows_in, self.files)).combine_chunks()
 
     def _rows_in(self, file: Mapping[str, Any]) -> pa.Table:
-        with self.open_file(self.outline, file) as stream:
-            return bare(pq.ParquetFile(stream).read().select(self.columns))
+        return bare(whole_events(self.open_file, self.outline, file).select(self.columns))
 
 
 class _Held:
@@ -188,6 +187,12 @@ def _check_notes(events: pa.Table) -> None:
     # A log that has transactions one after the other has nothing to settle.
     if pc.any(events[TELLS_MORE]).as_py() and not is_serial(events):
         raise ValuesApart("deletions have more than the key")
+
+
+def whole_events(open_file: OpenFile, outline: Any, file: Mapping[str, Any]) -> pa.Table:
+    """Return all events of a file."""
+    with open_file(outline, file) as stream:
+        return pq.ParquetFile(stream).read()
 
 
 def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
