@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from hypothesis import strategies as st
 
@@ -42,6 +43,22 @@ def histories(draw: st.DrawFn, *, leaves_out: bool) -> list[Event]:
                 rows[key] = (name, big)
                 events.append(Event("u", key, (name, sent), *at))
     return [replace(one, offset=number) for number, one in enumerate(events)]
+
+
+def shuffled(draw: st.DrawFn, events: list[Event]) -> list[Event]:
+    """Return events in another order; those of one transaction and row stay in theirs, as a partition has them.
+
+    Otherwise a batch could show a row that is created while it exists, which a mirror has to refuse.
+    """
+    order = draw(st.permutations(events))
+    # A truncation is of every row.
+    truncated = {one.commit for one in events if one.op == "t"}
+    own: dict[tuple[int, int | None], list[Event]] = {}
+    groups = [(one.commit, None if one.commit in truncated else one.key) for one in order]
+    for group, one in zip(groups, order, strict=True):
+        own.setdefault(group, []).append(one)
+    left = {group: iter(sorted(some, key=attrgetter("offset"))) for group, some in own.items()}
+    return [next(left[group]) for group in groups]
 
 
 def cut(draw: st.DrawFn, events: list[Event]) -> list[list[Event]]:
