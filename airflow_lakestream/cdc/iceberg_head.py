@@ -14,11 +14,11 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files_of, read_rows
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import delete_rows, deleted_positions
 from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.tables.rising import Numbers
 
 # Types whose bounds compare as their values do.
 PLAIN_BOUNDS = (IntegerType, LongType, StringType)

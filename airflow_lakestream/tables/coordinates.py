@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, overlapping
+from airflow_lakestream.tables.rising import distinct
 
 TOPIC, PARTITION, OFFSET = COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 
@@ -68,7 +69,7 @@ def ranges_of(key: PartitionKey, offsets: np.ndarray[tuple[int], np.dtype[np.int
     """Return the set of these offsets of a partition; in any order, each as often as it likes."""
     if not len(offsets):
         return RangeSet()
-    rising = np.unique(offsets)
+    rising = distinct(offsets)
     breaks = np.flatnonzero(np.diff(rising) != 1)
     starts, lasts = rising[np.r_[0, breaks + 1]].tolist(), rising[np.r_[breaks, len(rising) - 1]].tolist()
     return RangeSet(OffsetRange(*key, start, last + 1) for start, last in zip(starts, lasts, strict=True))

@@ -124,17 +124,22 @@ class Apart:
 
     files: EventFiles
     columns: pa.Schema
-    versions: Mapping[str, npt.NDArray[np.integer[Any]]]
+    versions: pa.Table
     row_bytes: int
 
-    def numbered(self, rows: pa.Table) -> Numbered:
-        """Return what executors need to read the values of some events.
+    def needed(self, rows: pa.Table, key: Sequence[str]) -> pa.Table:
+        """Return what is needed of events to sort them by key and to number them.
 
         :param rows: with place and version.
         """
         places = rows[PLACE].to_numpy()
-        changed = any((rows[name].to_numpy() != own[places]).any() for name, own in self.versions.items())
-        return Numbered(places, rows.select(VERSION).combine_chunks() if changed else None)
+        changed = any((rows[name].to_numpy() != self.versions[name].to_numpy()[places]).any() for name in VERSION)
+        return rows.select([*key, PLACE, *(VERSION if changed else ())])
+
+    def numbered(self, needed: pa.Table) -> Numbered:
+        """Return what executors need to read the values of some events, of which there is what is `needed`."""
+        has_versions = VERSION[0] in needed.column_names
+        return Numbered(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
 
 
 def apart(
@@ -169,13 +174,12 @@ def apart(
         if size > MOST_BYTES:
             raise ValuesApart(f"the rows take more than {MOST_BYTES // 2**20} MiB")
     assert schema is not None, "there is a file"
-    events = pa.concat_tables(parts).combine_chunks()
+    events = pa.concat_tables(parts)
     _check_notes(events)
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
     own = [name for name in schema.names if name not in OF_EVENTS]
     of_rows = EventFiles(open_file, outline, files, own)
-    versions = {name: events[name].to_numpy() for name in VERSION}
-    return Apart(of_rows, schema, versions, size // max(1, len(events))), events
+    return Apart(of_rows, schema, events.select(VERSION), size // max(1, len(events))), events
 
 
 def _check_notes(events: pa.Table) -> None:

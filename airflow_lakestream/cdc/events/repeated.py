@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION, POSITION
 from airflow_lakestream.cdc.keys.identity import keys_of
@@ -41,7 +42,7 @@ def _behind_a_later_one(rows: pa.Table) -> np.ndarray:
     """Tell which events stand, in their partition, behind one that is later in the source."""
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     found = np.zeros(len(rows), np.bool_)
-    for partition in np.unique(partitions).tolist():
+    for partition in pc.unique(rows[PARTITION]).to_pylist():
         own = np.flatnonzero(partitions == partition)
         found[own] = offsets[own] > np.minimum.accumulate(offsets[own][::-1])[::-1]
     return found

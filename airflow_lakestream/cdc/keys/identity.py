@@ -6,7 +6,7 @@ for equal are never in a database's table at once, and a change from one to the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,9 +17,9 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.rising import Numbers, is_first
 
 Key = tuple[Any, ...]
-Numbers = npt.NDArray[np.int64]
 _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
@@ -53,9 +53,35 @@ def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
+def those_with(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> list[tuple[int, Key]]:
+    """Return the rows that have one of these keys: their numbers, rising, and their keys."""
+    if not wanted:
+        return []
+    column = comparable(rows.select([key[0]]))[0]
+    # Most rows have none of them, and Python's tuples take long to make.
+    some = _numbers_in(column, pa.array([one[0] for one in wanted], column.type))
+    found = zip(some.tolist(), keys_of(rows.take(pa.array(some)), key), strict=True)
+    return [(number, own) for number, own in found if own in wanted]
+
+
 def by_place(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return comparable keys in columns named by position, so that user names can't clash with ours."""
     return comparable(rows.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))]))
+
+
+def integers_of(keys: pa.Table) -> Numbers | None:
+    """Return the values of keys, as `by_place` returns them, if each is one integer: NumPy sorts those in no time."""
+    is_one = keys.num_columns == 1 and t.is_signed_integer(keys[0].type) and not keys[0].null_count
+    return keys[0].to_numpy().astype(np.int64, copy=False) if is_one else None
+
+
+def in_order(keys: pa.Table) -> Numbers:
+    """Return the places of keys, as `by_place` returns them, in order."""
+    if (integers := integers_of(keys)) is not None:
+        return np.argsort(integers)
+    order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+    found: Numbers = order.to_numpy().astype(np.int64)
+    return found
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -87,7 +113,7 @@ class Among:
         self._key = list(key)
         first = _first_column(keys, self._key)
         # Integers are put in order once, and not in each task that this is pickled for.
-        self._ordered = _in_order(first.to_numpy()) if t.is_integer(first.type) else None
+        self._ordered = _ordered(first.to_numpy()) if t.is_integer(first.type) else None
         # In order they tell all of a key with one column: each task would get a copy of what need not be here.
         is_all = self._ordered is not None and len(self._key) == 1
         self._given = None if is_all else keys.select(self._key)
@@ -134,14 +160,12 @@ def _first_column(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
     return column.cast(pa.int64()) if t.is_integer(column.type) else column
 
 
-def _in_order(values: Numbers) -> tuple[Numbers, npt.NDArray[np.int32]]:
+def _ordered(values: Numbers) -> tuple[Numbers, npt.NDArray[np.int32]]:
     """Return the values in order, each once, and a place of each."""
-    # NumPy's own function for it hashes them, which takes ten times as long.
     order = np.argsort(values)
     ordered = values[order]
-    is_first = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return ordered[is_first], order[is_first].astype(np.int32)
+    first = is_first(ordered)
+    return ordered[first], order[first].astype(np.int32)
 
 
 def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:

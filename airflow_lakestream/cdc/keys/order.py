@@ -102,7 +102,7 @@ def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
     says: bool | None = None
-    for partition in np.unique(partitions).tolist():
+    for partition in pc.unique(rows[PARTITION]).to_pylist():
         own = np.flatnonzero(partitions == partition)
         # The last transaction, and the one that is being sent again.
         for last in {transactions[int(at)] for at in (own[-1], own[np.argmax(offsets[own])])}:

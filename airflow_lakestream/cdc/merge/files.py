@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import Change, among, joined, with_numbers
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
 from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.rising import Numbers
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20

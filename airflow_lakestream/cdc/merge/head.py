@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.keys.identity import Numbers
+from airflow_lakestream.tables.rising import Numbers
 
 # A data file, as the table's format knows it.
 File = Any

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
-from airflow_lakestream.cdc.keys.identity import Among, Numbers, by_place, keys_of
+from airflow_lakestream.cdc.keys.identity import Among, by_place, in_order, those_with
 from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import (
     PART_BYTES,
@@ -42,6 +42,7 @@ from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, Values
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.rising import Numbers, distinct
 
 # By default a file is rewritten that has lost this share of its rows, or that is so small that many of them would be
 # slower to read than one to write.
@@ -75,17 +76,15 @@ class _Incoming:
 
     def take(self, change: Change) -> pa.Table:
         """Return the rows that replace a file's rows, and mark them as taken."""
-        events = np.unique(change.at[change.at >= 0])
+        events = distinct(change.at[change.at >= 0])
         wanted = self.place_of[events]
         self.place_of[events] = -1
         return self.rows.take(pa.array(wanted[wanted >= 0]))
 
     def rest(self, key: Sequence[str]) -> pa.Table:
         """Return the rows that no file has taken, sorted by key: so later changes of near keys touch fewer files."""
-        places_ = pa.array(self.place_of[self.place_of >= 0])
-        keys = by_place(self.rows, key).take(places_)
-        order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
-        return self.rows.take(places_.take(order))
+        places_ = self.place_of[self.place_of >= 0]
+        return self.rows.take(pa.array(places_[in_order(by_place(self.rows, key).take(pa.array(places_)))]))
 
 
 @dataclass
@@ -216,8 +215,7 @@ class Merger:
         moved = (one for before in self.batch.befores.values() for one in before.values() if isinstance(one, Origin))
         wanted = {one.key for one in (*self.batch.origins.values(), *moved) if one.moved is None}
         needed |= {place for place, _ in self.batch.origins}
-        if wanted:
-            needed |= {at for at, one in enumerate(keys_of(rows, self.key)) if one in wanted}
+        needed |= {at for at, _ in those_with(rows, self.key, wanted)}
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
@@ -239,7 +237,8 @@ class Merger:
         if not self.soft_delete and not self.batch.origins and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
-            return _Incoming(self.batch.rows.drop_columns([OP]), place_of)
+            rows, apart = self.batch.rows, self.batch.apart
+            return _Incoming(rows.drop_columns([OP]) if apart is None else apart.needed(rows, self.key), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, POSITION, UNAVAILABLE, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
-from airflow_lakestream.cdc.keys.identity import Numbers, keys_of, places
+from airflow_lakestream.cdc.keys.identity import keys_of, places
 from airflow_lakestream.cdc.merge.memory import Memory
 from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.no_rows import one_array
+from airflow_lakestream.tables.rising import Numbers
 
 
 class OldRows:

@@ -22,6 +22,7 @@ from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.iceberg.write.files import locations
+from airflow_lakestream.tables.rising import distinct
 
 Positions = npt.NDArray[np.int64]
 NONE_DELETED: Positions = np.zeros(0, np.int64)
@@ -50,7 +51,7 @@ def deleted_positions(io: FileIO, task: FileScanTask) -> Positions:
     # Private in PyIceberg, which has no other way to read them.
     found = _read_all_delete_files(io, [task]).get(task.file.file_path, [])
     parts = [chunk.to_numpy().astype(np.int64) for column in found for chunk in column.chunks]
-    return np.unique(np.concatenate([NONE_DELETED, *parts]))
+    return distinct(np.concatenate([NONE_DELETED, *parts]))
 
 
 def own_deletes(task: FileScanTask) -> list[DataFile]:
@@ -81,7 +82,7 @@ def delete_rows(
     ahead = gone - np.arange(len(gone))
     new = numbers + np.searchsorted(ahead, numbers, side="right")
     others = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
-    positions = np.union1d(np.setdiff1d(gone, others), new)
+    positions = distinct(np.concatenate([np.setdiff1d(gone, others, assume_unique=True), new]))
     return _write(io, task.file, positions, locations(metadata, folder))
 
 

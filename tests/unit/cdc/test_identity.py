@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.keys.identity import Among
+from airflow_lakestream.cdc.keys.identity import Among, by_place, in_order, keys_of, those_with
 from airflow_lakestream.cdc.keys.images import images, is_placeholder, say_something
 
 LARGE = st.integers(-(2**63), 2**63 - 1)
@@ -69,6 +71,41 @@ def test_rows_among_the_keys_of_a_batch_are_found_in_any_order_and_any_parts(
     expected = [(at, batch.index(row)) for at, row in enumerate(rows) if row in batch]
     assert list(zip(numbers.tolist(), places.tolist(), strict=True)) == expected
     assert sorted(set(among.rising)) == sorted({key[0] for key in batch})
+
+
+SOME: Mapping[pa.DataType, st.SearchStrategy[Any]] = ANY | {
+    pa.float64(): st.sampled_from([0.0, -0.0, 1.5, float("nan"), float("-inf")]),
+    pa.date32(): st.dates(),
+    pa.timestamp("us", "UTC"): st.datetimes(timezones=st.just(UTC)),
+    pa.bool_(): st.booleans(),
+    pa.uuid(): st.uuids().map(lambda one: one.bytes),
+}
+
+
+@st.composite
+def rows_by_key(draw: st.DrawFn) -> pa.Table:
+    """Return rows of a key of one to three columns; some have the same key."""
+    kinds = draw(st.lists(st.sampled_from(list(SOME)), min_size=1, max_size=3))
+    some = draw(st.lists(st.tuples(*(SOME[kind] for kind in kinds)), min_size=1, max_size=5))
+    rows = draw(st.lists(st.sampled_from(some), max_size=20))
+    columns = [_array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+    return pa.Table.from_arrays(columns, [f"column {at}" for at in range(len(kinds))])
+
+
+@given(rows_by_key(), st.data())
+def test_rows_with_some_keys_are_those_whose_key_is_one_of_them(rows: pa.Table, data: st.DataObject) -> None:
+    keys = keys_of(rows, rows.column_names)
+    wanted = data.draw(st.sets(st.sampled_from(keys))) if keys else set()
+    expected = [(at, own) for at, own in enumerate(keys) if own in wanted]
+    assert those_with(rows, rows.column_names, wanted) == expected
+    assert those_with(rows.slice(0, 0), rows.column_names, wanted) == []
+
+
+@given(rows_by_key())
+def test_keys_are_put_in_the_order_of_their_columns(rows: pa.Table) -> None:
+    keys = by_place(rows, rows.column_names)
+    order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+    assert keys.take(pa.array(in_order(keys))).equals(keys.take(order))
 
 
 def _table(columns: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
