@@ -140,7 +140,8 @@ def _as_sent(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     def is_left_out(value: Any) -> bool:
         return any(said in str(value) for said in _AS_SAID)
 
-    return {name: ours[name] if is_left_out(ours[name]) else value for name, value in theirs.items()}
+    # A column that was added later is none of the table's.
+    return {name: ours[name] if is_left_out(ours[name]) else theirs[name] for name in ours if name in theirs}
 
 
 def _may_be_refused(table: HostileTable, *, is_delta: bool) -> bool:
