@@ -84,6 +84,21 @@ def in_order(keys: pa.Table) -> Numbers:
     return found
 
 
+def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
+    """Return for each key, of those that `by_place` returns, the greatest of each of these numbers."""
+    if len(keys) and (integers := integers_of(keys)) is not None:
+        # Arrow would hash them, which takes three times as long.
+        order = np.argsort(integers)
+        starts = np.flatnonzero(is_first(integers[order]))
+        return [np.maximum.reduceat(some[order], starts) for some in numbers]
+    names = [f"numbers {place}" for place in range(len(numbers))]
+    for name, some in zip(names, numbers, strict=True):
+        keys = keys.append_column(name, pa.array(some))
+    of_keys = [name for name in keys.column_names if name not in names]
+    found = keys.group_by(of_keys).aggregate([(name, "max") for name in names])
+    return [found[f"{name}_max"].to_numpy() for name in names]
+
+
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(column.type, pa.BaseExtensionType):
         return column.cast(column.type.storage_type)

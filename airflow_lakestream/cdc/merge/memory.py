@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
 from airflow_lakestream.cdc.events.unavailable import Mask
-from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
 from airflow_lakestream.cdc.merge.newest import by_version, is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -149,6 +149,5 @@ def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
 def last_of_each(entries: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return each key's entry with the greatest version."""
     ordered = by_version(entries)
-    keys = by_place(ordered, key)
-    numbered = keys.append_column("last", pa.array(np.arange(len(ordered))))
-    return ordered.take(numbered.group_by(keys.column_names).aggregate([("last", "max")])["last_max"])
+    (last,) = greatest_of_each(by_place(ordered, key), np.arange(len(ordered)))
+    return ordered.take(pa.array(last))

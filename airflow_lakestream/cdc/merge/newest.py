@@ -16,12 +16,12 @@ from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTIT
 from airflow_lakestream.cdc.events.apart import Apart, check_values
 from airflow_lakestream.cdc.events.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge
-from airflow_lakestream.cdc.keys.identity import Key, by_place, comparable, integers_of, keys_of, those_with
+from airflow_lakestream.cdc.keys.identity import Key, by_place, comparable, greatest_of_each, keys_of, those_with
 from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.merge.snapshots import Version, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
-from airflow_lakestream.tables.rising import Numbers, is_first
+from airflow_lakestream.tables.rising import Numbers
 
 
 class KeyMissing(MirrorStopped):
@@ -90,7 +90,7 @@ def newest(
     :param record_key: the columns of the records' keys.
     """
     events, snapshots = with_ends(events)
-    rows = by_version(events).combine_chunks()
+    rows = by_version(events.combine_chunks())
     truncated = None
     cuts = np.flatnonzero(_is(rows, "t")).tolist()
     if cuts:
@@ -261,19 +261,9 @@ def _check_keys(rows: pa.Table, key: Sequence[str], table: str, topic: str) -> N
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]:
     """Return for each key its last event, and the last one with its row; the same one if none has."""
-    numbers, gone = np.arange(len(rows)), is_gone(rows)
-    keys = by_place(rows, key)
-    if len(rows) and (integers := integers_of(keys)) is not None:
-        # Arrow would hash them, which takes three times as long.
-        order = np.argsort(integers)
-        starts = np.flatnonzero(is_first(integers[order]))
-        last, own = (np.maximum.reduceat(of_each[order], starts) for of_each in (numbers, np.where(gone, -1, numbers)))
-        with_row = np.where(own < 0, last, own)
-    else:
-        numbered = keys.append_column("last", pa.array(numbers)).append_column("own", pa.array(numbers, mask=gone))
-        found = numbered.group_by(keys.column_names).aggregate([("last", "max"), ("own", "max")])
-        last = found["last_max"].to_numpy()
-        with_row = pc.coalesce(found["own_max"], found["last_max"]).to_numpy()
+    numbers = np.arange(len(rows))
+    last, own = greatest_of_each(by_place(rows, key), numbers, np.where(is_gone(rows), -1, numbers))
+    with_row = np.where(own < 0, last, own)
     order = np.argsort(last)
     return last[order], with_row[order]
 
