@@ -72,18 +72,20 @@ class MirrorDesign:
         schema = to_schema(pa.schema([*arrow_schema(given), *others]))
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
-    def of_rows(self, rows: pa.Table) -> MirrorDesign:
-        """Return the design of a new mirror for these events. Raises InvalidArgument if nothing tells the key."""
-        key = self.key or tuple(self.renamed.get(name, name) for name in key_of(rows))
+    def of_rows(self, name: str, rows: pa.Table) -> MirrorDesign:
+        """Return the design of a new mirror for these events. Raises InvalidArgument if nothing tells the key.
+
+        :param name: the mirror's name.
+        """
+        key = self.key or tuple(self.renamed.get(column, column) for column in key_of(rows, name))
         # Given columns keep their types; all others have the events' types.
         given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
         others = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
         schema = to_schema(pa.schema([*given, *others]))
-        missing = [name for name in key if name not in schema.column_names]
+        missing = [column for column in key if column not in schema.column_names]
         if missing:
-            raise InvalidArgument(
-                "key", f"there is no column {', '.join(missing)} in {', '.join(schema.column_names)}."
-            )
+            problem = f"{name} would have no column {', '.join(missing)}; there are {', '.join(schema.column_names)}."
+            raise InvalidArgument("key", problem)
         self.check_key(key, arrow_schema(schema))
         return replace(self, table=replace(self.table, schema=schema)).with_key(key)
 
@@ -105,8 +107,8 @@ class MirrorDesign:
         return self if self.key is None else self.with_key(self.key)
 
 
-def key_of(rows: pa.Table) -> tuple[str, ...]:
-    """Return the columns of the records' JSON keys. Raises InvalidArgument."""
+def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:
+    """Return the columns of the records' JSON keys. Raises InvalidArgument, which names the mirror."""
     keys = rows[RECORD_KEY].drop_null() if RECORD_KEY in rows.column_names else []
     try:
         found = json.loads(keys[0].as_py())
@@ -116,7 +118,7 @@ def key_of(rows: pa.Table) -> tuple[str, ...]:
     except (IndexError, ValueError, TypeError, KeyError):
         names = ()
     if not names or not isinstance(found, dict):
-        problem = "the records' keys do not tell it in JSON."
+        problem = f"{mirror} is new, and the keys of its records do not tell its key in JSON."
         raise InvalidArgument("key", problem, 'Name the columns of the primary key, such as ["id"].')
     return names
 

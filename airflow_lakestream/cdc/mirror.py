@@ -331,7 +331,7 @@ class Mirror(WrappedSharedSink):
         self._taken.forget()
 
     def _found(self, events: pa.Table) -> None:
-        self.design = self._asked.of_rows(events)
+        self.design = self._asked.of_rows(self.name, events)
         self.table.found(self.design, events)
 
     def _columns_of_events(self) -> pa.Schema:

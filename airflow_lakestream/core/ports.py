@@ -174,8 +174,11 @@ class DecoderFactory(Protocol):
     def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder; None when there is neither a schema nor a record to infer one from.
 
-        It is None for first records, too, that are no rows whatever the columns: they are skipped.
+        It is None for first records, too, that are no rows whatever the columns: they are skipped, unless they wait.
         """
+
+    def waits(self, first: RawBatch) -> bool:
+        """Tell whether first records that tell no columns are to be decoded once other records have told them."""
 
     def trying(self, trial: Trial) -> DecoderFactory:
         """Return the same, for decoders to which rows that the trial finds are bad."""

@@ -115,6 +115,10 @@ class Payload(PayloadSettings):
         """Tell whether first records can be asked for the columns of a new table."""
         return True
 
+    def waits(self, first: RawBatch) -> bool:
+        """Tell whether first records that can't be asked for columns count all the same, once others have told them."""
+        return False
+
     def columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of a new table, which the registry or the first records tell.
 

@@ -74,6 +74,10 @@ class RowDecoders:
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
         )
 
+    def waits(self, first: RawBatch) -> bool:
+        """Tell whether first records that tell no columns are to be decoded later; see `core.ports.DecoderFactory`."""
+        return self.payload.waits(first)
+
     def trying(self, trial: Trial) -> RowDecoders:
         """Return decoders to which rows that the trial finds are bad; see `core.ports.DecoderFactory`."""
         return replace(self, trial=trial)

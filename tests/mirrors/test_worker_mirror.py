@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.ledger import Engine
-from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import Source, change
@@ -141,6 +141,10 @@ def test_a_new_mirror_is_partitioned_by_a_column_that_no_given_type_is_for(
     assert sorted(row["id"] for row in mirror_lake.scan().to_pylist()) == [1, 2]
 
 
+def truncation(place: int) -> bytes:
+    return change("t", {}, place).replace(b'"after":{}', b'"after":null')
+
+
 OF_NO_ROW = [None, b'{"ts_ms":1700000000000}', None]
 
 
@@ -162,6 +166,35 @@ def test_a_topic_that_begins_with_tombstones_and_heartbeats_waits_for_a_row(
     assert lake.landed(name) == {0: [(0, 8)]}
 
 
+@pytest.mark.parametrize("given", [{}, {"key": None}])
+def test_a_topic_that_begins_with_truncations_waits_for_a_row_and_drops_what_is_older(
+    given: dict[str, Any], mirror_lake: MirrorLake, topic: Topics, produce: Producing
+) -> None:
+    lake, name = mirror_lake, topic(2)
+    produce(name, 0, [truncation(9), truncation(10)])
+    for _ in range(2):
+        report = lake.land(name, max_records=1, **given)
+        assert (report.snapshot_ids, report.lacks_columns, report.remaining_lag) == ([], True, 2)
+    assert lake.has_nothing()
+    # The older of them was in the table when it was truncated.
+    created = [change("c", {"id": n, "total": n}, place) for n, place in ((1, 5), (2, 15))]
+    produce(name, 1, created, keys=['{"id":1}', '{"id":2}'])
+    report = lake.land(name, **given)
+    assert (report.counts.read, report.counts.skipped) == (4, 0)
+    assert [row["id"] for row in lake.scan().to_pylist()] == [2]
+    assert lake.landed(name) == {0: [(0, 2)], 1: [(0, 2)]}
+
+
+def test_a_new_mirror_whose_records_have_no_key_is_refused_by_name(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, [change("c", {"id": 1, "total": 1}, 1)])
+    with pytest.raises(InvalidArgument, match=r"key: .*events is new, and the keys of its records do not tell"):
+        mirror_lake.land(name, key=None)
+    assert mirror_lake.has_nothing()
+
+
 def test_with_columns_and_key_given_tombstones_alone_make_the_mirror(
     mirror_lake: MirrorLake, topic: Topics, produce: Producing
 ) -> None:
@@ -176,13 +209,13 @@ def test_executors_wait_for_a_row_too(
 ) -> None:
     lake, name = mirror_lake, topic(1)
     run = SparkRun(lake, name, {"key": ["id"]}, {"app": lake.app})
-    produce(name, 0, OF_NO_ROW)
+    produce(name, 0, [*OF_NO_ROW, truncation(0)])
     run.run(spark)
     assert lake.has_nothing()
     produce(name, 0, source.changes(5))
     run.run(spark)
     lake.assert_is(source)
-    assert lake.landed(name) == {0: [(0, 8)]}
+    assert lake.landed(name) == {0: [(0, 9)]}
 
 
 def test_runs_at_once_apply_each_event_once(

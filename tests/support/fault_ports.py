@@ -157,6 +157,9 @@ class RunDecoders:
         decoder = self._decoders(schema, first)
         return decoder and _RunDecoder(decoder, self._run)
 
+    def waits(self, first: Any) -> bool:
+        return bool(self._decoders.waits(first))
+
 
 class _RunDecoder:
     def __init__(self, decoder: Decoder, run: Run) -> None:

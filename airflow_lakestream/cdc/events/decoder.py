@@ -27,13 +27,13 @@ from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
-from airflow_lakestream.decode.connect.debezium_own import own_record
+from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import Decoder
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.values.outcome import Decoded, pick
 
 # The fields of an event's source that tell its place: of PostgreSQL's log, and of MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(
@@ -67,8 +67,36 @@ class EventPayload(Payload):
         return True
 
     def tells_columns(self, first: RawBatch) -> bool:
-        """Tell whether any of the first records may be an event: tombstones and Debezium's own records are none."""
-        return any(value is not None and own_record(value) is None for value in first.values.to_pylist())
+        """Tell whether first records may have a row: tombstones, Debezium's own records and truncations have none."""
+        keyless = self._keyless_events(first)
+        return keyless is None or (bool(keyless) and not self._are_truncations(first, keyless))
+
+    def waits(self, first: RawBatch) -> bool:
+        """Tell whether first records without a row have truncations: a row that comes later may be older than these."""
+        return bool(self._keyless_events(first))
+
+    def _keyless_events(self, first: RawBatch) -> list[int] | None:
+        """Return the places of what may be events; None if one of them has a key, which a truncation has not."""
+        has_key = [False] * len(first) if first.keys is None else first.keys.is_valid().to_pylist()
+        found = []
+        for place, value in enumerate(first.values.to_pylist()):
+            if value is not None and own_record(value) is None:
+                if has_key[place]:
+                    return None
+                found.append(place)
+        return found
+
+    def _are_truncations(self, first: RawBatch, places: Sequence[int]) -> bool:
+        """Tell whether the events at these places are truncations only."""
+        for place in places:
+            op = op_in_json(first.values[place].as_py())
+            if op is None:
+                # Not in JSON: its schema has the columns. What can't be decoded has its own errors.
+                events = pick(first, places)
+                return set(self.decoder(self.columns(events)).decode(events).rows[OP].to_pylist()) == {"t"}
+            if op != "t":
+                return False
+        return True
 
     def decoder(self, schema: pa.Schema) -> Any:
         """Return the events' decoder for these columns, with their places in the source or with what tells them."""

@@ -141,6 +141,6 @@ def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:
     if batch.keys is None:
         return None
     try:
-        return key_of(pa.table({RECORD_KEY: batch.keys[place : place + 1]}))
+        return key_of(pa.table({RECORD_KEY: batch.keys[place : place + 1]}), batch.topic)
     except InvalidArgument:
         return None

@@ -223,10 +223,15 @@ def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, N
 
 
 def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
-    """Yield like `read_rows`, up to the first chunk whose records tell the columns. Raises Stopped."""
+    """Yield like `read_rows`, up to the first chunk whose records tell the columns. Raises Stopped.
+
+    Chunks that wait are left out: they are still to be read.
+    """
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
             decoder, chunk = _begin(job, read, most_records)
+            if decoder is None and job.decoders.waits(chunk.batch):
+                continue
             yield _decode(decoder, chunk)
             if decoder is not None:
                 return
@@ -261,11 +266,15 @@ class _Decoding:
 
     def __call__(self, cancelled: threading.Event) -> Iterator[_Pending]:
         decoder, left = self.decoder, self.most_records
+        waiting: list[Chunk] = []
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
                 if decoder is None:
                     # The table gives no schema: infer it from the first records.
                     decoder, chunk = _begin(self.job, read, left)
+                    if decoder is None and self.job.decoders.waits(chunk.batch):
+                        waiting.append(chunk)
+                        continue
                 else:
                     chunk = at_most(read, left)
                 if left is not None and decoder is not None:
@@ -274,6 +283,10 @@ class _Decoding:
                 # The consumer may be slow: drop the records as soon as they are decoded.
                 del read, chunk
                 yield pending
+                # Behind the records that told the columns: a new table is made by those.
+                while waiting and decoder is not None:
+                    one = waiting.pop(0)
+                    yield one.size, self.pool.submit(_decode, decoder, one)
                 if left == 0:
                     return
 

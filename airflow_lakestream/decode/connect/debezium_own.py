@@ -26,13 +26,25 @@ def own_record(value: bytes) -> str | None:
 
     Told by the JSON document as a whole, bare or with its schema; never by a name of the topic, which users choose.
     """
+    document = _document(value)
+    return None if document is None else _kind(document)
+
+
+def op_in_json(value: bytes) -> str | None:
+    """Return the operation of an event in JSON, bare or with its schema; None for anything else."""
+    op = (_document(value) or {}).get("op")
+    return op if isinstance(op, str) else None
+
+
+def _document(value: bytes) -> dict[str, Any] | None:
+    """Return a JSON document without its schema; None for anything that is no object."""
     try:
         document = json.loads(value)
     except (ValueError, RecursionError):
         return None
     if isinstance(document, dict) and document.keys() == {"schema", "payload"}:
         document = document["payload"]
-    return _kind(document) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def own_schema(text: str) -> str | None:

@@ -31,17 +31,20 @@ ID: Columns = {"id": "int64"}
 TABLE = event_columns(pa.schema([("id", pa.int64())]))
 
 
-def document(op: str, row: dict[str, Any]) -> dict[str, Any]:
+Row = dict[str, Any] | None
+
+
+def document(op: str, row: Row) -> dict[str, Any]:
     before, after = (row, None) if op == "d" else (None, row)
     source = {"connector": "postgresql", "sequence": '["1","1"]', "lsn": 1, "ts_ms": 1, "schema": "public"}
     return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1}
 
 
-def bare(op: str, row: dict[str, Any], columns: Columns) -> bytes:
+def bare(op: str, row: Row, columns: Columns) -> bytes:
     return json.dumps(document(op, row), separators=(",", ":")).encode()
 
 
-def connect(op: str, row: dict[str, Any], columns: Columns) -> bytes:
+def connect(op: str, row: Row, columns: Columns) -> bytes:
     fields = [{"field": name, "type": kind, "optional": True} for name, kind in columns.items()]
     image = {"type": "struct", "optional": True, "fields": fields}
     members = [{**image, "field": "before"}, {**image, "field": "after"}, {"type": "string", "field": "op"}]
@@ -62,25 +65,29 @@ def avro_schema(columns: Columns) -> str:
     return json.dumps({"type": "record", "name": "Envelope", "fields": members})
 
 
-def single_object(op: str, row: dict[str, Any], columns: Columns) -> bytes:
+def single_object(op: str, row: Row, columns: Columns) -> bytes:
     text, written = avro_schema(columns), io.BytesIO()
-    image = dict.fromkeys(columns) | row
+    image = None if row is None else dict.fromkeys(columns) | row
     event = document(op, image)
     datum = {name: event[name] for name in ("before", "after", "op")} | {"source": {"lsn": 1}}
     avro.io.DatumWriter(avro.schema.parse(text)).write(datum, avro.io.BinaryEncoder(written))
     return b"\xc3\x01" + fingerprint(text).to_bytes(8, "little") + written.getvalue()
 
 
-Write = Callable[[str, dict[str, Any], Columns], bytes]
+Write = Callable[[str, Row, Columns], bytes]
 FORMATS = pytest.mark.parametrize("write", [bare, connect, single_object])
 
 
-def decoder_of(write: Write, schema: pa.Schema | None, values: Sequence[bytes | None], *known: Columns) -> Any:
+def decoders_of(write: Write, *known: Columns) -> RowDecoders:
     settings: dict[str, Any] = {"names": ColumnNames("lake.t")}
     if write is single_object:
         settings |= {"format": "avro", "writer_schemas": tuple(map(avro_schema, known))}
     payload = pickle.loads(pickle.dumps(EventPayload(envelope="debezium", **settings)))
-    return RowDecoders(payload, ("partition", "offset"), None, OnError.SKIP, Tombstones.SKIP)(schema, batch(values))
+    return RowDecoders(payload, ("partition", "offset"), None, OnError.SKIP, Tombstones.SKIP)
+
+
+def decoder_of(write: Write, schema: pa.Schema | None, values: Sequence[bytes | None], *known: Columns) -> Any:
+    return decoders_of(write, *known)(schema, batch(values))
 
 
 def decoded(write: Write, schema: pa.Schema | None, values: Sequence[bytes | None], *known: Columns) -> pa.Table:
@@ -117,6 +124,20 @@ def test_what_only_the_image_before_has_comes_up(write: Write) -> None:
     more = ID | {"old": "string"}
     rows = decoded(write, TABLE, [write("d", {"id": 1, "old": "kept"}, more), write("c", {"id": 2}, ID)], ID, more)
     assert rows["old"].to_pylist() == ["kept", None]
+
+
+@FORMATS
+def test_first_records_without_a_row_tell_no_columns_and_truncations_among_them_wait(write: Write) -> None:
+    cut, row, own = write("t", None, ID), write("c", {"id": 1}, ID), b'{"ts_ms":1700000000000}'
+    decoders = decoders_of(write, ID)
+    for values in ([cut], [None, cut, own], [cut, cut]):
+        assert (decoders(None, batch(values)), decoders.waits(batch(values))) == (None, True)
+    for values in ([None], [own, None]):
+        assert (decoders(None, batch(values)), decoders.waits(batch(values))) == (None, False)
+    for values in ([row], [None, cut, row], [row, cut]):
+        assert decoders(None, batch(values)) is not None
+    # The row's columns come from it, and the truncation is an event as any other.
+    assert decoded(write, TABLE, [cut, row], ID)["_op"].to_pylist() == ["t", "c"]
 
 
 @FORMATS

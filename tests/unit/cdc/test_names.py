@@ -169,7 +169,7 @@ def test_a_column_of_bare_json_that_can_not_be_stops_the_mirror(image: dict[str,
 def test_the_key_of_the_records_is_renamed_with_its_column() -> None:
     rows = pa.table({"id_": [1], "_kafka_key": [b'{"_op": 1}']})
     design = MirrorDesign(TableDesign(metadata=pa.schema([])), renamed={"_op": "id_"})
-    assert design.of_rows(rows).key == ("id_",)
+    assert design.of_rows("lake.t", rows).key == ("id_",)
 
 
 @pytest.mark.parametrize("key", [("_row",), ("_row", "_row_")])
