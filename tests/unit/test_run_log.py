@@ -22,7 +22,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.summary import last_line
 from airflow_lakestream.run.topics import RunReport
-from tests.unit.core.test_landing import FakeTable, FakeTopic, decoders, job
+from tests.unit.core.test_landing import FakeDecoders, FakeTable, FakeTopic, job
 
 HOUR = 3_600_000
 CONFIG = ExtractConfig(topic="orders", table="lake.orders", consumer_group="g")
@@ -109,7 +109,7 @@ def test_a_backfill_names_its_time(lines: Lines) -> None:
 
 
 def test_a_table_that_was_not_created_is_not_said_to_hold_anything(lines: Lines) -> None:
-    done = land(job(FakeTopic({0: (0, 0)}), FakeTable(exists=False), decoders=decoders))
+    done = land(job(FakeTopic({0: (0, 0)}), FakeTable(exists=False), decoders=FakeDecoders()))
     assert lines.take() == []
     assert last_line(run_of(done), CONFIG) == (
         "Nothing to land: no record of orders tells the columns of lake.orders, and no schema is given. The table was "
