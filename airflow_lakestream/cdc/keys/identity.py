@@ -69,7 +69,7 @@ def by_place(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     return comparable(rows.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))]))
 
 
-def integers_of(keys: pa.Table) -> Numbers | None:
+def _integers_of(keys: pa.Table) -> Numbers | None:
     """Return the values of keys, as `by_place` returns them, if each is one integer: NumPy sorts those in no time."""
     is_one = keys.num_columns == 1 and t.is_signed_integer(keys[0].type) and not keys[0].null_count
     return keys[0].to_numpy().astype(np.int64, copy=False) if is_one else None
@@ -77,7 +77,7 @@ def integers_of(keys: pa.Table) -> Numbers | None:
 
 def in_order(keys: pa.Table) -> Numbers:
     """Return the places of keys, as `by_place` returns them, in order."""
-    if (integers := integers_of(keys)) is not None:
+    if (integers := _integers_of(keys)) is not None:
         return np.argsort(integers)
     order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
     found: Numbers = order.to_numpy().astype(np.int64)
@@ -86,7 +86,7 @@ def in_order(keys: pa.Table) -> Numbers:
 
 def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
     """Return for each key, of those that `by_place` returns, the greatest of each of these numbers."""
-    if len(keys) and (integers := integers_of(keys)) is not None:
+    if len(keys) and (integers := _integers_of(keys)) is not None:
         # Arrow would hash them, which takes three times as long.
         order = np.argsort(integers)
         starts = np.flatnonzero(is_first(integers[order]))
