@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dev.browser import have_chromium
+from dev.durations import Durations, report
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
 from dev.services.flink import OLD as OLD_FLINK
@@ -125,6 +126,12 @@ def browser(args: argparse.Namespace) -> None:
     print(have_chromium())
 
 
+def durations(args: argparse.Namespace) -> None:
+    """Show how long the tests of the last runs took, and what starting services cost."""
+    for line in report(Durations.read(), args.lines):
+        print(line)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -159,6 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("--rate", type=float, default=500, help="events a second (default: 500)")
     showing.add_argument("--cdc", action="store_true", help="with a PostgreSQL and Debezium, for the DAGs of mirrors")
     command(browser)
+    longest = command(durations)
+    longest.add_argument("-n", "--lines", type=int, default=50, help="lines of each list (default: 50)")
     return parser
 
 

@@ -71,6 +71,8 @@ HOME = CHECKOUT / ".dev"
 DEFAULT = "default"
 
 _OWNER_FILE = "owner.json"
+# The owner holds its writing end open. Services of processes that joined the stack watch it as well.
+_PIPE = "owner.pipe"
 # Of a Flink's processes, those that may start side by side.
 _BEHIND_MANAGER = ("worker", "gateway")
 
@@ -96,6 +98,7 @@ class Stack:
         self._say = say
         self._owner: Owner | None = None
         self._held_open: int | None = None
+        self._is_gone = False
 
     @cached_property
     def _kafka_ports(self) -> kafka_service.Ports:
@@ -109,9 +112,23 @@ class Stack:
         stack.folder.mkdir(parents=True)
         process = ProcessId.own()
         (stack.folder / _OWNER_FILE).write_text(json.dumps(vars(process)))
-        reader, stack._held_open = os.pipe()
+        os.mkfifo(stack.folder / _PIPE)
+        reader = stack._open_pipe()
+        stack._held_open = os.open(stack.folder / _PIPE, os.O_WRONLY)
         stack._owner = Owner(process, reader)
         return stack
+
+    @classmethod
+    def joined(cls, name: str, *, home: Path = HOME, say: Say = quiet) -> Stack:
+        """Use the owned stack of another process: services that start here die with that process, too."""
+        stack = cls(name, home=home, say=say)
+        owner = ProcessId(**json.loads((stack.folder / _OWNER_FILE).read_text()))
+        stack._owner = Owner(owner, stack._open_pipe())
+        return stack
+
+    def _open_pipe(self) -> int:
+        # Without O_NONBLOCK the call would wait for the owner's end.
+        return os.open(self.folder / _PIPE, os.O_RDONLY | os.O_NONBLOCK)
 
     def __enter__(self) -> Stack:
         return self
@@ -311,7 +328,7 @@ class Stack:
         return name_node
 
     def up_flink(self, version: str = flink_service.CURRENT, s3: S3 | None = None) -> Flink:
-        """Have a healthy Flink of this version: a JobManager, a TaskManager with four slots, and an SQL Gateway.
+        """Have a healthy Flink of this version: a JobManager, a TaskManager with eight slots, and an SQL Gateway.
 
         :param s3: where its checkpoints may be; with it the current Flink has what tables in S3 and catalogs of Hive's
             metastore want, too.
@@ -412,7 +429,7 @@ class Stack:
 
     def _refuse_when_gone(self) -> None:
         # Another thread may still be on its way up while this one takes the stack down.
-        if self._owner is not None and self._held_open is None:
+        if self._is_gone:
             raise NotUp(f"Stack {self.name} has been taken down: make a new one.")
 
     def down(self) -> list[str]:
@@ -433,6 +450,7 @@ class Stack:
         # Letting go of the pipe is what death does as well: the way down of every day is the one after a SIGKILL.
         there = [name for name in SERVICES if self._service(name).path.exists()]
         leashes = [leash for name in there if (leash := self._service(name).process("leash"))]
+        self._is_gone = True
         if self._held_open is not None:
             os.close(self._held_open)
             self._held_open = None

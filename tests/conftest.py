@@ -13,6 +13,8 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:-UsePerfD
 pytest_plugins = [
     "tests.support.airflow_home",
     "tests.support.broker",
+    "tests.support.parts",
+    "tests.support.durations",
     "tests.support.lake",
     "tests.support.delta_lake",
     "tests.support.flink",
@@ -39,31 +41,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 # Catalogs and clients of tests that are over wait in cycles for the collector, which comes seldom in a process with all
 # of Airflow. From the 1,024th open file on py4j's select() fails, and a query of Spark waits for Python without end.
 MANY_FILES = 400
-
-# Files that take minutes come first, so that no job is left alone with one of them in the end.
-LONGEST = (
-    "test_cdc_hostile.py",
-    "test_flink.py",
-    "test_spark_program.py",
-    "test_spark_kills.py",
-    "test_spark_frames.py",
-    "test_spark_fan_out_crashes.py",
-    "test_spark_dags.py",
-    "test_sensor_kills.py",
-    "test_flink_lakes.py",
-    "test_s3_checkpoint.py",
-    "test_maintenance_dag.py",
-    "test_sensor_modes.py",
-    "test_brokers.py",
-    "test_kafka_versions.py",
-    "test_glue.py",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.hookimpl(trylast=True)

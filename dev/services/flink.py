@@ -264,7 +264,7 @@ def _configure(setup: Setup) -> None:
         "taskmanager.rpc.port": 0,
         "taskmanager.data.port": ports.worker_data,
         "taskmanager.data.bind-port": ports.worker_data,
-        "taskmanager.numberOfTaskSlots": 4,
+        "taskmanager.numberOfTaskSlots": 8,
         "parallelism.default": 1,
         **_SIZES,
         "io.tmp.dirs": home / "tmp",

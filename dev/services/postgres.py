@@ -100,8 +100,11 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> Postgres:
         "unix_socket_directories": "",
         "wal_level": "logical",
         "shared_buffers": "32MB",
-        # Airflow's five processes have pools.
-        "max_connections": "100",
+        # Airflow's five processes have pools, and so have the tests of each worker.
+        "max_connections": "300",
+        # One for each connector of Debezium's; tests of several workers make them at once.
+        "max_replication_slots": "40",
+        "max_wal_senders": "40",
         # A database of tests: what a crash of the machine would lose is gone with its folder anyway.
         "fsync": "off",
         "full_page_writes": "off",

@@ -10,15 +10,13 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.configuration import ConfigRefused
-from airflow_lakestream.connect.driving import ConnectDriving
-from airflow_lakestream.connect.events import EventType
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.publishing.refusals import PublicationRefused
 from airflow_lakestream.driver.supervisor import Action, DriverState
 from airflow_lakestream.driver.watch import Look
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, poll_until
-from tests.support.connecting import PATIENCE, Sinks
+from tests.support.connecting import PATIENCE, Sinks, one_look
 from tests.support.lake import Lake, events
 from tests.support.transactions import Transaction
 
@@ -50,50 +48,6 @@ def test_extract_and_connect_take_turns_on_one_group(
     assert lake.audit().verdict is AuditVerdict.CLEAN
 
 
-def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothing(
-    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
-) -> None:
-    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
-    sinks.extract(topic)
-    driving = sinks.driving(topic, **{"iceberg_control_commit_timeout-ms": "15000"})
-    driving.begin()
-    sinks.await_running()
-    # The task of the other partition has no record, and does not answer the first round: it stays open for a while.
-    produce(topic, 0, events(0, 5, 400))
-
-    def kinds() -> list[int]:
-        return [one.kind for one in sinks.events(topic)]
-
-    poll_until(lambda: EventType.DATA_COMPLETE in kinds(), "the first data", PATIENCE)
-    sinks.kill_the_worker()
-    assert EventType.COMMIT_TO_TABLE not in kinds()
-    # Nothing answers: unknown, and nothing is made anew.
-    look = _one_look(driving)
-    assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, Action.WAIT)
-    sinks.start_the_worker_again()
-    made = sinks.driving(topic, run_id="another", **{"iceberg_control_commit_timeout-ms": "15000"})
-    made.begin()
-    sinks.follow_until(made, lambda _: len(lake.offsets()) >= 410)
-    assert lake.offsets() == _positions({0: 405, 1: 5})
-    assert lake.landed(topic) == {0: [(0, 405)], 1: [(0, 5)]}
-    assert lake.audit().verdict is AuditVerdict.CLEAN
-
-
-def _one_look(driving: ConnectDriving) -> Look:
-    looks: list[Look] = []
-
-    class Enough(Exception):
-        pass
-
-    def tell(look: Look) -> None:
-        looks.append(look)
-        raise Enough
-
-    with pytest.raises(Enough):
-        driving.follow(tell)
-    return looks[0]
-
-
 def test_what_is_as_it_is_wanted_is_left_alone(sinks: Sinks, topic_of: TopicOf) -> None:
     topic = topic_of(events(0, 0, 5), events(1, 0, 5))
     sinks.extract(topic)
@@ -102,7 +56,7 @@ def test_what_is_as_it_is_wanted_is_left_alone(sinks: Sinks, topic_of: TopicOf) 
     made = sinks.tasks_made()
     assert made == 2
     sinks.driving(topic).begin()
-    assert _one_look(sinks.driving(topic)).sight.driver is DriverState.RUNNING
+    assert one_look(sinks.driving(topic)).sight.driver is DriverState.RUNNING
     assert sinks.tasks_made() == made
     # Another configuration is sent.
     other = sinks.driving(topic, interval=3.0)
@@ -196,7 +150,7 @@ def test_tasks_that_run_and_do_not_get_on_are_found(
     driving = sinks.driving(topic, interval=3600, limits={"stall_timeout": 6.0})
     driving.begin()
     sinks.await_running()
-    idle = [_one_look(driving).decision.action for _ in range(3)]
+    idle = [one_look(driving).decision.action for _ in range(3)]
     assert idle == [Action.WAIT] * 3
     produce(topic, 0, events(0, 5, 10))
     decision = driving.follow(lambda _: None)

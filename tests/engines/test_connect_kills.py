@@ -1,4 +1,4 @@
-"""Connect's worker, the task's process and the triggerer killed at random: each record is on main once.
+"""Processes of Connect, of the task, of the triggerer killed at chosen and random times: each record lands once.
 
 `make soak-engines ONLY=connect KILLS=50 SEED=0`
 """
@@ -13,18 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.connect.events import EventType
+from airflow_lakestream.driver.supervisor import Action, DriverState
+from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 from tests.support.airflow_home import AirflowHome, Connections
-from tests.support.broker import Producing, TopicOf
-from tests.support.connecting import Sinks, sink_config
+from tests.support.broker import Producing, TopicOf, poll_until
+from tests.support.connecting import PATIENCE, Sinks, one_look, sink_config
 from tests.support.engine_kills.by_connect import OPERATOR, ConnectUnderKills
 from tests.support.engine_kills.play import Play
 from tests.support.engine_kills.stream_task import StreamTask
 from tests.support.lake import GROUP, Lake, events
 from tests.support.sensing import triggerer_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+pytestmark = [pytest.mark.integration, pytest.mark.airflow, pytest.mark.own_parts]
 
 # The short play of this seed kills the worker between its data and the commit, and the task in a publication.
 SEED = int(os.environ.get("LAKESTREAM_SEED", "60"))
@@ -32,11 +36,54 @@ KILLS = int(os.environ.get("LAKESTREAM_KILLS", "2"))
 _FIRST = 5
 
 
+@pytest.fixture(scope="module")
+def connect(own_stack: Stack, kafka: Kafka) -> Connect:
+    """Give a worker of Kafka Connect that the tests of this file may kill."""
+    return own_stack.up_connect(kafka.bootstrap)
+
+
+@pytest.fixture
+def sinks(lake: Lake, own_stack: Stack, connect: Connect) -> Iterator[Sinks]:
+    made = Sinks(lake, own_stack, connect)
+    yield made
+    made.end()
+
+
+def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothing(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    driving = sinks.driving(topic, **{"iceberg_control_commit_timeout-ms": "15000"})
+    driving.begin()
+    sinks.await_running()
+    # The task of the other partition has no record, and does not answer the first round: it stays open for a while.
+    produce(topic, 0, events(0, 5, 400))
+
+    def kinds() -> list[int]:
+        return [one.kind for one in sinks.events(topic)]
+
+    poll_until(lambda: EventType.DATA_COMPLETE in kinds(), "the first data", PATIENCE)
+    sinks.kill_the_worker()
+    assert EventType.COMMIT_TO_TABLE not in kinds()
+    # Nothing answers: unknown, and nothing is made anew.
+    look = one_look(driving)
+    assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, Action.WAIT)
+    sinks.start_the_worker_again()
+    made = sinks.driving(topic, run_id="another", **{"iceberg_control_commit_timeout-ms": "15000"})
+    made.begin()
+    sinks.follow_until(made, lambda _: len(lake.offsets()) >= 410)
+    assert lake.offsets() == [*((0, n) for n in range(405)), *((1, n) for n in range(5))]
+    assert lake.landed(topic) == {0: [(0, 405)], 1: [(0, 5)]}
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
 def test_each_record_is_on_main_once_whatever_is_killed(
     airflow: AirflowHome,
     connections: Connections,
     connected: None,
-    stack: Stack,
+    own_stack: Stack,
+    connect: Connect,
     kafka: Kafka,
     topic_of: TopicOf,
     produce: Producing,
@@ -48,7 +95,7 @@ def test_each_record_is_on_main_once_whatever_is_killed(
         folder.mkdir()
         connections.lake_in(folder)
         topic = topic_of(*(events(p, 0, _FIRST) for p in (0, 1)))
-        sinks = Sinks(Lake(folder, kafka.client_config()), stack, stack.up_connect())
+        sinks = Sinks(Lake(folder, kafka.client_config()), own_stack, connect)
         # It makes the table.
         sinks.extract(topic)
         arguments = {

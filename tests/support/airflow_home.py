@@ -9,25 +9,29 @@ Airflow reads its settings once, when it is first imported, so this plugin has t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dev.locks import file_lock
 from dev.services.airflow import database_of, database_settings
-from dev.stack import Stack
+from dev.stack import HOME, Stack
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -308,11 +312,36 @@ def _own_signals() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def airflow(pytestconfig: pytest.Config) -> AirflowHome:
-    """Give the session's Airflow."""
+    """Give the Airflow of this process of pytest."""
+    home = pytestconfig.stash[_HOME]
+    if "sqlite" in os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]:
+        _copy_template(home / "airflow.db")
+    else:
+        _make_database()
+    return AirflowHome(home)
+
+
+def _copy_template(database: Path) -> None:
+    """Copy a migrated database, which the first test run with these versions of Airflow and its providers makes."""
+    installed = sorted({f"{dist.name} {dist.version}" for dist in distributions() if "airflow" in dist.name.lower()})
+    versions = hashlib.sha256(" ".join([sys.version, *installed]).encode()).hexdigest()[:16]
+    template = HOME / "airflow" / f"{versions}.db"
+    with file_lock(template.with_suffix(".lock")):
+        if not template.exists():
+            _make_database()
+            scratch = template.with_suffix(".new")
+            # A copy of the file would lack what is still in the write-ahead log.
+            with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(scratch)) as copy:
+                made.backup(copy)
+            scratch.replace(template)
+            return
+    shutil.copyfile(template, database)
+
+
+def _make_database() -> None:
     from airflow.utils import db
 
     db.initdb()
-    return AirflowHome(pytestconfig.stash[_HOME])
 
 
 class FailsOnce:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -27,15 +27,8 @@ QUICK_CLEANUP = {
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
-    """Give the stack of this test session; it is gone afterwards, also when the session is killed."""
-    with Stack.owned("tests") as owned:
-        yield owned
-
-
-@pytest.fixture(scope="session")
 def kafka(stack: Stack) -> Kafka:
-    """Give the broker of this test session, started when the first test asks for it."""
+    """Give the broker of this test run, started when the first test asks for it."""
     return stack.up_kafka(overrides=QUICK_CLEANUP)
 
 

@@ -174,6 +174,22 @@ class Sinks:
             self.connect.release(self.name)
 
 
+def one_look(driving: ConnectDriving) -> Look:
+    """Return what a task sees first of a connector that it looks after."""
+    looks: list[Look] = []
+
+    class Enough(Exception):
+        pass
+
+    def tell(look: Look) -> None:
+        looks.append(look)
+        raise Enough
+
+    with pytest.raises(Enough):
+        driving.follow(tell)
+    return looks[0]
+
+
 @pytest.fixture
 def sinks(lake: Lake, stack: Stack, connect: Connect) -> Iterator[Sinks]:
     """Give a sink of this test; its connector goes with it."""
