@@ -7,8 +7,12 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from dev.class_archive import driver_options
+from dev.stack import HOME
+
 # A JVM of a test lives for seconds: to compile for speed costs it twice what it gains.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:-UsePerfData")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", driver_options(HOME))
 
 pytest_plugins = [
     "tests.support.airflow_home",

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from airflow_lakestream.cli.app import run
-from airflow_lakestream.driver.lease import Lease
-from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
-from dev.services.s3 import REGION
-from dev.stack import Stack
 from tests.support.broker import Producing
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import events
-from tests.support.status import LONG, Told, causes, landings, old
+from tests.support.status import LONG, Told, causes, old
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
 
@@ -66,22 +61,3 @@ def test_a_place_without_a_table_and_a_connection_that_is_not_there(
     ):
         assert run(["status", *arguments]) == 2
         assert text in capsys.readouterr().err
-
-
-def test_a_table_and_its_querys_checkpoint_on_s3_are_opened_by_one_connection(
-    lake: DeltaLake, old_topic: str, produce: Producing, told: Told, stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3 = stack.up_s3()
-    folder = f"{s3.bucket('status')}/{uuid.uuid4().hex}"
-    place, checkpoint = f"s3://{folder}/events", f"s3a://{folder}/checkpoint"
-    extra = {"region_name": REGION, "endpoint_url": s3.url}
-    key = {"conn_type": "aws", "login": s3.access_key, "password": s3.secret_key, "extra": extra}
-    monkeypatch.setenv("AIRFLOW_CONN_LAKE_STORE", json.dumps(key))
-    storage = DeltaStorageHook("lake_store").open_storage()
-    produce(old_topic, 0, events(0, 0, 5), timestamps=old(5))
-    lake.land(old_topic, catalog=storage, table=place)
-    inputs = {"app": "kafka_to_delta", "topic": old_topic, "table": place, "group": GROUP}
-    with Lease.take(checkpoint, "f", "a task", inputs=inputs, properties=storage.options):
-        code, [stream] = told(LONG, "--checkpoint", checkpoint, "--storage-conn", "lake_store")
-    assert (code, stream["state"], stream["engine"], stream["driver"]) == (0, "landing", "spark", "held")
-    assert (stream["table"], landings(stream)) == (place, [0])
