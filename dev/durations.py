@@ -6,13 +6,20 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
-from dev.locks import file_lock
 from dev.service import CHECKOUT
 
 RECORD = CHECKOUT / "artifacts" / "durations.json"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run of pytest: when it began (seconds since the epoch), how long it took, and its tests by suite and outcome."""
+
+    began: float
+    seconds: float
+    suites: Mapping[str, Mapping[str, int]]
 
 
 @dataclass
@@ -21,14 +28,16 @@ class Durations:
 
     tests: dict[str, dict[str, float]] = field(default_factory=dict)
     fixtures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    runs: dict[str, dict[str, float | str]] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path = RECORD) -> Durations:
         """Read the record; an empty one if there is no readable file."""
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
+            read = json.loads(path.read_text())
+            runs = {name: RunRecord(**run) for name, run in read["runs"].items()}
+            return cls(read["tests"], read["fixtures"], runs)
+        except (OSError, ValueError, TypeError, KeyError):
             return cls()
 
     def seconds_of_files(self) -> dict[str, float]:
@@ -38,38 +47,36 @@ class Durations:
             sums[test.partition("::")[0]] += sum(phases.values())
         return sums
 
+    def add(
+        self,
+        name: str,
+        run: RunRecord,
+        tests: Mapping[str, Mapping[str, float]],
+        fixtures: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Add a run, which replaces the one of the same name; tests of files that are gone leave the record.
 
-def record(
-    name: str,
-    tests: Mapping[str, Mapping[str, float]],
-    fixtures: Mapping[str, Sequence[float]],
-    seconds: float,
-    path: Path = RECORD,
-) -> None:
-    """Add a run to the record, in one step; tests of files that are gone leave it.
+        :param tests: seconds of each test by its phase: setup, call, teardown.
+        :param fixtures: seconds of each start of a fixture.
+        """
+        self.tests |= {test: dict(phases) for test, phases in tests.items()}
+        self.tests = {test: phases for test, phases in self.tests.items() if _file_is_there(test)}
+        self.fixtures[name] = {fixture: list(starts) for fixture, starts in fixtures.items()}
+        self.runs[name] = run
 
-    :param name: of the run; the newest run of a name replaces the one before.
-    :param tests: seconds of each test by its phase: setup, call, teardown.
-    :param fixtures: seconds of each start of a fixture.
-    :param seconds: of the run as a whole.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(path.with_suffix(".lock")):
-        known = Durations.read(path)
-        known.tests |= {test: dict(phases) for test, phases in tests.items()}
-        known.tests = {test: phases for test, phases in known.tests.items() if _file_is_there(test)}
-        known.fixtures[name] = {fixture: list(starts) for fixture, starts in fixtures.items()}
-        known.runs[name] = {"seconds": round(seconds, 1), "tests": len(tests), "at": datetime.now(UTC).isoformat()}
+    def write(self, path: Path = RECORD) -> None:
+        """Write the record, in one step."""
         scratch = path.with_suffix(".new")
-        scratch.write_text(json.dumps(asdict(known), indent=1))
+        scratch.write_text(json.dumps(asdict(self), indent=1))
         scratch.replace(path)
 
 
 def report(durations: Durations, count: int) -> Iterator[str]:
     """Yield the lines of a report: runs, the `count` tests that took longest, files, and starts of fixtures."""
     yield "runs of pytest:"
-    for name, run in sorted(durations.runs.items(), key=lambda entry: str(entry[1]["at"])):
-        yield f"  {run['seconds']:>9} s  {run['tests']:>6} tests  {name}"
+    for name, run in sorted(durations.runs.items(), key=lambda entry: entry[1].began):
+        suites = ", ".join(f"{suite} {sum(counts.values())}" for suite, counts in sorted(run.suites.items()))
+        yield f"  {run.seconds:9.1f} s  {name} ({suites})"
     sums = {test: sum(phases.values()) for test, phases in durations.tests.items()}
     yield f"\nthe {count} longest of {len(sums)} tests, {sum(sums.values()):.0f} s together (setup, call, teardown):"
     for test in sorted(sums, key=lambda test: -sums[test])[:count]:

@@ -16,6 +16,9 @@ from dev.stack import Stack
 from tests.support.airflow_home import CHECKOUT, settings
 from tests.support.page_answers import HOSTILE, ONE, PRESS, USERS, contents
 
+# It has a PostgreSQL, and an API server.
+pytestmark = pytest.mark.long
+
 ALL = "/lakestream/api/streams"
 HOURS = "/lakestream/api/hours"
 

@@ -15,7 +15,7 @@ from tests.support.broker import poll_until
 from tests.support.sensing import PATIENCE
 from tests.support.statsd import StatsD
 
-pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+pytestmark = [pytest.mark.integration, pytest.mark.airflow, pytest.mark.long]
 
 _DAG = """
 import datetime

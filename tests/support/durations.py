@@ -1,20 +1,22 @@
 """Measures tests and fixtures for `artifacts/durations.json`; the files that took longest last time run first.
 
-`python -m dev durations` shows the record.
+`python -m dev durations` shows the record. `--order=SEED` runs the files in a random order instead.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from dev.durations import Durations, record
-from dev.service import CHECKOUT
+from dev.durations import RECORD, Durations, RunRecord
+from dev.locks import file_lock
+from tests.support.parts import suite_of
 
 # Starts of fixtures that take less, in seconds, are not kept.
 _SHORTEST_START = 0.05
@@ -25,9 +27,10 @@ class DurationRecorder:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.began = time.monotonic()
+        self.began = time.time()
         self.tests: dict[str, dict[str, float]] = defaultdict(dict)
         self.fixtures: dict[str, list[float]] = defaultdict(list)
+        self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         given = getattr(config, "workerinput", {})
         # Workers have to agree on the order: only the controller reads the record.
         self.seconds: dict[str, float] = given.get("seconds_of_files") or Durations.read().seconds_of_files()
@@ -43,9 +46,19 @@ class DurationRecorder:
         for name, seconds in getattr(node, "workeroutput", {}).get("fixtures", {}).items():
             self.fixtures[name] += seconds
 
+    def pytest_report_header(self) -> str | None:
+        """Print the seed of a random order."""
+        order = self.config.getoption("order")
+        return order and f"files in a random order: --order={order}"
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Put the files that took longest first, so that no worker is left alone with one of them in the end."""
-        items.sort(key=lambda item: -self.seconds.get(item.path.relative_to(CHECKOUT).as_posix(), 0))
+        places = {file: -seconds for file, seconds in self.seconds.items()}
+        if (order := self.config.getoption("order")) is not None:
+            files = sorted({_file_of(item) for item in items})
+            random.Random(order).shuffle(files)
+            places = {file: float(place) for place, file in enumerate(files)}
+        items.sort(key=lambda item: places.get(_file_of(item), 0))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
@@ -58,16 +71,32 @@ class DurationRecorder:
                 self.fixtures[f"{fixturedef.argname} ({fixturedef.scope})"].append(round(seconds, 3))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a phase of a test."""
+        """Keep a phase of a test, and how the test ended."""
         self.tests[report.nodeid][report.when or ""] = round(report.duration, 3)
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[suite_of(report.nodeid, report.keywords)][report.outcome] += 1
 
     def pytest_sessionfinish(self) -> None:
         """Hand the fixtures to the controller, or write the record."""
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["fixtures"] = dict(self.fixtures)
         elif self.tests:
-            name = os.environ.get("LAKESTREAM_SUITE") or " ".join(map(str, self.config.args))
-            record(name, self.tests, self.fixtures, time.monotonic() - self.began)
+            name = os.environ.get("LAKESTREAM_RUN") or " ".join(map(str, self.config.args))
+            RECORD.parent.mkdir(exist_ok=True)
+            with file_lock(RECORD.with_suffix(".lock")):
+                known = Durations.read()
+                run = RunRecord(self.began, round(time.time() - self.began, 1), self.outcomes)
+                known.add(name, run, self.tests, self.fixtures)
+                known.write()
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of a random order."""
+    parser.addoption("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import pytest
 
 from dev.stack import Stack
+from dev.suites.table import QUICK, SUITES
 
+# A test that asks for one of these parts is `long`, if its folder is one of those that `make test` runs.
+_PARTS = frozenset({"spark", "connect", "postgres", "mariadb", "s3", "flink", "sensing"})
 _SHARED = pytest.StashKey[Stack]()
+
+
+def suite_of(test: str, marks: Container[str] = ()) -> str:
+    """Return the name of the suite that a test belongs to, by its id and its marks; an empty text if it has none."""
+    found = next((suite.name for suite in SUITES if test.startswith(suite.folders)), "")
+    return "long" if found in QUICK and "long" in marks else found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that takes or leaves long tests."""
+    parser.addoption("--long", choices=["with", "without", "only"], default="with", help="take, or leave, long tests")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test that `make test` leaves to `make test-all` on account of the parts that it needs."""
+    if suite_of(item.nodeid) in QUICK and _PARTS & set(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests, or all others of the folders that have them, to another run."""
+    unwanted = {"with": (), "without": ("long",), "only": QUICK}[config.getoption("long")]
+    left = [item for item in items if suite_of(item.nodeid, item.keywords) in unwanted]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if suite_of(item.nodeid, item.keywords) not in unwanted]
 
 
 @pytest.hookimpl(optionalhook=True)

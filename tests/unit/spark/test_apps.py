@@ -61,6 +61,7 @@ def test_packages_fit_the_installed_spark() -> None:
     assert kafka_packages("4.1.0")[0].endswith(":4.1.0")
 
 
+@pytest.mark.long
 def test_jars_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     jars = resolve(kafka_packages(), tmp_path)
     names = {Path(jar).name.rsplit("-", 1)[0] for jar in jars}

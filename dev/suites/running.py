@@ -1,0 +1,132 @@
+"""Runs suites of tests, those that share services in one run of pytest, and reports each suite at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dev.durations import Durations
+from dev.errors import UnknownSuite
+from dev.service import CHECKOUT
+from dev.suites.table import QUICK, SUITES, Suite
+
+NEWEST, OLDEST = ".venv/bin/python", ".venv-airflow-3.1/bin/python"
+# Each worker takes whole files. Where one dies the run ends: pytest-xdist 3.8 would wait without end for its files.
+_SPREAD = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+_ALONE = ("--timeout", "0")
+
+
+@dataclass(frozen=True)
+class PytestRun:
+    """One run of pytest: the suites that share its services.
+
+    :param python: of the environment that it needs.
+    :param only: the files of its suites that it takes; all of them if it is empty.
+    :param spreads: whether several workers share the files.
+    """
+
+    name: str
+    suites: tuple[str, ...]
+    python: str = NEWEST
+    only: tuple[str, ...] = ()
+    spreads: bool = False
+
+
+# What takes longest comes first: where a run fails, the rest goes on.
+RUNS = (
+    PytestRun("units", ("units", "long"), spreads=True),
+    PytestRun(
+        "services",
+        (
+            *("integration", "dags", "faults", "long", "sensors", "mirrors", "spark", "engines", "services", "matrix"),
+            *("events", "dev"),
+        ),
+        spreads=True,
+    ),
+    PytestRun("compat", ("compat",), OLDEST),
+    PytestRun("start", ("start",)),
+    PytestRun("page", ("page",)),
+    PytestRun("page on Airflow 3.1", ("page",), OLDEST, ("tests/page/test_streams.py",)),
+    PytestRun("backfill", ("backfill",)),
+)
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """The tests of one suite in one run, by outcome; a run that left no record has no tests."""
+
+    suite: str
+    run: str
+    counts: Mapping[str, int]
+
+    @property
+    def passed(self) -> bool:
+        """Whether tests ran, and none of them failed."""
+        return self.counts.get("passed", 0) > 0 and not self.counts.get("failed", 0)
+
+    def __str__(self) -> str:
+        tests = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.counts.items())) or "no test ran"
+        return f"  {'ok  ' if self.passed else 'RED '} {self.suite:<12} {tests}  ({self.run})"
+
+
+def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> bool:
+    """Run suites, print a line for each of them, and return whether all passed.
+
+    :param names: of the suites; "all" for every suite.
+    :param jobs: workers of a run that spreads.
+    :param order: a seed, for another order of the files; None for that of the last durations.
+    :raises UnknownSuite: a name is not in the table; nothing has run.
+    """
+    chosen = [suite for suite in known(names) if suite.name not in ("lint", "docs")]
+    made = {target for suite in chosen for target in suite.prepared_by}
+    if made and subprocess.run(["make", "--no-print-directory", *sorted(made)], cwd=CHECKOUT, check=False).returncode:
+        return False
+    results: list[SuiteResult] = []
+    well = True
+    for run in RUNS:
+        of_run = [suite for suite in chosen if suite.name in run.suites]
+        if of_run:
+            command = [str(CHECKOUT / run.python), "-m", "pytest", *_arguments(run, of_run, jobs, order)]
+            print(f"\n{run.name}: {' '.join(command[1:])}", flush=True)
+            began = time.time()
+            environment = {**os.environ, "LAKESTREAM_RUN": run.name}
+            well &= subprocess.run(command, cwd=CHECKOUT, env=environment, check=False).returncode == 0
+            results += _results(run, of_run, began)
+    print("\nsuites:")
+    for result in results:
+        print(result)
+    return well and all(result.passed for result in results)
+
+
+def known(names: Sequence[str]) -> list[Suite]:
+    """Return the suites of these names, in the table's order."""
+    by_name = {suite.name: suite for suite in SUITES}
+    if unknown := set(names) - {*by_name, "all"}:
+        raise UnknownSuite(f"No suite {', '.join(sorted(unknown))}: there are {', '.join(by_name)}, and all.")
+    return [suite for suite in SUITES if suite.name in names or "all" in names]
+
+
+def _arguments(run: PytestRun, suites: Sequence[Suite], jobs: int, order: str | None) -> Iterator[str]:
+    names = {suite.name for suite in suites}
+    quick = [suite for suite in QUICK if suite in run.suites]
+    if quick:
+        long = "with" if names & set(quick) else "only"
+        yield f"--long={long if 'long' in names else 'without'}"
+        if "long" in names:
+            # The long tests of each folder that has them.
+            names |= set(quick)
+    if order is not None:
+        yield f"--order={order}"
+    yield from ("--numprocesses", str(jobs), *_SPREAD) if run.spreads else _ALONE
+    yield from run.only or sorted(folder for suite in SUITES if suite.name in names for folder in suite.folders)
+
+
+def _results(run: PytestRun, suites: Sequence[Suite], began: float) -> Iterator[SuiteResult]:
+    """Yield what the run recorded of its suites; nothing for those that it did not get to."""
+    recorded = Durations.read().runs.get(run.name)
+    counts = recorded.suites if recorded is not None and recorded.began >= began - 1 else {}
+    for suite in suites:
+        yield SuiteResult(suite.name, run.name, counts.get(suite.name, {}))
