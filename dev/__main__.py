@@ -14,11 +14,14 @@ from functools import partial
 from dev.browser import have_chromium
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
+from dev.service import CHECKOUT
 from dev.services.flink import OLD as OLD_FLINK
 from dev.services.metastore import OLD
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.flights import produce_flights
 from dev.stack import DEFAULT, SERVICES, Stack, all_stacks
+from dev.suites.choice import BASE, report
+from dev.suites.table import SUITES
 
 
 def up(args: argparse.Namespace) -> None:
@@ -125,6 +128,12 @@ def browser(args: argparse.Namespace) -> None:
     print(have_chromium())
 
 
+def suites(args: argparse.Namespace) -> None:
+    """Say which suites of tests a change can reach, and why; a change is what differs from a base."""
+    for line in report(CHECKOUT, args.base, every=args.all, why=args.why, names=args.names, files=args.files):
+        print(line)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -159,6 +168,13 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("--rate", type=float, default=500, help="events a second (default: 500)")
     showing.add_argument("--cdc", action="store_true", help="with a PostgreSQL and Debezium, for the DAGs of mirrors")
     command(browser)
+    choosing = command(suites)
+    choosing.add_argument("--base", metavar="REV", help=f"default: {BASE}, then origin/main; without one: every suite")
+    choosing.add_argument("--all", action="store_true", help="every suite")
+    choosing.add_argument("--why", action="store_true", help="a line for each changed file")
+    choosing.add_argument("--names", action="store_true", help="only the names of those that are reached")
+    known = [suite.name for suite in SUITES]
+    choosing.add_argument("--files", metavar="SUITE", choices=known, help="only the suite's files that are reached")
     return parser
 
 

@@ -58,5 +58,9 @@ class NotUp(DevError):
     """The service is not up in this stack."""
 
 
+class UnknownBase(DevError):
+    """The commit that a change is compared with is not in this checkout."""
+
+
 class DemoFailed(DevError):
     """The demo did not get to its end."""
