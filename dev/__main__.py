@@ -12,14 +12,18 @@ from collections.abc import Callable
 from functools import partial
 
 from dev.browser import have_chromium
-from dev.durations import Durations, report
+from dev.durations import Durations, report_durations
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
+from dev.service import CHECKOUT
 from dev.services.flink import OLD as OLD_FLINK
 from dev.services.metastore import OLD
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.flights import produce_flights
 from dev.stack import DEFAULT, SERVICES, Stack, all_stacks
+from dev.suites.choice import BASE, report
+from dev.suites.running import run_suites
+from dev.suites.table import SUITES
 
 
 def up(args: argparse.Namespace) -> None:
@@ -128,8 +132,20 @@ def browser(args: argparse.Namespace) -> None:
 
 def durations(args: argparse.Namespace) -> None:
     """Show how long the tests of the last runs took, and what starting services cost."""
-    for line in report(Durations.read(), args.lines):
+    for line in report_durations(Durations.read(), args.lines):
         print(line)
+
+
+def suites(args: argparse.Namespace) -> None:
+    """Say which suites of tests a change can reach, and why; a change is what differs from a base."""
+    for line in report(CHECKOUT, args.base, every=args.all, why=args.why, names=args.names, files=args.files):
+        print(line)
+
+
+def test(args: argparse.Namespace) -> None:
+    """Run suites of tests, those that share services in one run of pytest, and report each suite."""
+    if not run_suites(args.suites, jobs=args.jobs, order=args.order):
+        sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,6 +184,17 @@ def _parser() -> argparse.ArgumentParser:
     command(browser)
     longest = command(durations)
     longest.add_argument("-n", "--lines", type=int, default=50, help="lines of each list (default: 50)")
+    running = command(test)
+    running.add_argument("suites", nargs="+", metavar="SUITE", help=f"{', '.join(suite.name for suite in SUITES)}, or all")
+    running.add_argument("--jobs", type=int, default=3, help="workers that share the files of a run (default: 3)")
+    running.add_argument("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
+    choosing = command(suites)
+    choosing.add_argument("--base", metavar="REV", help=f"default: {BASE}, then origin/main; without one: every suite")
+    choosing.add_argument("--all", action="store_true", help="every suite")
+    choosing.add_argument("--why", action="store_true", help="a line for each changed file")
+    choosing.add_argument("--names", action="store_true", help="only the names of those that are reached")
+    known = [suite.name for suite in SUITES]
+    choosing.add_argument("--files", metavar="SUITE", choices=known, help="only the suite's files that are reached")
     return parser
 
 

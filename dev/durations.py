@@ -71,7 +71,7 @@ class Durations:
         scratch.replace(path)
 
 
-def report(durations: Durations, count: int) -> Iterator[str]:
+def report_durations(durations: Durations, count: int) -> Iterator[str]:
     """Yield the lines of a report: runs, the `count` tests that took longest, files, and starts of fixtures."""
     yield "runs of pytest:"
     for name, run in sorted(durations.runs.items(), key=lambda entry: entry[1].began):

@@ -58,5 +58,13 @@ class NotUp(DevError):
     """The service is not up in this stack."""
 
 
+class UnknownSuite(DevError):
+    """No suite of tests has this name."""
+
+
+class UnknownBase(DevError):
+    """The commit that a change is compared with is not in this checkout."""
+
+
 class DemoFailed(DevError):
     """The demo did not get to its end."""

@@ -1,0 +1,155 @@
+"""The suites, and the rules for what imports don't show. Paths are globs in the checkout; `*` crosses folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite of tests: its own files, and what has to be there before it runs.
+
+    :param folders: where its tests are; none for a suite that is a target of the Makefile.
+    :param files: globs of its files besides; a change of a file that one of them uses reaches the suite.
+    :param containing: text that a file has to have.
+    :param follows: whether what its files use is followed; else only a change of the files themselves reaches it.
+    :param tools: programs of the machine that it needs, by their names in `dev.suites.tools`.
+    :param prepared_by: targets of the Makefile that make what it needs.
+    """
+
+    name: str
+    folders: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    containing: str = ""
+    follows: bool = True
+    tools: tuple[str, ...] = ()
+    prepared_by: tuple[str, ...] = ()
+
+    @property
+    def globs(self) -> tuple[str, ...]:
+        """The globs of all its files."""
+        return (*self.files, *(f"{folder}*" for folder in self.folders))
+
+
+_JAVA, _ALL_TOOLS = ("java",), ("java", "go", "node")
+_UNITS = ("tests/unit/", "tests/contract/")
+# The site's reference is made from the docstrings of all modules that a page names.
+_SITE = ("docs/*", "README.md", "CHANGELOG.md", "dev/mkdocs.yml", "dev/docs_hooks.py", "dev/hatch_build.py")
+# Their tests are quick, but for those that are marked `long`, which are a suite of their own.
+QUICK = ("units", "integration", "dags", "faults")
+SUITES = (
+    Suite("lint", files=("*.py", "pyproject.toml"), follows=False),
+    Suite("docs", files=_SITE, follows=False),
+    Suite("units", _UNITS),
+    Suite("integration", ("tests/integration/",), tools=_JAVA),
+    Suite("dags", ("tests/dags/",), tools=_JAVA),
+    Suite("faults", ("tests/faults/",), tools=_JAVA),
+    Suite(
+        "long",
+        files=tuple(f"tests/{folder}/*" for folder in ("unit", "contract", "integration", "dags", "faults")),
+        tools=(*_JAVA, "git"),
+        prepared_by=("classes", "site"),
+    ),
+    Suite("sensors", ("tests/sensors/",), tools=_JAVA),
+    Suite("mirrors", ("tests/mirrors/",), tools=_JAVA, prepared_by=("classes",)),
+    Suite("spark", ("tests/spark/",), tools=_JAVA, prepared_by=("classes",)),
+    Suite("engines", ("tests/engines/",), tools=_JAVA, prepared_by=("classes",)),
+    Suite("services", ("tests/services/",), tools=("java", "go"), prepared_by=("classes", "stores")),
+    Suite("matrix", ("tests/matrix/",), tools=_ALL_TOOLS, prepared_by=("classes", "stores")),
+    Suite("events", ("tests/events/",), tools=_JAVA),
+    Suite("dev", ("tests/dev/",), tools=("java", "git"), prepared_by=("kubernetes-tools",)),
+    Suite("compat", ("tests/compat/",), tools=_JAVA, prepared_by=("old-airflow",)),
+    Suite("start", ("tests/start/",), tools=_JAVA),
+    Suite("page", ("tests/page/",), tools=("java", "chromium"), prepared_by=("page-tools",)),
+    Suite("backfill", ("tests/backfill/",), tools=_JAVA),
+)
+
+# A change of these reaches all suites.
+EVERYTHING = {
+    "airflow_lakestream/__init__.py": "all modules lie in it",
+    "airflow_lakestream/core/*": "all else stands on the core",
+    "airflow_lakestream/runtime/*": "all else stands on it",
+    "airflow_lakestream/exceptions.py": "all else stands on it",
+    "pyproject.toml": "dependencies and the settings of pytest",
+    "dev/constraints*.txt": "versions of what is installed",
+    "dev/pins*.txt": "versions of what is installed",
+    "dev/suites/*": "where the choice is wrong, no chosen suite says so",
+    "Makefile": "it runs the suites",
+    ".ci/*": "it runs the suites",
+    "tests/conftest.py": "each suite loads it",
+}
+
+# Files that one suite or more read as text, or start by name: (a glob of files, suites, the reason).
+READ = (
+    ("airflow_lakestream/ui/page/static/*", ("page", "dags", "compat"), "a browser runs it; the API server serves it"),
+    ("airflow_lakestream/driver/drives.py", ("units",), "types alone, which mypy reads"),
+    ("airflow_lakestream/py.typed", ("units",), "the wheel has it"),
+    ("docs/images/*", ("docs", "page"), "the site shows it; the walk through the page renews it"),
+    ("docs/notebooks/*", ("start",), "the walk through the pages runs its cells"),
+    ("dev/CONTRIBUTING.md", ("units", "dags"), "its tours lead to files; its commands are there"),
+    ("dev/kubernetes/*", ("dev",), "the manifests are held against their schemas"),
+    ("dev/*", ("dev",), "the tests of the tools"),
+    ("spark_apps/README.md", ("units",), "the wheel has it"),
+    ("LICENSE", ("units",), "the wheel has it"),
+    ("CHANGELOG.md", ("docs",), "a page of the site"),
+    (".gitignore", ("lint",), "no test reads it"),
+)
+
+_ALL_DAGS = "dags/*.py"
+# What files use without an import or a name in their text: (a glob of users, a glob of used files, the reason).
+USES = (
+    ("tests/page/*", "airflow_lakestream/ui/plugin.py", "the API server loads the entry point"),
+    ("tests/page/*", "airflow_lakestream/ui/app.py", "the API server mounts it"),
+    ("tests/page/*", "airflow_lakestream/get_provider_info.py", "the API server shows the provider"),
+    ("tests/page/*", "dev/demo.py", "`python -m dev demo`"),
+    ("tests/dags/test_ui.py", "airflow_lakestream/ui/plugin.py", "Airflow loads the entry point"),
+    ("tests/dags/test_dags.py", _ALL_DAGS, "each is parsed"),
+    ("tests/unit/test_public_names.py", _ALL_DAGS, "each is read"),
+    ("tests/unit/test_public_names.py", "docs/*.md", "each is read"),
+    ("tests/unit/test_public_names.py", "README.md", "it is read"),
+    ("tests/unit/test_wheel.py", "spark_apps/*.py", "the wheel has them"),
+    ("tests/unit/spark/test_apps.py", "spark_apps/*.py", "each is started"),
+    ("tests/dags/test_documentation.py", "docs/*.md", "the snippets are run"),
+    ("tests/dags/test_documentation.py", "README.md", "the snippets are run"),
+    ("tests/dags/test_documentation.py", "airflow_lakestream/sensors/*.py", "those of the snippets"),
+    ("dev/demo.py", "dags/clickstream_*.py", "its Airflow runs them"),
+    ("tests/start/*", "docs/start.md", "it is copied into a shell"),
+    ("tests/start/*", "docs/tutorial/*.md", "they are copied into a shell"),
+    ("docs/start.md", "airflow_lakestream/cli/app.py", "its commands are those of `lakestream`"),
+    ("docs/tutorial/*.md", "airflow_lakestream/cli/app.py", "their commands are those of `lakestream`"),
+    ("dags/clickstream_*.py", "dags/clickstream_frames/*", "the functions of DataFrames lie in it"),
+    ("airflow_lakestream/config/mirror.py", "airflow_lakestream/cdc/*.py", "a mirror's run"),
+    ("airflow_lakestream/spark/crew/mirror.py", "airflow_lakestream/cdc/*.py", "a mirror's batches"),
+    ("airflow_lakestream/cli/pipeline.py", "airflow_lakestream/config/mirror.py", "a file may have a mirror"),
+    ("spark_apps/cdc_to_*.py", "airflow_lakestream/spark/crew/mirror.py", "a mirror's batches"),
+    ("spark_apps/cdc_to_*.py", "airflow_lakestream/config/mirror.py", "a mirror's batches"),
+    ("airflow_lakestream/pipelines/operator.py", "airflow_lakestream/operators/kafka_extract*.py", "usual engines"),
+    ("tests/*/test_pipelines.py", "airflow_lakestream/operators/*.py", "pipelines of each engine"),
+    ("tests/*/test_pipelines.py", "spark_apps/*.py", "pipelines of each engine"),
+)
+
+# What these name is loaded, and no more: a change of what the named modules use in turn is not felt.
+LOADING = {
+    "airflow_lakestream/get_provider_info.py": "Airflow imports the modules of the provider",
+    "docs/reference.md": "the docstrings of the classes become the page",
+}
+
+# Imports on the way of all landings whose branch only some take: (users, globs of used files, the reason). The branch
+# counts for those that have a row in USES, or another import.
+_ALL_LANDINGS = (
+    "airflow_lakestream/lakes/formats.py",
+    "airflow_lakestream/pipelines/check.py",
+    "airflow_lakestream/run/job.py",
+    "airflow_lakestream/run/summary.py",
+    "airflow_lakestream/run/topics.py",
+    "airflow_lakestream/spark/app_config.py",
+    "airflow_lakestream/spark/crew/crew.py",
+    "airflow_lakestream/spark/micro_batch.py",
+)
+BRANCHES = (
+    (_ALL_LANDINGS, "airflow_lakestream/cdc/*", "no mirror without a MirrorConfig"),
+    (_ALL_LANDINGS, "airflow_lakestream/config/mirror.py", "they look whether they have one"),
+    (_ALL_LANDINGS, "airflow_lakestream/spark/crew/mirror.py", "no mirror without a MirrorConfig"),
+    (("airflow_lakestream/pipelines/operator.py",), "airflow_lakestream/operators/*", "the engine that a file names"),
+    (("dev/bench/lab.py",), "dev/bench/programs/*", "the row of the benchmark that is asked for"),
+)

@@ -1,0 +1,286 @@
+"""The choice of suites: which a change reaches in this checkout, by which way, and what a base is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from dev.errors import UnknownBase
+from dev.service import CHECKOUT
+from dev.suites import table
+from dev.suites.choice import BASE, Choice, base_of, changed_since, report
+from dev.suites.graph import UsesGraph, matching
+from dev.suites.table import BRANCHES, EVERYTHING, LOADING, READ, SUITES, USES
+
+ALL = {suite.name for suite in SUITES}
+SLOW = ALL - {"lint", "docs", "units", "long"}
+
+
+@pytest.fixture(scope="module")
+def graph() -> UsesGraph:
+    return UsesGraph(CHECKOUT)
+
+
+# (what has changed, the suites that it has to reach, those that it must not)
+CHANGES = {
+    "a script of the page": (
+        ["airflow_lakestream/ui/page/static/list.js"],
+        {"page", "dags"},
+        SLOW - {"page", "dags", "compat"},
+    ),
+    "a module of the page": (
+        ["airflow_lakestream/ui/page/routes.py"],
+        {"lint", "page", "dags", "compat"},
+        SLOW - {"page", "dags", "compat", "integration"},
+    ),
+    "a page": (
+        ["docs/sql.md"],
+        {"docs", "units", "dags"},
+        SLOW - {"dags"},
+    ),
+    "a page that a suite walks through": (
+        ["docs/tutorial/landing.md"],
+        {"docs", "start"},
+        {"spark", "engines", "mirrors"},
+    ),
+    "a page whose snippets an engine runs": (
+        ["docs/connect.md"],
+        {"docs", "dags", "engines"},
+        {"spark", "mirrors", "page"},
+    ),
+    "the readme": (["README.md"], {"docs", "units", "dags"}, {"spark", "engines", "mirrors", "matrix", "start"}),
+    "the changelog": (["CHANGELOG.md"], {"docs"}, ALL - {"docs"}),
+    "a picture": (["docs/images/streams.png"], {"docs", "page"}, ALL - {"docs", "page"}),
+    "the notebook": (["docs/notebooks/tables.ipynb"], {"start"}, SLOW - {"start"}),
+    "a module of mirrors": (
+        ["airflow_lakestream/cdc/mirror.py"],
+        {"units", "mirrors", "matrix", "spark", "integration", "start"},
+        {"compat", "faults", "sensors", "services", "events", "backfill", "page"},
+    ),
+    "a mirror on Spark": (
+        ["airflow_lakestream/spark/crew/mirror.py"],
+        {"mirrors"},
+        {"compat", "faults", "events", "backfill", "sensors"},
+    ),
+    "the driver of Flink": (
+        ["airflow_lakestream/flink/stream.py"],
+        {"units", "engines", "services", "matrix"},
+        {"sensors", "mirrors", "compat", "faults", "events", "backfill", "page", "start"},
+    ),
+    "the driver of Flink, which is started by its name": (
+        ["airflow_lakestream/flink/program.py"],
+        {"engines", "services"},
+        {"sensors", "mirrors", "compat"},
+    ),
+    "a script of Flink": (
+        ["airflow_lakestream/flink/script/bundled/postgres_cdc.sql"],
+        {"services", "engines"},
+        {"spark"},
+    ),
+    "a connector": (
+        ["airflow_lakestream/connect/judging.py"],
+        {"engines", "matrix"},
+        {"spark", "mirrors", "page", "sensors"},
+    ),
+    "a process that SQL starts by its name": (
+        ["airflow_lakestream/transform/worker.py"],
+        {"units", "integration"},
+        set(),
+    ),
+    "a module that a table of strings names": (["airflow_lakestream/delta/sink.py"], ALL - {"docs", "long"}, set()),
+    "a sensor's check": (
+        ["airflow_lakestream/watching/lag/check.py"],
+        {"sensors", "integration"},
+        {"faults", "backfill"},
+    ),
+    "a module of the provider that the oldest Airflow imports": (
+        ["airflow_lakestream/operators/kafka_connect.py"],
+        {"compat", "engines"},
+        {"spark", "mirrors"},
+    ),
+    "what such a module uses": (["airflow_lakestream/connect/client.py"], {"engines"}, {"compat"}),
+    "an operator whose docstring is a page": (
+        ["airflow_lakestream/operators/kafka_mirror.py"],
+        {"docs", "mirrors"},
+        set(),
+    ),
+    "an event's guard": (["airflow_lakestream/events/once.py"], {"events", "units", "dags"}, SLOW - {"events", "dags"}),
+    "a dashboard": (["airflow_lakestream/dashboards/grafana.json"], {"units", "dev"}, SLOW - {"dev"}),
+    "a DAG": (["dags/orders_cdc.py"], {"dags", "mirrors", "units"}, {"faults", "engines", "matrix"}),
+    "a Spark app": (["spark_apps/maintain_iceberg.py"], {"spark", "units"}, {"faults", "backfill", "events"}),
+    "the app that a DAG of the demo submits": (["spark_apps/kafka_to_iceberg.py"], {"spark", "page"}, {"faults"}),
+    "a test": (["tests/spark/test_submit_worker.py"], {"lint", "spark"}, ALL - {"lint", "spark"}),
+    "a marked unit": (["tests/unit/test_wheel.py"], {"lint", "units", "long"}, SLOW),
+    "a fixture of a suite": (["tests/page/conftest.py"], {"lint", "page"}, ALL - {"lint", "page"}),
+    "a test that another suite imports": (
+        ["tests/integration/test_foreign_rows.py"],
+        {"lint", "integration", "engines"},
+        ALL - {"lint", "integration", "engines"},
+    ),
+    "support of two suites": (
+        ["tests/support/pipelines.py"],
+        {"lint", "integration", "engines", "compat"},
+        {"spark", "mirrors", "units", "page", "services"},
+    ),
+    "support that is a plugin for all and used by few": (
+        ["tests/support/connecting.py"],
+        {"lint", "engines"},
+        {"units", "integration", "mirrors", "sensors", "spark"},
+    ),
+    "support that is a program": (["tests/support/task_process.py"], {"integration", "spark"}, {"units", "page"}),
+    "support of each suite": (["tests/support/airflow_home.py"], ALL - {"docs"}, set()),
+    "what starts the real parts": (["dev/stack.py"], ALL - {"docs"}, set()),
+    "the benchmark": (["dev/bench/figures.py"], {"dev"}, SLOW - {"dev", "mirrors", "dags"}),
+    "a manifest": (["dev/kubernetes/flink.yaml"], {"dev"}, ALL - {"dev"}),
+    "the guide": (["dev/CONTRIBUTING.md"], {"units", "dags"}, {"spark", "engines", "page", "mirrors"}),
+    "the core": (["airflow_lakestream/core/ranges.py"], ALL, set()),
+    "the tools' versions": (["dev/constraints.txt"], ALL, set()),
+    "the project": (["pyproject.toml"], ALL, set()),
+    "what all tests load": (["tests/conftest.py"], ALL, set()),
+    "a file of no known kind": (["somewhere/new.toml"], ALL, set()),
+    "a module that is gone": (["airflow_lakestream/cdc/gone.py"], ALL, set()),
+    "one of each": (["CHANGELOG.md", "airflow_lakestream/exceptions.py"], ALL, set()),
+    "nothing": ([], set(), ALL),
+}
+
+
+@pytest.mark.parametrize(("changed", "reached", "not_reached"), CHANGES.values(), ids=CHANGES)
+def test_a_change_reaches_its_suites(
+    changed: list[str], reached: set[str], not_reached: set[str], graph: UsesGraph
+) -> None:
+    found = Choice(graph, changed)
+    names = set(found.names)
+    assert (reached - names, not_reached & names) == (set(), set()), "\n".join(found.lines())
+
+
+def test_each_module_reaches_a_suite_that_runs_it(graph: UsesGraph) -> None:
+    """Else a change of it runs everything: not wrong, and not what anybody waits for."""
+    modules = matching("airflow_lakestream/*.py", graph.files)
+    by_rule = "no rule knows who uses it"
+    assert [path for path in modules if by_rule in str(Choice(graph, [path]).reaches["docs"])] == []
+
+
+def test_a_line_says_by_which_way(graph: UsesGraph) -> None:
+    lines = {line.split()[0]: line for line in Choice(graph, ["airflow_lakestream/flink/stream.py"]).lines()}
+    assert list(lines) == [suite.name for suite in SUITES]
+    way = "-> tests/support/flink.py -> airflow_lakestream/flink/program.py -> airflow_lakestream/flink/stream.py ("
+    assert way in lines["engines"]
+    assert lines["engines"].startswith("engines      reached by airflow_lakestream/flink/stream.py: tests/engines/")
+    size = len(matching("tests/sensors/*", graph.files))
+    assert lines["sensors"] == (
+        f"sensors      not reached: no import path from its {size} files to airflow_lakestream/flink/stream.py"
+    )
+    [line] = [one for one in Choice(graph, ["Makefile", "LICENSE"]).lines() if one.startswith("mirrors")]
+    assert f"reached by Makefile: {EVERYTHING['Makefile']}" in line
+
+
+def test_files_of_a_suite_are_those_that_feel_the_change(graph: UsesGraph) -> None:
+    assert Choice(graph, ["docs/sql.md"]).files("dags") == ["tests/dags/test_documentation.py"]
+    assert Choice(graph, ["Makefile"]).files("dags") == matching("tests/dags/*", graph.files)
+    assert Choice(graph, ["docs/sql.md"]).files("spark") == []
+
+
+def test_each_folder_of_tests_is_in_one_suite(graph: UsesGraph) -> None:
+    tests = [path for path in graph.files if fnmatchcase(path, "tests/*/test_*.py")]
+    suites = [suite for suite in SUITES if suite.follows and suite.name != "long"]
+    of = {path: [one.name for one in suites if any(fnmatchcase(path, glob) for glob in one.files)] for path in tests}
+    assert {path: names for path, names in of.items() if len(names) != 1} == {}
+    assert {name for names in of.values() for name in names} == {suite.name for suite in suites}
+
+
+def test_each_suite_has_a_target() -> None:
+    targets = set(re.findall(r"^([a-z0-9.-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+    assert {suite.target for suite in SUITES} - targets == set()
+    assert max(Counter(suite.name for suite in SUITES).values()) == 1
+
+
+def test_no_row_is_left_of_what_is_gone(graph: UsesGraph) -> None:
+    names = {name for _, suites, _ in READ for name in suites}
+    globs = [*EVERYTHING, *LOADING, *(row[0] for row in READ), *(row[1] for row in (*USES, *BRANCHES))]
+    globs += [row[0] for row in USES] + [user for row in BRANCHES for user in row[0]]
+    assert names - ALL == set()
+    assert [glob for glob in globs if not matching(glob.partition("::")[0], graph.files)] == []
+
+
+def git(folder: Path, *arguments: str) -> str:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", "-C", str(folder), *settings, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, files: Iterable[str]) -> str:
+    for name in files:
+        (folder / name).write_text(name)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--message", "m", "--allow-empty")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a clone of a repository with one commit."""
+    monkeypatch.delenv(BASE, raising=False)
+    (tmp_path / "origin").mkdir()
+    git(tmp_path, "init", "origin")
+    commit(tmp_path / "origin", ["a", "b", "c"])
+    git(tmp_path, "clone", "origin", "clone")
+    return tmp_path / "clone"
+
+
+def test_a_fresh_clone_has_no_base(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert base_of(clone, None) is None
+    # An empty variable is none.
+    monkeypatch.setenv(BASE, "")
+    assert base_of(clone, None) is None
+    git(clone, "remote", "remove", "origin")
+    assert base_of(clone, None) is None
+    assert base_of(clone.parent, None) is None
+
+
+def test_a_change_began_where_it_left_the_main_branch(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = git(clone, "rev-parse", "HEAD")
+    commit(clone.parent / "origin", ["theirs"])
+    second = commit(clone, ["ours"])
+    git(clone, "fetch")
+    assert base_of(clone, None) == base_of(clone, "origin/main") == first
+    assert base_of(clone, second) == second
+    monkeypatch.setenv(BASE, second)
+    assert base_of(clone, None) == second
+    assert base_of(clone, first) == first
+    with pytest.raises(UnknownBase, match="No common commit of nowhere and HEAD: fetch it, or"):
+        base_of(clone, "nowhere")
+
+
+def test_a_change_is_what_differs_committed_or_not(clone: Path) -> None:
+    base = git(clone, "rev-parse", "HEAD")
+    commit(clone, ["committed", "ä ö"])
+    git(clone, "mv", "a", "moved")
+    (clone / "b").unlink()
+    (clone / "c").write_text("differs")
+    (clone / "new").touch()
+    assert changed_since(clone, base) == ["a", "b", "c", "committed", "moved", "new", "ä ö"]
+
+
+def test_without_a_base_each_suite_is_reached(clone: Path) -> None:
+    lines = list(report(clone, None, every=False, why=False, names=False, files=None))
+    assert [line.split()[0] for line in lines] == [suite.name for suite in SUITES]
+    assert lines[0] == "lint         reached: no base: neither --base, LAKESTREAM_BASE nor another origin/main"
+
+
+def test_the_command_knows_no_airflow_and_prints_names() -> None:
+    code = "import sys; sys.modules['airflow'] = None; from dev.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "suites", "--names"]
+    done = subprocess.run([*command, "--all"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [suite.name for suite in table.SUITES]
+    environment = {**os.environ, BASE: "no-such-commit"}
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: No common commit of no-such-commit and HEAD")
