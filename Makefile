@@ -9,12 +9,6 @@ OLD := .venv-airflow-3.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-# Each job of the tests has a broker, an Airflow and a Spark of its own, and takes whole files. Where one dies the run
-# ends: pytest-xdist 3.8 would wait without end for the files that it had.
-SPREAD = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# It takes minutes the first time, which are no test's own.
-BUILD_S3 = from dev.services import s3; from dev.stack import HOME; s3.build(HOME / 'bin', print)
-BUILD_STORES = $(BUILD_S3); from dev.services import azure, gcs; gcs.build(HOME / 'bin', print); azure.install(HOME / 'bin', print)
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50
@@ -22,10 +16,12 @@ LANDINGS ?= 500
 ONLY ?=
 RUNS ?= 3
 JOBS ?= 3
+# A seed: the files of tests run in another order.
+ORDER ?=
+SUITES ?= units integration dags faults
 BUDGET ?= 30
-PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-long test-sensors test-mirrors test-spark test-services test-matrix test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -38,56 +34,33 @@ lint: setup ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup ## Run the tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
-	$(BIN)/python -m pytest $(SPREAD) -m "not long" $(wildcard tests/unit tests/contract)
-	$(BIN)/python -c "$(BUILD_S3)"
-	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
+test: tools setup ## Run the tests that need Python and a JDK alone; SUITES="spark mirrors" for others (python -m dev suites --all)
+	$(BIN)/python -m dev test --jobs $(JOBS) $(if $(ORDER),--order $(ORDER)) $(SUITES)
 
-test-long: setup ## Run the units that take minutes together: random histories, statements that exceed their bounds, builds
-	$(BIN)/python -m pytest $(SPREAD) -m long $(wildcard tests/unit tests/contract)
-
-test-sensors: setup ## Run the tests of the sensors: each way to wait in a real Airflow, killed triggerers (needs a JDK 17)
-	$(BIN)/python -m pytest $(SPREAD) tests/sensors
-
-test-mirrors: setup ## Run the tests of mirrors of a real PostgreSQL: by Spark and in the worker, hostile databases, killed drivers (needs a JDK 17)
-	$(BIN)/python -m pytest $(SPREAD) tests/mirrors
-
-test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 tests/engines
-
-test-spark: setup ## Run the tests of streams on Spark: drivers and their supervision, bundled DAGs, functions, maintenance (needs a JDK 17)
-	$(BIN)/python -m pytest $(SPREAD) tests/spark
-
-test-services: setup ## Run the tests on YARN, Hive's metastore, S3, and Flink with these and of 1.20, which take minutes to come up (needs a JDK 17)
-	$(BIN)/python -c "$(BUILD_S3)"
-	$(BIN)/python -m pytest $(SPREAD) tests/services
-
-test-matrix: setup ## Run the contract of tables in each catalog (REST, Hive, Glue, PostgreSQL, MariaDB) and each store (S3, GCS, Azure, HDFS), and the tests of brokers (three of them, and each way in), within ten minutes (needs a JDK 17, Go, Node.js)
-	$(BIN)/python -c "$(BUILD_STORES)"
-	$(BIN)/python -m pytest $(SPREAD) tests/matrix
-
-test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --group kubernetes
-	$(BIN)/python -m pytest $(SPREAD) tests/dev
+test-all: ## Run all suites, and say of each whether it passed (needs a JDK 17, Go, Node.js, git, Chromium)
+	@$(MAKE) --no-print-directory test SUITES=all
 
 docs: setup ## Build the documentation's site into .site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file dev/mkdocs.yml
 
-test-start: setup ## Walk through the pages Start and Tutorial in an empty environment, line by line (needs a JDK 17)
-	$(BIN)/python -m pytest --timeout 0 tests/start
+tools: # In seconds, before anything is installed.
+	@$(PYTHON) -m dev.suites.tools $(SUITES)
 
-test-page: docs $(OLD)/.ready ## Walk through demo and page in a real Chromium, the page on Airflow 3.1 too; PICTURES=docs/images renews the documentation's (needs a JDK 17)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --group page
-	$(OLD)/bin/uv pip install --quiet --python $(OLD)/bin/python --group page
-	$(BIN)/python -m dev browser
-	LAKESTREAM_PICTURES=$(PICTURES) $(BIN)/python -m pytest --timeout 0 tests/page
-	LAKESTREAM_PICTURES=.dev/pictures-3.1 $(OLD)/bin/python -m pytest --timeout 0 tests/page/test_streams.py
+classes: setup
+	@$(BIN)/python -m dev classes
 
-test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
-	$(OLD)/bin/python -m pytest tests/compat
+stores: setup
+	@$(BIN)/python -m dev stores
 
-test-backfill: setup ## Prove Airflow's own backfill of a day of hours, minutes long (needs a JDK 17)
-	$(BIN)/python -m pytest --timeout 0 tests/backfill
+kubernetes-tools: setup
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group kubernetes
+
+old-airflow: $(OLD)/.ready
+
+page-tools: docs old-airflow
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group page
+	@$(OLD)/bin/uv pip install --quiet --python $(OLD)/bin/python --group page
+	@$(BIN)/python -m dev browser
 
 faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEED on; see docs/faults.md
 	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED)

@@ -12,15 +12,17 @@ from collections.abc import Callable
 from functools import partial
 
 from dev.browser import have_chromium
+from dev.class_archive import make_archive
 from dev.durations import Durations, report_durations
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
 from dev.service import CHECKOUT
+from dev.services import azure, gcs, s3
 from dev.services.flink import OLD as OLD_FLINK
 from dev.services.metastore import OLD
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.flights import produce_flights
-from dev.stack import DEFAULT, SERVICES, Stack, all_stacks
+from dev.stack import DEFAULT, HOME, SERVICES, Stack, all_stacks
 from dev.suites.choice import BASE, report
 from dev.suites.running import run_suites
 from dev.suites.table import SUITES
@@ -142,6 +144,17 @@ def suites(args: argparse.Namespace) -> None:
         print(line)
 
 
+def classes(args: argparse.Namespace) -> None:
+    """Make the archive of classes that Spark's drivers of the tests start from."""
+    make_archive(HOME, Clock().say)
+
+
+def stores(args: argparse.Namespace) -> None:
+    """Build the object stores of the tests, minutes long the first time, which are no test's own."""
+    for build in (s3.build, gcs.build, azure.install):
+        build(HOME / "bin", Clock().say)
+
+
 def test(args: argparse.Namespace) -> None:
     """Run suites of tests, those that share services in one run of pytest, and report each suite."""
     if not run_suites(args.suites, jobs=args.jobs, order=args.order):
@@ -184,8 +197,12 @@ def _parser() -> argparse.ArgumentParser:
     command(browser)
     longest = command(durations)
     longest.add_argument("-n", "--lines", type=int, default=50, help="lines of each list (default: 50)")
+    command(classes)
+    command(stores)
     running = command(test)
-    running.add_argument("suites", nargs="+", metavar="SUITE", help=f"{', '.join(suite.name for suite in SUITES)}, or all")
+    running.add_argument(
+        "suites", nargs="+", metavar="SUITE", help=f"{', '.join(suite.name for suite in SUITES)}, or all"
+    )
     running.add_argument("--jobs", type=int, default=3, help="workers that share the files of a run (default: 3)")
     running.add_argument("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
     choosing = command(suites)

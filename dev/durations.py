@@ -15,7 +15,7 @@ RECORD = CHECKOUT / "artifacts" / "durations.json"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run of pytest: when it began (seconds since the epoch), how long it took, and its tests by suite and outcome."""
+    """One run of pytest: its beginning (seconds since the epoch), its seconds, its tests by suite and outcome."""
 
     began: float
     seconds: float

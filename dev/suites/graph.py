@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 import grimp
 
 from dev.suites.references import MODULE, Definitions, References, module_of, strings
-from dev.suites.table import BRANCHES, LOADING, USES
+from dev.suites.table import BRANCHES, LOADING, TABLES_OF_CHANGES, USES
 
 _SUPPORT = "tests/support/"
 # Roots whose modules are one place each; grimp reads their imports.
@@ -127,7 +127,7 @@ class UsesGraph:
                 self._users[place].add(user)
 
     def _add_tests(self, path: str) -> None:
-        if path == "tests/conftest.py":
+        if path in ("tests/conftest.py", *TABLES_OF_CHANGES):
             return
         self._use(path, self._references.of_module(path, ast.parse(self.text(path))))
         self._use(path, self._for_all)

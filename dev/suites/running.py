@@ -6,12 +6,12 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dev.durations import Durations
-from dev.errors import UnknownSuite
 from dev.service import CHECKOUT
 from dev.suites.table import QUICK, SUITES, Suite
+from dev.suites.tools import known
 
 NEWEST, OLDEST = ".venv/bin/python", ".venv-airflow-3.1/bin/python"
 # Each worker takes whole files. Where one dies the run ends: pytest-xdist 3.8 would wait without end for its files.
@@ -33,6 +33,7 @@ class PytestRun:
     python: str = NEWEST
     only: tuple[str, ...] = ()
     spreads: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 # What takes longest comes first: where a run fails, the rest goes on.
@@ -42,14 +43,21 @@ RUNS = (
         "services",
         (
             *("integration", "dags", "faults", "long", "sensors", "mirrors", "spark", "engines", "services", "matrix"),
-            *("events", "dev"),
+            "dev",
         ),
         spreads=True,
     ),
     PytestRun("compat", ("compat",), OLDEST),
     PytestRun("start", ("start",)),
     PytestRun("page", ("page",)),
-    PytestRun("page on Airflow 3.1", ("page",), OLDEST, ("tests/page/test_streams.py",)),
+    PytestRun(
+        "page on Airflow 3.1",
+        ("page",),
+        OLDEST,
+        ("tests/page/test_streams.py",),
+        environment={"LAKESTREAM_PICTURES": ".dev/pictures-3.1"},
+    ),
+    PytestRun("events", ("events",)),
     PytestRun("backfill", ("backfill",)),
 )
 
@@ -80,8 +88,9 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     :param order: a seed, for another order of the files; None for that of the last durations.
     :raises UnknownSuite: a name is not in the table; nothing has run.
     """
-    chosen = [suite for suite in known(names) if suite.name not in ("lint", "docs")]
-    made = {target for suite in chosen for target in suite.prepared_by}
+    chosen = known(names)
+    # Those that are no tests are targets of the Makefile themselves.
+    made = {target for suite in chosen for target in (suite.prepared_by if suite.follows else (suite.name,))}
     if made and subprocess.run(["make", "--no-print-directory", *sorted(made)], cwd=CHECKOUT, check=False).returncode:
         return False
     results: list[SuiteResult] = []
@@ -92,21 +101,13 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
             command = [str(CHECKOUT / run.python), "-m", "pytest", *_arguments(run, of_run, jobs, order)]
             print(f"\n{run.name}: {' '.join(command[1:])}", flush=True)
             began = time.time()
-            environment = {**os.environ, "LAKESTREAM_RUN": run.name}
+            environment = {**os.environ, **run.environment, "LAKESTREAM_RUN": run.name}
             well &= subprocess.run(command, cwd=CHECKOUT, env=environment, check=False).returncode == 0
             results += _results(run, of_run, began)
     print("\nsuites:")
     for result in results:
         print(result)
     return well and all(result.passed for result in results)
-
-
-def known(names: Sequence[str]) -> list[Suite]:
-    """Return the suites of these names, in the table's order."""
-    by_name = {suite.name: suite for suite in SUITES}
-    if unknown := set(names) - {*by_name, "all"}:
-        raise UnknownSuite(f"No suite {', '.join(sorted(unknown))}: there are {', '.join(by_name)}, and all.")
-    return [suite for suite in SUITES if suite.name in names or "all" in names]
 
 
 def _arguments(run: PytestRun, suites: Sequence[Suite], jobs: int, order: str | None) -> Iterator[str]:

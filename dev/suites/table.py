@@ -15,6 +15,7 @@ class Suite:
     :param follows: whether what its files use is followed; else only a change of the files themselves reaches it.
     :param tools: programs of the machine that it needs, by their names in `dev.suites.tools`.
     :param prepared_by: targets of the Makefile that make what it needs.
+    :param by_hand: whether it is a long play, which is no part of "all".
     """
 
     name: str
@@ -24,6 +25,7 @@ class Suite:
     follows: bool = True
     tools: tuple[str, ...] = ()
     prepared_by: tuple[str, ...] = ()
+    by_hand: bool = False
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ SUITES = (
         "long",
         files=tuple(f"tests/{folder}/*" for folder in ("unit", "contract", "integration", "dags", "faults")),
         tools=(*_JAVA, "git"),
-        prepared_by=("classes", "site"),
+        prepared_by=("classes",),
     ),
     Suite("sensors", ("tests/sensors/",), tools=_JAVA),
     Suite("mirrors", ("tests/mirrors/",), tools=_JAVA, prepared_by=("classes",)),
@@ -56,12 +58,12 @@ SUITES = (
     Suite("engines", ("tests/engines/",), tools=_JAVA, prepared_by=("classes",)),
     Suite("services", ("tests/services/",), tools=("java", "go"), prepared_by=("classes", "stores")),
     Suite("matrix", ("tests/matrix/",), tools=_ALL_TOOLS, prepared_by=("classes", "stores")),
-    Suite("events", ("tests/events/",), tools=_JAVA),
     Suite("dev", ("tests/dev/",), tools=("java", "git"), prepared_by=("kubernetes-tools",)),
     Suite("compat", ("tests/compat/",), tools=_JAVA, prepared_by=("old-airflow",)),
     Suite("start", ("tests/start/",), tools=_JAVA),
     Suite("page", ("tests/page/",), tools=("java", "chromium"), prepared_by=("page-tools",)),
-    Suite("backfill", ("tests/backfill/",), tools=_JAVA),
+    Suite("events", ("tests/events/",), tools=_JAVA, by_hand=True),
+    Suite("backfill", ("tests/backfill/",), tools=_JAVA, by_hand=True),
 )
 
 # A change of these reaches all suites.
@@ -127,6 +129,9 @@ USES = (
     ("tests/*/test_pipelines.py", "airflow_lakestream/operators/*.py", "pipelines of each engine"),
     ("tests/*/test_pipelines.py", "spark_apps/*.py", "pipelines of each engine"),
 )
+
+# They name files of all kinds, as examples of changes; what they use is in `EVERYTHING`.
+TABLES_OF_CHANGES = ("tests/dev/test_suites.py",)
 
 # What these name is loaded, and no more: a change of what the named modules use in turn is not felt.
 LOADING = {

@@ -1,6 +1,6 @@
 """`airflow backfill create` on a whole real Airflow: a day of hours, four at a time; again; and with a run killed.
 
-Minutes long, so not part of `make test`: `make test-backfill`.
+Minutes long, so not part of `make test`: `make test SUITES=backfill`.
 """
 
 from __future__ import annotations

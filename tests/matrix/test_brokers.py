@@ -1,6 +1,6 @@
 """Three brokers: one is killed after the other, and leaders move, while landings run. Nothing is lost or doubled.
 
-`make test-matrix` has the short run; `make soak-brokers LANDINGS=30 SEED=0` the long one, a kill each minute.
+`make test SUITES=matrix` has the short run; `make soak-brokers LANDINGS=30 SEED=0` the long one, a kill each minute.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dev.browser import find_chromium
 from tests.support.airflow_home import CHECKOUT
 from tests.support.broker import poll_until
 
-# Where the pictures go that the walk takes: `make test-page PICTURES=docs/images` renews those of the documentation.
+# The folder of the walk's pictures. `LAKESTREAM_PICTURES=docs/images make test SUITES=page` renews the documentation's.
 PICTURES = CHECKOUT / os.environ.get("LAKESTREAM_PICTURES", ".dev/pictures")
 UP = re.compile(r"airflow: up at (\S+) \(login (\S+), password (\S+)\)")
 # Spark fetches its packages the first time, and the machine may be busy.

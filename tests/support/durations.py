@@ -85,7 +85,8 @@ class DurationRecorder:
             RECORD.parent.mkdir(exist_ok=True)
             with file_lock(RECORD.with_suffix(".lock")):
                 known = Durations.read()
-                run = RunRecord(self.began, round(time.time() - self.began, 1), self.outcomes)
+                suites = {suite: dict(counts) for suite, counts in self.outcomes.items()}
+                run = RunRecord(self.began, round(time.time() - self.began, 1), suites)
                 known.add(name, run, self.tests, self.fixtures)
                 known.write()
 

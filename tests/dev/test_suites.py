@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from dev.errors import UnknownBase
+from dev.errors import UnknownBase, UnknownSuite
 from dev.service import CHECKOUT
 from dev.suites import table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
 from dev.suites.graph import UsesGraph, matching
+from dev.suites.running import RUNS
 from dev.suites.table import BRANCHES, EVERYTHING, LOADING, READ, SUITES, USES
+from dev.suites.tools import known
 
 ALL = {suite.name for suite in SUITES}
 SLOW = ALL - {"lint", "docs", "units", "long"}
@@ -63,7 +65,7 @@ CHANGES = {
     "a module of mirrors": (
         ["airflow_lakestream/cdc/mirror.py"],
         {"units", "mirrors", "matrix", "spark", "integration", "start"},
-        {"compat", "faults", "sensors", "services", "events", "backfill", "page"},
+        {"compat", "faults", "sensors", "events", "backfill", "page"},
     ),
     "a mirror on Spark": (
         ["airflow_lakestream/spark/crew/mirror.py"],
@@ -122,8 +124,8 @@ CHANGES = {
     "a fixture of a suite": (["tests/page/conftest.py"], {"lint", "page"}, ALL - {"lint", "page"}),
     "a test that another suite imports": (
         ["tests/integration/test_foreign_rows.py"],
-        {"lint", "integration", "engines"},
-        ALL - {"lint", "integration", "engines"},
+        {"lint", "integration", "long", "engines"},
+        ALL - {"lint", "integration", "long", "engines"},
     ),
     "support of two suites": (
         ["tests/support/pipelines.py"],
@@ -191,15 +193,24 @@ def test_files_of_a_suite_are_those_that_feel_the_change(graph: UsesGraph) -> No
 def test_each_folder_of_tests_is_in_one_suite(graph: UsesGraph) -> None:
     tests = [path for path in graph.files if fnmatchcase(path, "tests/*/test_*.py")]
     suites = [suite for suite in SUITES if suite.follows and suite.name != "long"]
-    of = {path: [one.name for one in suites if any(fnmatchcase(path, glob) for glob in one.files)] for path in tests}
+    of = {path: [one.name for one in suites if path.startswith(one.folders)] for path in tests}
     assert {path: names for path, names in of.items() if len(names) != 1} == {}
     assert {name for names in of.values() for name in names} == {suite.name for suite in suites}
 
 
-def test_each_suite_has_a_target() -> None:
+def test_each_suite_is_in_a_run_or_a_target_and_what_prepares_it_is_one() -> None:
     targets = set(re.findall(r"^([a-z0-9.-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
-    assert {suite.target for suite in SUITES} - targets == set()
+    in_runs = {name for run in RUNS for name in run.suites}
+    assert {suite.name for suite in SUITES if suite.follows} == in_runs
+    assert {suite.name for suite in SUITES if not suite.follows} - targets == set()
+    assert {target for suite in SUITES for target in suite.prepared_by} - targets == set()
     assert max(Counter(suite.name for suite in SUITES).values()) == 1
+
+
+def test_an_unknown_suite_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UnknownSuite, match="No suite sparks: there are lint, docs, units"):
+        known(["units", "sparks"])
+    assert {suite.name for suite in SUITES} - {suite.name for suite in known(["all"])} == {"events", "backfill"}
 
 
 def test_no_row_is_left_of_what_is_gone(graph: UsesGraph) -> None:
