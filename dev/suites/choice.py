@@ -139,9 +139,10 @@ def _git(root: Path, *arguments: str) -> str | None:
 def report(root: Path, base: str | None, *, every: bool, why: bool, names: bool, files: str | None) -> Iterator[str]:
     """Yield the lines of `python -m dev suites`."""
     begun = None if every else base_of(root, base)
+    run = [suite.name for suite in SUITES if not suite.by_hand]
     if begun is None:
         reason = "all are asked for" if every else f"no base: neither --base, {BASE} nor another origin/main"
-        yield from (suite.name if names else f"{suite.name:<12} reached: {reason}" for suite in SUITES)
+        yield from (name if names else f"{name:<12} reached: {reason}" for name in run)
         return
     # Only here: a checkout without git and without the tools has no choice, and needs none.
     from dev.suites.graph import UsesGraph
@@ -150,4 +151,4 @@ def report(root: Path, base: str | None, *, every: bool, why: bool, names: bool,
     if files is not None:
         yield from choice.files(files)
     else:
-        yield from choice.names if names else choice.lines(why)
+        yield from (name for name in choice.names if name in run) if names else choice.lines(why)

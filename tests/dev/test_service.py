@@ -123,6 +123,25 @@ sys.stdin.readline() if {way!r} == "SIGKILL" else os._exit(0)
         stray.stop(grace=1)
 
 
+def test_a_service_that_another_process_started_in_a_stack_lives_and_dies_with_the_owner(tmp_path):
+    script = """
+import os, sys
+from pathlib import Path
+from dev.stack import Stack
+stack = Stack.joined(sys.argv[2], home=Path(sys.argv[1]))
+folder = stack._service("kafka")
+folder.prepare()
+folder.wait_ready(lambda: True, folder.start(["sleep", "600"], stack._owner, os.environ), 20)
+"""
+    with Stack.owned("shared", home=tmp_path) as owned:
+        subprocess.run([sys.executable, "-c", script, str(tmp_path), owned.name], check=True)
+        service = owned._service("kafka").process("service")
+        assert service.alive
+    # Without the seconds that a service gets which its stack has to stop.
+    assert not service.alive
+    assert not owned.folder.exists()
+
+
 def test_a_stack_whose_owner_and_leash_are_gone_is_swept(tmp_path):
     dead = subprocess.Popen(["true"])
     identity = {"pid": dead.pid, "started": 0.0}
