@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dev.suites.table import SUITES
+
 CHECKOUT = Path(__file__).parents[3]
 GUIDE = (CHECKOUT / "dev" / "CONTRIBUTING.md").read_text()
 ROWS = re.findall(r"^\| ([a-z].*?) \| (.*) \|$", GUIDE, re.MULTILINE)
-TOURS = re.findall(r"^\| ([a-z].*?) \| (.*) \|$", GUIDE.partition("## Where")[0], re.MULTILINE)
+_TOURS = GUIDE.partition("## Tours")[2].partition("## Where")[0]
+TOURS = re.findall(r"^\| ([a-z].*?) \| (.*) \|$", _TOURS, re.MULTILINE)
 MOST_FILES = 5
 
 
@@ -30,3 +33,8 @@ def test_the_files_that_a_row_names_are_there(task: str, text: str) -> None:
 def test_a_tour_opens_five_files_at_most() -> None:
     assert len(TOURS) == 6
     assert {task: len(files_of(text)) for task, text in TOURS if len(files_of(text)) > MOST_FILES} == {}
+
+
+def test_each_suite_has_a_row() -> None:
+    rows = " ".join(re.findall(r"^\| (`.*?) \|", GUIDE, re.MULTILINE))
+    assert {suite.name for suite in SUITES if suite.follows} == set(re.findall(r"`([a-z]+)`", rows))
