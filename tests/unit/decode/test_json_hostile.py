@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import faulthandler, random, sys
 import pyarrow as pa
@@ -59,6 +61,7 @@ print("survived", outcomes["rows"] > 50, outcomes["bad"] > 50)
 """
 
 
+@pytest.mark.long
 def test_no_input_crashes_the_process() -> None:
     seed = "20261120"
     run = subprocess.run([sys.executable, "-c", PROGRAM, seed, "1500"], capture_output=True, text=True, check=False)

@@ -318,6 +318,7 @@ SQL_PLACES = {
 }
 
 
+@pytest.mark.long
 @LAKES_AND_PLACES
 @pytest.mark.parametrize("kind", SQL)
 def test_sql(tmp_path: Path, table_format: str, kind: str, place: str) -> None:
