@@ -70,9 +70,9 @@ class Choice:
         for name, reaches in self.reaches.items():
             if not reaches:
                 target = self.changed[0] if len(self.changed) == 1 else f"the {len(self.changed)} changed files"
-                yield f"{name:<12} not reached: no import path from its {len(self._files[name])} files to {target}"
+                yield f"{name:<12} not reached: no import path from its files to {target}"
             for reach in sorted(reaches, key=lambda one: len(one.way))[: None if every else 1]:
-                size = f" ({len(self.files(name))} of {len(self._files[name])} files)"
+                size = f" (files: {len(self.files(name))} of {len(self._files[name])})"
                 yield f"{name:<12} reached by {reach}{'' if every else size}"
 
     def _reaches_of(self, path: str) -> Iterator[tuple[str, Reach]]:

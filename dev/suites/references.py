@@ -11,6 +11,7 @@ from pathlib import PurePath
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MODULE = re.compile(r"\b(?:airflow_lakestream|tests|dev)(?:\.\w+)+")
 _FROM = re.compile(rf"\bfrom ({MODULE.pattern}) import ([\w, ]+)")
+_GOES_ON = re.compile(r"\.(\{|$)")
 # What asks for fixtures by names in strings.
 _ASKING = ("getfixturevalue", "usefixtures")
 
@@ -180,13 +181,13 @@ class References:
         yield from (self._fixtures[name] for name in wanted if name in self._fixtures)
 
     def of_text(self, text: str) -> Iterator[str]:
-        """Yield the places whose dotted names stand in a text; a package alone stands for its modules."""
-        for found in MODULE.findall(text):
-            module, rest = found, ""
+        """Yield the places whose dotted names stand in a text; all modules of a package if a gap follows its name."""
+        for found in MODULE.finditer(text):
+            module, rest = found.group(), ""
             while module and module not in self._modules:
                 module, _, rest = module.rpartition(".")
             yield from self._member(module, rest)
-            if text.rstrip(".") == module:
+            if module == text or (not rest and _GOES_ON.match(text, found.end())):
                 yield from (path for one, path in self._modules.items() if one.rpartition(".")[0] == module)
         for module, names in _FROM.findall(text):
             for name in re.findall(r"\w+", names):
