@@ -106,7 +106,7 @@ CHANGES = {
     "a sensor that a text with a gap names": (
         ["airflow_lakestream/sensors/iceberg_snapshot_freshness.py"],
         {"sensors", "integration"},
-        {"faults", "backfill", "matrix", "services"},
+        {"faults", "backfill", "matrix"},
     ),
     "a module of the provider that the oldest Airflow imports": (
         ["airflow_lakestream/operators/kafka_connect.py"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from playwright.sync_api import expect
 
@@ -158,10 +157,3 @@ def test_the_documentation_is_in_the_menu_and_behind_the_provider(ui: Ui) -> Non
     with page.context.expect_page() as opened:
         page.get_by_role("link", name="airflow-lakestream").click()
     expect(opened.value).to_have_title(re.compile("Lakestream"))
-
-
-def test_the_docs_show_pictures_that_are_there() -> None:
-    """Each picture that the walk takes into the documentation is used by a page."""
-    text = "".join(path.read_text() for path in [Path(CHECKOUT / "README.md"), *(CHECKOUT / "docs").rglob("*.md")])
-    for picture in (CHECKOUT / "docs" / "images").iterdir():
-        assert f"images/{picture.name}" in text, picture

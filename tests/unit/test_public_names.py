@@ -91,3 +91,8 @@ def test_a_waiting_task_of_an_earlier_version_goes_on(path: str, arguments: dict
     trigger = getattr(importlib.import_module(module), name)(**arguments)
     # As it was written: also an earlier triggerer takes it.
     assert trigger.serialize() == (path, arguments)
+
+
+def test_a_page_shows_each_picture() -> None:
+    text = "".join(path.read_text() for path in [CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")])
+    assert [path.name for path in (CHECKOUT / "docs" / "images").iterdir() if f"images/{path.name}" not in text] == []
