@@ -15,7 +15,7 @@ KILLS ?= 50
 LANDINGS ?= 500
 ONLY ?=
 RUNS ?= 3
-JOBS ?= 3
+JOBS ?= 4
 # A seed: the files of tests run in another order.
 ORDER ?=
 SUITES ?= units integration dags faults

@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument(
         "suites", nargs="+", metavar="SUITE", help=f"{', '.join(suite.name for suite in SUITES)}, or all"
     )
-    running.add_argument("--jobs", type=int, default=3, help="workers that share the files of a run (default: 3)")
+    running.add_argument("--jobs", type=int, default=4, help="workers that share the files of a run (default: 4)")
     running.add_argument("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
     choosing = command(suites)
     choosing.add_argument("--base", metavar="REV", help=f"default: {BASE}, then origin/main; without one: every suite")
