@@ -299,6 +299,7 @@ def allow(kafka: Kafka, resource: ResourceType, name: str, *operations: AclOpera
         result.result(30)
 
 
+@pytest.mark.own_parts
 def test_a_forbidden_topic_is_refused_and_named(strict: Kafka, strict_topic: Topics, tmp_path: Path) -> None:
     name = strict_topic(partitions=1)
     lake = Lake(tmp_path, strict.secure_client_config())
@@ -308,6 +309,7 @@ def test_a_forbidden_topic_is_refused_and_named(strict: Kafka, strict_topic: Top
     assert lake.has_nothing()
 
 
+@pytest.mark.own_parts
 def test_a_topic_that_may_be_described_and_not_read_is_refused(
     strict: Kafka, strict_topic: Topics, tmp_path: Path
 ) -> None:
@@ -321,6 +323,7 @@ def test_a_topic_that_may_be_described_and_not_read_is_refused(
     assert lake.has_nothing()
 
 
+@pytest.mark.own_parts
 def test_a_forbidden_group_only_warns(
     strict: Kafka, strict_topic: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,6 +340,7 @@ def test_a_forbidden_group_only_warns(
     assert "Nothing is lost" in caplog.text
 
 
+@pytest.mark.own_parts
 def test_a_partition_that_falls_silent_is_a_stall_that_says_what_is_missing(
     strict: Kafka, strict_topic: Topics, tmp_path: Path
 ) -> None:

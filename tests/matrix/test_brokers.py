@@ -36,7 +36,7 @@ from tests.support.lake_reading import at
 from tests.support.shared_run import SharedRun
 from tests.support.spark import SparkRun
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.own_parts]
 
 SOAK = "LAKESTREAM_LANDINGS" in os.environ
 LANDINGS, SEED = int(os.environ.get("LAKESTREAM_LANDINGS", "3")), int(os.environ.get("LAKESTREAM_SEED", "0"))

@@ -146,6 +146,7 @@ def test_a_name_node_that_does_not_answer_is_told_and_asked_again(
     lease = Lease.take(store.checkpoint, "f", "a test")
     monkeypatch.setattr(hdfs, "PATIENCE", 1.0)
     pid = stack.up_hdfs().pid
+    # For a second, which the clients of other tests wait for.
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(HdfsFailed, match="no answer within 1 s"):

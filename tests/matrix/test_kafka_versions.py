@@ -17,7 +17,7 @@ from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import Lake, events
 from tests.support.lake_reading import at
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.own_parts]
 
 
 @pytest.fixture(scope="module", params=[version for version in jars.KAFKAS if version != jars.KAFKA_VERSION])

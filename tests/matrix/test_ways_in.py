@@ -42,7 +42,7 @@ from tests.support.tokens import AUDIENCE, Issuer, issuing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.own_parts]
 
 PAGE = (CHECKOUT / "docs" / "connections" / "kafka.md").read_text()
 USER, PASSWORD = "way-in", "password-4711"

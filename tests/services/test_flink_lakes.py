@@ -31,7 +31,7 @@ from tests.support.stores import BUCKET, StoreLake, StorePlace
 from tests.support.table_formats import Place, sqlite_catalog
 from tests.support.vending import vending
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.own_parts]
 
 DAG = """
 import datetime

@@ -183,6 +183,7 @@ def test_a_topic_that_is_unknown_empty_or_of_tomorrow(
     assert "after this machine's clock" in one(found, "clock")[1]
 
 
+@pytest.mark.own_parts
 def test_a_topic_that_may_not_be_read_is_told(examine: Examine, connections: Connections) -> None:
     acls = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
