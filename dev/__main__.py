@@ -26,6 +26,7 @@ from dev.stack import DEFAULT, HOME, SERVICES, Stack, all_stacks
 from dev.suites.choice import BASE, report
 from dev.suites.running import run_suites
 from dev.suites.table import SUITES
+from dev.suites.tools import REACHED
 
 
 def up(args: argparse.Namespace) -> None:
@@ -200,9 +201,8 @@ def _parser() -> argparse.ArgumentParser:
     command(classes)
     command(stores)
     running = command(test)
-    running.add_argument(
-        "suites", nargs="+", metavar="SUITE", help=f"{', '.join(suite.name for suite in SUITES)}, or all"
-    )
+    names = ", ".join(suite.name for suite in SUITES)
+    running.add_argument("suites", nargs="+", metavar="SUITE", help=f"{names}; all, or {REACHED} by the change")
     running.add_argument("--jobs", type=int, default=4, help="workers that share the files of a run (default: 4)")
     running.add_argument("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
     choosing = command(suites)

@@ -136,18 +136,29 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def report(root: Path, base: str | None, *, every: bool, why: bool, names: bool, files: str | None) -> Iterator[str]:
-    """Yield the lines of `python -m dev suites`."""
-    begun = None if every else base_of(root, base)
-    run = [suite.name for suite in SUITES if not suite.by_hand]
+def choice_of(root: Path, base: str | None = None) -> Choice | None:
+    """Return the suites that a change reaches; None where nobody knows where the change began: each suite then.
+
+    :param base: as `base_of` takes it.
+    :raises UnknownBase: HEAD and the base have no common commit.
+    """
+    begun = base_of(root, base)
     if begun is None:
-        reason = "all are asked for" if every else f"no base: neither --base, {BASE} nor another origin/main"
-        yield from (name if names else f"{name:<12} reached: {reason}" for name in run)
-        return
+        return None
     # Only here: a checkout without git and without the tools has no choice, and needs none.
     from dev.suites.graph import UsesGraph
 
-    choice = Choice(UsesGraph(root), changed_since(root, begun))
+    return Choice(UsesGraph(root), changed_since(root, begun))
+
+
+def report(root: Path, base: str | None, *, every: bool, why: bool, names: bool, files: str | None) -> Iterator[str]:
+    """Yield the lines of `python -m dev suites`."""
+    choice = None if every else choice_of(root, base)
+    run = [suite.name for suite in SUITES if not suite.by_hand]
+    if choice is None:
+        reason = "all are asked for" if every else f"no base: neither --base, {BASE} nor another origin/main"
+        yield from (name if names else f"{name:<12} reached: {reason}" for name in run)
+        return
     if files is not None:
         yield from choice.files(files)
     else:

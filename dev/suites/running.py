@@ -7,11 +7,13 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from dev.durations import Durations
 from dev.service import CHECKOUT
+from dev.suites.choice import Choice, choice_of
 from dev.suites.table import QUICK, SUITES, Suite
-from dev.suites.tools import known
+from dev.suites.tools import REACHED, known
 
 NEWEST, OLDEST = ".venv/bin/python", ".venv-airflow-3.1/bin/python"
 # Each worker takes whole files. Where one dies the run ends: pytest-xdist 3.8 would wait without end for its files.
@@ -72,8 +74,8 @@ class SuiteResult:
 
     @property
     def passed(self) -> bool:
-        """Whether tests ran, and none of them failed."""
-        return self.counts.get("passed", 0) > 0 and not self.counts.get("failed", 0)
+        """Whether tests ran, and none of them failed. A reached file may have no long test."""
+        return not self.counts.get("failed", 0) and (self.counts.get("passed", 0) > 0 or self.suite == "long")
 
     def __str__(self) -> str:
         tests = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.counts.items())) or "no test ran"
@@ -83,12 +85,15 @@ class SuiteResult:
 def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> bool:
     """Run suites, print a line for each of them, and return whether all passed.
 
-    :param names: of the suites; "all" for every suite.
+    :param names: of the suites; "all" for every suite, "reached" for the files of each that the change can reach.
     :param jobs: workers of a run that spreads.
     :param order: a seed, for another order of the files; None for that of the last durations.
     :raises UnknownSuite: a name is not in the table; nothing has run.
     """
-    chosen = known(names)
+    chosen, choice = known(names), None
+    if REACHED in names and (choice := choice_of(CHECKOUT)) is not None:
+        print(*choice.lines(), sep="\n", flush=True)
+        chosen = [suite for suite in chosen if suite.name in choice.names]
     # Those that are no tests are targets of the Makefile themselves.
     made = {target for suite in chosen for target in (suite.prepared_by if suite.follows else (suite.name,))}
     if made and subprocess.run(["make", "--no-print-directory", *sorted(made)], cwd=CHECKOUT, check=False).returncode:
@@ -96,34 +101,47 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     results: list[SuiteResult] = []
     well = True
     for run in RUNS:
-        of_run = [suite for suite in chosen if suite.name in run.suites]
-        if of_run:
-            command = [str(CHECKOUT / run.python), "-m", "pytest", *_arguments(run, of_run, jobs, order)]
+        of_run, began = [suite for suite in chosen if suite.name in run.suites], time.time()
+        if paths := _paths(run, of_run, choice):
+            command = [str(CHECKOUT / run.python), "-m", "pytest", *_options(run, of_run, choice, jobs, order), *paths]
             print(f"\n{run.name}: {' '.join(command[1:])}", flush=True)
-            began = time.time()
             environment = {**os.environ, **run.environment, "LAKESTREAM_RUN": run.name}
             well &= subprocess.run(command, cwd=CHECKOUT, env=environment, check=False).returncode == 0
-            results += _results(run, of_run, began)
+        results += _results(run, of_run, began)
     print("\nsuites:")
     for result in results:
         print(result)
     return well and all(result.passed for result in results)
 
 
-def _arguments(run: PytestRun, suites: Sequence[Suite], jobs: int, order: str | None) -> Iterator[str]:
+def _paths(run: PytestRun, suites: Sequence[Suite], choice: Choice | None) -> Sequence[str]:
+    """Return the folders of suites in a run, or the files in them that a change can reach, each once."""
+    found: list[str] = []
+    for suite in sorted(suites, key=lambda suite: run.suites.index(suite.name)):
+        folders = suite.folders or _quick_folders(run)
+        reached = choice.files(suite.name) if choice is not None else ()
+        tests = [path for path in reached if path.startswith(folders) and PurePath(path).match("test_*.py")]
+        found += folders if choice is None else tests
+    return run.only if run.only and found else list(dict.fromkeys(found))
+
+
+def _quick_folders(run: PytestRun) -> tuple[str, ...]:
+    """Return the folders of a run that have long tests."""
+    return tuple(folder for suite in SUITES if suite.name in {*QUICK} & {*run.suites} for folder in suite.folders)
+
+
+def _options(
+    run: PytestRun, suites: Sequence[Suite], choice: Choice | None, jobs: int, order: str | None
+) -> Iterator[str]:
     names = {suite.name for suite in suites}
     quick = [suite for suite in QUICK if suite in run.suites]
     if quick:
         long = "with" if names & set(quick) else "only"
-        yield f"--long={long if 'long' in names else 'without'}"
-        if "long" in names:
-            # The long tests of each folder that has them.
-            names |= set(quick)
+        # Files that a change reaches run whole.
+        yield f"--long={long if 'long' in names or choice is not None else 'without'}"
     if order is not None:
         yield f"--order={order}"
     yield from ("--numprocesses", str(jobs), *_SPREAD) if run.spreads else _ALONE
-    folders = {suite.name: suite.folders for suite in SUITES}
-    yield from run.only or (folder for suite in run.suites if suite in names for folder in folders[suite])
 
 
 def _results(run: PytestRun, suites: Sequence[Suite], began: float) -> Iterator[SuiteResult]:

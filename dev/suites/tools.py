@@ -15,16 +15,20 @@ from dev.errors import DevError, UnknownSuite
 from dev.java import find_jdk
 from dev.suites.table import SUITES, Suite
 
+# Stands for each suite, of which those run that a change reaches.
+REACHED = "reached"
+
 
 def known(names: Sequence[str]) -> list[Suite]:
-    """Return the suites of these names, in the table's order; "all" names each that is not run by hand.
+    """Return the suites of these names, in the table's order; "all" and "reached" name each that is not run by hand.
 
     :raises UnknownSuite: a name is not in the table.
     """
     by_name = {suite.name: suite for suite in SUITES}
-    if unknown := set(names) - {*by_name, "all"}:
-        raise UnknownSuite(f"No suite {', '.join(sorted(unknown))}: there are {', '.join(by_name)}, and all.")
-    return [suite for suite in SUITES if suite.name in names or ("all" in names and not suite.by_hand)]
+    every = {"all", REACHED}
+    if unknown := set(names) - every - by_name.keys():
+        raise UnknownSuite(f"No suite {', '.join(sorted(unknown))}: there are {', '.join(by_name)}, all and {REACHED}.")
+    return [suite for suite in SUITES if suite.name in names or (every & {*names} and not suite.by_hand)]
 
 
 def missing(suites: Sequence[Suite]) -> Iterator[str]:

@@ -74,7 +74,9 @@ class DurationRecorder:
         """Keep a phase of a test, and how the test ended."""
         self.tests[report.nodeid][report.when or ""] = round(report.duration, 3)
         if report.when == "call" or report.outcome != "passed":
-            self.outcomes[suite_of(report.nodeid, report.keywords)][report.outcome] += 1
+            # A long test is one of its folder's suite as well.
+            for suite in {suite_of(report.nodeid), suite_of(report.nodeid, report.keywords)}:
+                self.outcomes[suite][report.outcome] += 1
 
     def pytest_sessionfinish(self) -> None:
         """Hand the fixtures to the controller, or write the record."""

@@ -41,6 +41,8 @@ def test_each_suite_has_a_row() -> None:
 
 
 def test_a_file_with_a_stack_of_its_own_says_so() -> None:
-    files = [path for path in (CHECKOUT / "tests").rglob("test_*.py") if path.parent.name not in ("dev", "start", "backfill")]
+    files = [
+        path for path in (CHECKOUT / "tests").rglob("test_*.py") if path.parent.name not in ("dev", "start", "backfill")
+    ]
     owning = [path for path in files if re.search(r"Stack\.owned\(|\bown_stack\b", path.read_text())]
     assert [str(path) for path in owning if "mark.own_parts" not in path.read_text()] == []
