@@ -102,7 +102,7 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     well = True
     for run in RUNS:
         of_run, began = [suite for suite in chosen if suite.name in run.suites], time.time()
-        if paths := _paths(run, of_run, choice):
+        if paths := paths_of(run, of_run, choice):
             command = [str(CHECKOUT / run.python), "-m", "pytest", *_options(run, of_run, choice, jobs, order), *paths]
             print(f"\n{run.name}: {' '.join(command[1:])}", flush=True)
             environment = {**os.environ, **run.environment, "LAKESTREAM_RUN": run.name}
@@ -114,10 +114,11 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     return well and all(result.passed for result in results)
 
 
-def _paths(run: PytestRun, suites: Sequence[Suite], choice: Choice | None) -> Sequence[str]:
+def paths_of(run: PytestRun, suites: Sequence[Suite], choice: Choice | None) -> Sequence[str]:
     """Return the folders of suites in a run, or the files in them that a change can reach, each once."""
     found: list[str] = []
-    for suite in sorted(suites, key=lambda suite: run.suites.index(suite.name)):
+    of_run = [suite for suite in suites if suite.name in run.suites]
+    for suite in sorted(of_run, key=lambda suite: run.suites.index(suite.name)):
         folders = suite.folders or _quick_folders(run)
         reached = choice.files(suite.name) if choice is not None else ()
         tests = [path for path in reached if path.startswith(folders) and PurePath(path).match("test_*.py")]

@@ -18,7 +18,7 @@ from dev.service import CHECKOUT
 from dev.suites import table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
 from dev.suites.graph import UsesGraph, matching
-from dev.suites.running import RUNS
+from dev.suites.running import RUNS, SuiteResult, paths_of
 from dev.suites.table import BRANCHES, EVERYTHING, LOADING, READ, SUITES, USES
 from dev.suites.tools import known
 
@@ -215,6 +215,26 @@ def test_each_suite_is_in_a_run_or_a_target_and_what_prepares_it_is_one() -> Non
     assert {suite.name for suite in SUITES if not suite.follows} - targets == set()
     assert {target for suite in SUITES for target in suite.prepared_by} - targets == set()
     assert max(Counter(suite.name for suite in SUITES).values()) == 1
+
+
+def test_a_run_takes_the_folders_of_its_suites_or_the_files_that_a_change_reaches(graph: UsesGraph) -> None:
+    units, services = RUNS[0], RUNS[1]
+    chosen = known(["units", "dags", "long"])
+    assert paths_of(units, chosen, None) == ["tests/unit/", "tests/contract/"]
+    assert paths_of(services, known(["spark", "integration"]), None) == ["tests/spark/", "tests/integration/"]
+    assert paths_of(services, known(["long"]), None) == ["tests/integration/", "tests/dags/", "tests/faults/"]
+    choice = Choice(graph, ["docs/sql.md"])
+    assert "tests/unit/test_public_names.py" in paths_of(units, chosen, choice)
+    assert paths_of(services, chosen, choice) == ["tests/dags/test_documentation.py"]
+
+
+def test_a_suite_is_red_without_a_test_that_passed_and_long_tests_may_be_none() -> None:
+    assert not SuiteResult("spark", "services", {}).passed
+    assert not SuiteResult("spark", "services", {"skipped": 3}).passed
+    assert not SuiteResult("spark", "services", {"passed": 9, "failed": 1}).passed
+    assert SuiteResult("spark", "services", {"passed": 1, "skipped": 1}).passed
+    assert SuiteResult("long", "services", {}).passed
+    assert not SuiteResult("long", "services", {"failed": 1}).passed
 
 
 def test_an_unknown_suite_is_refused_before_anything_runs() -> None:
