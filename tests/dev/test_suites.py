@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dev.errors import UnknownBase, UnknownSuite
+from dev.java import find_jdk
 from dev.service import CHECKOUT
 from dev.suites import table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
@@ -249,6 +250,29 @@ def test_no_row_is_left_of_what_is_gone(graph: UsesGraph) -> None:
     globs += [row[0] for row in USES] + [user for row in BRANCHES for user in row[0]]
     assert names - ALL == set()
     assert [glob for glob in globs if not matching(glob.partition("::")[0], graph.files)] == []
+
+
+def tools(path: str, *suites: str) -> subprocess.CompletedProcess[str]:
+    """Check the machine's programs as `make test` does: before packages are installed."""
+    command = [sys.executable, "-S", "-m", "dev.suites.tools", *suites]
+    return subprocess.run(command, cwd=CHECKOUT, env={"PATH": path}, capture_output=True, text=True, check=False)
+
+
+def test_what_make_test_needs_is_a_jdk_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    quick = re.findall(r"^SUITES \?= (.*)$", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)[0].split()
+    with_java, nothing = tmp_path / "java", tmp_path / "nothing"
+    with_java.mkdir()
+    nothing.mkdir()
+    (with_java / "java").symlink_to(find_jdk().java)
+    assert tools(str(with_java), *quick).returncode == 0
+    without = tools(str(nothing), *quick)
+    assert without.returncode == 1
+    assert "No Java found: install a JDK 17" in without.stderr
+    assert "(for integration, dags, faults)" in without.stderr
+    of_matrix = tools(str(with_java), "matrix", "dev").stderr.splitlines()
+    assert [line.partition(":")[0] for line in of_matrix] == ["No go on PATH", "No npm on PATH", "No git on PATH"]
+    assert all("apt install" in line and "brew install" in line for line in of_matrix)
+    assert tools(str(with_java), "sparks").stderr.startswith("No suite sparks: there are lint, ")
 
 
 def git(folder: Path, *arguments: str) -> str:
