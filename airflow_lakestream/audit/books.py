@@ -115,6 +115,12 @@ class Books:
         """Return a topic's offsets below the audited group's beginning, which the audit does not judge."""
         return union(RangeSet.of(topic, p, 0, offset) for p, offset in self.own_entry(topic).origin.items())
 
+    def passed_over(self, topic: str) -> RangeSet:
+        """Return the offsets between what the audited group landed first and where it began to resume."""
+        entry = self.own_entry(topic)
+        firsts = {p: entry.held.intervals(topic, p)[0][0] for of, p in entry.held.partitions if of == topic}
+        return union(RangeSet.of(topic, p, start, entry.origin.get(p, 0)) for p, start in firsts.items()) - entry.held
+
     def landed_by_anyone(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name that any group landed, of any incarnation."""
         return union(entry.landed for _, of, entry in self.entries() if of.topic == topic)

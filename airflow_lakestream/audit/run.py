@@ -130,6 +130,11 @@ class Audit:
             for topic in topics
             if (counts := books.counts(topic)).skipped or counts.filtered
         ]
+        result.notes += [
+            f"{ranges}: above what the group landed first, below where it began to resume; neither landed nor lost."
+            for topic in topics
+            if (ranges := books.passed_over(topic))
+        ]
         return topics
 
     def adopted(

@@ -90,7 +90,7 @@ def _planned(compiled: Compiled, landing: Landing) -> tuple[dict[str, Any], str]
     config = configured(compiled, landing, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
     catalog = open_catalog(_connection(landing, "iceberg"))
-    job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where)
+    job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
     found, columns = dry_run(job, catalog), _columns(config, catalog)
     told = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink, "columns": columns}
     return {**told, **found.to_dict()}, found.render()

@@ -106,7 +106,7 @@ def plan(
         )
         kafka = open_kafka(kafka_conn)
         catalog = open_catalog(iceberg_conn)
-        job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where)
+        job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, catalog)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
 
@@ -123,8 +123,8 @@ def dry_run(job: Job, catalog: Any) -> DryRun:
     check_identity(ledger, state.identity, job.table)
     entry = ledger.entry(state.identity)
     check_log(entry, state, job.table)
-    first_origin = {} if entry.origin else job.source.starts(state)
-    plan = resume_plan(entry, state, first_origin, job.on_data_loss, job.table)
+    starts = {} if entry.origin else job.source.starts(state)
+    plan = resume_plan(entry, state, starts, job.on_data_loss, job.table)
     for other, theirs in others.items():
         if taken := plan.ranges & theirs.entry(state.identity).landed:
             raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)

@@ -140,7 +140,7 @@ class Source(Protocol):
         """Return which incarnation of the topic is there, now."""
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return, by partition, the offset at which a group without an origin begins."""
+        """Return, by partition, where a group without an origin begins; one left out begins at the log's start."""
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         """Return, by partition, where a time stands; nothing at or past the ends in `state`."""

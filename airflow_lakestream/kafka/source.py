@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
-    KafkaException,
     TopicCollection,
     TopicPartition,
 )
@@ -33,12 +31,12 @@ from airflow_lakestream.core.ports import BEGINNING_MS, Boundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import isolation_level
+from airflow_lakestream.kafka.committed import CommittedOffsets
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests, gather, no_answer
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, gather, no_answer
 
 log = logging.getLogger(__name__)
 
-MIRROR_TIMEOUT = 5.0
 # Producers' clocks may be this much ahead of ours.
 CLOCK_SKEW_MS = 10 * 60 * 1000
 # The greatest timestamp that a record can have.
@@ -53,19 +51,25 @@ class StartAt:
     timestamp_ms: int | None = None
 
 
-class KafkaSource(Requests):
+class KafkaSource(CommittedOffsets):
     """`core.ports.Source` on a real cluster.
 
     :param connection: librdkafka configuration (bootstrap.servers, security, ...).
     :param where: name of the connection for errors.
+    :param notes_refusals: see `CommittedOffsets`.
     """
 
     def __init__(
-        self, connection: Mapping[str, Any], topic: str, consumer_group: str, start: StartAt, where: str
+        self,
+        connection: Mapping[str, Any],
+        topic: str,
+        consumer_group: str,
+        start: StartAt,
+        where: str,
+        *,
+        notes_refusals: bool = True,
     ) -> None:
-        super().__init__(connection, where)
-        self._topic = topic
-        self._group = consumer_group
+        super().__init__(connection, topic, consumer_group, where, notes_refusals=notes_refusals)
         self._start = start
         self._cluster_id: str | None = None
         self._isolation = isolation_level(connection)
@@ -83,16 +87,18 @@ class KafkaSource(Requests):
         return self._describe()[0]
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return where a group without an origin begins, by partition."""
+        """Return where a group without an origin begins, by partition; see `core.ports.Source`."""
         marks = state.marks
         if self._start.offset is StartOffset.EARLIEST:
-            return {p: m.low for p, m in marks.items()}
+            return {}
         if self._start.offset is StartOffset.LATEST:
             return {p: m.end for p, m in marks.items()}
         if self._start.offset is StartOffset.TIMESTAMP:
             if self._start.timestamp_ms is None:
                 raise InvalidArgument("start_timestamp", 'is missing; start_offset="timestamp" needs it.')
-            return self.offsets_at(state, self._start.timestamp_ms)
+            found = self.offsets_at(state, self._start.timestamp_ms)
+            # What the log has lost below its first record may be from after the time, too.
+            return {p: offset for p, offset in found.items() if offset > marks[p].low}
         return self._starts_at_committed(marks)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
@@ -177,69 +183,23 @@ class KafkaSource(Requests):
                         return offset, timestamp
         return end, at_ms
 
-    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
-        """Write the group's committed offsets. Nothing depends on them: a failure is only logged."""
-        if not offsets:
-            return
-        targets = [TopicPartition(self._topic, p, offset) for p, offset in offsets.items()]
-        request = ConsumerGroupTopicPartitions(self._group, targets)
-        try:
-            futures = self._client().alter_consumer_group_offsets([request], request_timeout=MIRROR_TIMEOUT)
-            for partition in futures[self._group].result(MIRROR_TIMEOUT + 1).topic_partitions:
-                if partition.error is not None:
-                    raise KafkaException(partition.error)
-        except (KafkaException, TimeoutError) as e:
-            log.warning(
-                "The committed offsets of group %r on %s were not written (%s). Nothing is lost: progress is kept in "
-                "the table. Lag tools that read the group show an older state.",
-                self._group,
-                self._topic,
-                e,
-            )
-
     def _starts_at_committed(self, marks: Mapping[int, Watermarks]) -> Mapping[int, int]:
-        request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in marks])
-
-        def ask() -> Future[Any]:
-            futures = self._client().list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
-            future: Future[Any] = futures[self._group]
-            return future
-
-        doing = f"reading the committed offsets of group {self._group!r}"
-        answer = self._ask(doing, ask)
-        if failed := [tp.error for tp in answer.topic_partitions if tp.error is not None]:
-            # Errors come per partition; taken for "none", one would make the group begin at the log's start.
-            raise self._unavailable(doing, failed[0].str())
-        committed = {tp.partition: tp.offset for tp in answer.topic_partitions if tp.offset >= 0}
+        committed = self._committed(marks)
         if not committed:
             raise InvalidArgument(
                 "start_offset",
                 f'"committed" was asked for, but group {self._group!r} has no committed offset on {self._topic}.',
                 'Correct consumer_group, or begin with "earliest", "latest" or "timestamp".',
             )
-        self._check_is_there(committed, marks)
+        above = [p for p, tp in committed.items() if tp.offset > marks[p].end]
+        # A group that does not wait for transactions may be at the high watermark.
+        ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
+        self._refuse_beyond(committed, {p: one.offset for p, one in ends.items()})
         if uncommitted := sorted(set(marks) - set(committed)):
             log.info(
                 "%s%s: group %r committed no offset; begins at the log's start.", self._topic, uncommitted, self._group
             )
-        return {p: committed.get(p, m.low) for p, m in marks.items()}
-
-    def _check_is_there(self, committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> None:
-        """Refuse to begin at offsets that the log does not have yet: the records up to them would be skipped."""
-        above = [p for p, offset in committed.items() if offset > marks[p].end]
-        # A group that does not wait for transactions may be at the high watermark.
-        ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
-        if not (beyond := [p for p in above if committed[p] > ends[p].offset]):
-            return
-        where = ", ".join(f"{self._topic}[{p}] {committed[p]} (its log ends at {ends[p].offset})" for p in beyond)
-        raise InvalidArgument(
-            "start_offset",
-            f'"committed" was asked for, but group {self._group!r} has committed offsets that are not in the log yet: '
-            f"{where}. They are of another topic or cluster, or the log was cut short since. The records that come up "
-            "to them would never be landed, so nothing was landed.",
-            "Correct consumer_group or kafka_conn_id, set the group's offsets right (kafka-consumer-groups.sh "
-            '--reset-offsets), or begin with "earliest" or "timestamp".',
-        )
+        return {p: tp.offset for p, tp in committed.items()}
 
     def _describe(self) -> tuple[TopicIdentity, tuple[int, ...]]:
         def ask() -> Future[Any]:

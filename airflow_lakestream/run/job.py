@@ -42,6 +42,7 @@ def build_job(
     where: str = "the Kafka connection",
     stop: threading.Event | None = None,
     parts: int = 1,
+    dry: bool = False,
 ) -> Job:
     """Put the parts together. Nothing is connected yet.
 
@@ -51,6 +52,7 @@ def build_job(
     :param where: name of the Kafka connection for errors.
     :param stop: set it to stop the run between two batches.
     :param parts: so many processes, each with such a job, share the memory that one may have for rows.
+    :param dry: only for a look: nothing is written, not even a note in the group.
     """
     fan_out = config.fan_out
     on_error = choose(OnError, "on_error", config.on_error)
@@ -65,7 +67,7 @@ def build_job(
         run_id=run_id,
         table=table,
         consumer_group=config.consumer_group,
-        source=KafkaSource(kafka, config.topic, config.consumer_group, config.start, where),
+        source=KafkaSource(kafka, config.topic, config.consumer_group, config.start, where, notes_refusals=not dry),
         reader=KafkaReader(
             kafka,
             config.consumer_group,

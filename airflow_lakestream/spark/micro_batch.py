@@ -193,5 +193,5 @@ def function_of(config: ExtractConfig) -> Function | None:
 
 def _starts(job: Job, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:
     if not entry.origin:
-        return dict.fromkeys(now.marks, 0) | dict(job.source.starts(now))
+        return job.source.starts(now)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}

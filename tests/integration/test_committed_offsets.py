@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import Lake, events
 from tests.support.sensing import commit
@@ -128,6 +129,66 @@ def test_a_group_begins_where_it_committed_or_is_refused(
             (p, o) for p, one in known.items() for o in [*one.readable, *one.later] if o >= begins[p]
         ]
         assert_clean(lake, group)
+    else:
+        refused_until_set_anew(known, committed, str(caught.value), lake, group, name, given, produce, admin)
+
+
+def refused_until_set_anew(
+    known: dict[int, Known],
+    committed: dict[int, int],
+    said: str,
+    lake: Lake,
+    group: str,
+    name: str,
+    given: dict[str, Any],
+    produce: Producing,
+    admin: AdminClient,
+) -> None:
+    """Assert that a log which has grown past refused offsets does not make them right, and that setting them does."""
+    ahead = {p: offset for p, offset in committed.items() if offset > known[p].end}
+    for p, offset in ahead.items():
+        known[p].readable = produce(name, p, events(p, known[p].end, offset - known[p].end + 2))
+    with pytest.raises(InvalidArgument) as again:
+        lake.land(name, on_data_loss="record", **given)
+    assert str(again.value) == said
+    assert lake.has_nothing()
+    commit(admin, group, name, committed)
+    lake.land(name, on_data_loss="record", **given)
+    assert origin(lake, group) == {p: committed.get(p, one.low) for p, one in known.items()}
+    landed = rows(lake, name)
+    for p, offset in ahead.items():
+        assert [o for of, o in landed if of == p] == [o for o in known[p].readable if o >= offset]
+    assert_clean(lake, group)
+
+
+def test_a_refusal_that_can_not_be_noted_says_so_and_a_dry_look_notes_nothing(
+    lake: Lake, group: str, kafka: Kafka, topic_of: TopicOf, admin: AdminClient
+) -> None:
+    name = topic_of(events(0, 0, 4))
+    commit(admin, group, name, {0: 60})
+    settings = lake.settings(name, consumer_group=group, start_offset="committed")
+
+    def refusal(dry: bool) -> str:
+        source = build_job(settings, lake.kafka, lake.catalog(), run_id="r", dry=dry).source
+        with pytest.raises(InvalidArgument, match="not in the log yet") as caught:
+            source.starts(source.look())
+        return str(caught.value)
+
+    def metadata() -> str:
+        answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(30)
+        return str(answer.topic_partitions[0].metadata)
+
+    assert "could not be noted" not in refusal(dry=True)
+    assert not metadata()
+    # A group that somebody is in takes offsets from its members only.
+    member = Consumer({**kafka.client_config(), "group.id": group})
+    member.subscribe([name])
+    poll_until(lambda: member.poll(0.1) is not None or bool(member.assignment()), "a member of the group")
+    assert "could not be noted" in refusal(dry=False)
+    assert not metadata()
+    member.close()
+    assert "could not be noted" not in refusal(dry=False)
+    assert "at 4" in metadata()
 
 
 def test_spark_begins_where_the_group_committed_or_refuses(
@@ -149,7 +210,11 @@ def test_spark_begins_where_the_group_committed_or_refuses(
     run = by_spark(lake, name, {"consumer_group": group, "start_offset": "committed", "schema": SCHEMA}, spark)
 
     commit(admin, group, name, {0: 99, 1: 9, 2: 4})
-    with pytest.raises(InvalidArgument, match=r"not in the log yet: .*\[0\] 99 .*\[1\] 9 "):
+    with pytest.raises(InvalidArgument, match=r"not in the log yet .*\[0\] 99 .*\[1\] 9 "):
+        run(on_data_loss="record")
+    assert lake.has_nothing()
+    produce(name, 0, events(0, 5, 200))
+    with pytest.raises(InvalidArgument, match=r"not in the log yet .*\[0\] 99 \(its log ended at 5\)"):
         run(on_data_loss="record")
     assert lake.has_nothing()
     # One that lies below what retention left, one inside the open transaction.
@@ -159,8 +224,9 @@ def test_spark_begins_where_the_group_committed_or_refuses(
     assert lake.has_nothing()
     run(on_data_loss="record")
     assert (lost(lake, group), origin(lake, group)) == ([(0, 1, 2)], {0: 1, 1: 7, 2: 4})
-    assert rows(lake, name) == [(0, 2), (0, 3), (0, 4), (2, 4)]
+    of_first = [(0, o) for o in range(2, 205)]
+    assert rows(lake, name) == [*of_first, (2, 4)]
     transaction.commit()
     run()
-    assert rows(lake, name) == [(0, 2), (0, 3), (0, 4), (1, 7), (2, 4)]
+    assert rows(lake, name) == [*of_first, (1, 7), (2, 4)]
     assert_clean(lake, group)

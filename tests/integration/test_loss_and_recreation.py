@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated, Plan, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
@@ -19,9 +23,12 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.kafka.errors import StalledPartition, TopicMissing
 from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader, InterposedSink, WrappedSource
 from tests.support.lake import Lake
 from tests.support.lake_reading import at, numbers
+from tests.support.sensing import commit
+from tests.support.spark import by_spark
 
 pytestmark = pytest.mark.integration
 
@@ -138,6 +145,79 @@ def test_a_first_run_begins_where_the_log_begins(lake: Lake, topic_of: TopicOf, 
     assert lake.offsets() == at(0, range(6, 10))
     assert lake.entry(name).origin == {0: 6}
     assert report.to_dict()["lost"] == []
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("start", ["earliest", "timestamp", "committed"])
+@pytest.mark.parametrize("first", ["ranges", "interval"])
+def test_a_hole_behind_the_first_ranges_is_lost_loudly(
+    first: str, start: str, lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow, admin: AdminClient
+) -> None:
+    name, group = topic(2, retention_ms=-1), f"g-{uuid.uuid4().hex[:12]}"
+    produce(name, 0, numbers(300), timestamps=range(1, 301))
+    produce(name, 1, numbers(10), timestamps=range(1, 11))
+    by_ranges = {"mode": "ranges", "ranges": [[0, 50, 100]]}
+    by_interval = {"mode": "interval", "interval_start": 51, "interval_end": 101}
+    lake.land(name, consumer_group=group, **(by_ranges if first == "ranges" else by_interval))
+    delete_below(name, 0, 200)
+    given: dict[str, Any] = {"consumer_group": group, "start_offset": start}
+    if start == "timestamp":
+        given["start_timestamp"] = 5
+    elif start == "committed":
+        # Of partition 0 it has committed none.
+        commit(admin, group, name, {1: 4})
+
+    with pytest.raises(DataLoss) as caught:
+        lake.land(name, **given)
+
+    assert caught.value.ranges == RangeSet.of(name, 0, 100, 200)
+    assert lake.entry(name, group).origin == {}
+    lake.land(name, on_data_loss="record", **given)
+    entry = lake.entry(name, group)
+    assert (entry.lost, entry.origin[0]) == (RangeSet.of(name, 0, 100, 200), 50)
+    begin = 0 if start == "earliest" else 4
+    assert lake.offsets() == at(0, [*range(50, 100), *range(200, 300)]) + at(1, range(begin, 10))
+    assert lake.audit(group=group).verdict is AuditVerdict.CLEAN
+
+
+@EACH_FORMAT
+def test_spark_loses_a_hole_behind_the_first_ranges_loudly(
+    lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow, spark: SparkSession
+) -> None:
+    name = topic_of(numbers(30))
+    lake.land(name, mode="ranges", ranges=[[0, 0, 10]])
+    delete_below(name, 0, 20)
+    run = by_spark(lake, name, {}, spark)
+    with pytest.raises(DataLoss, match=r"\[0\] \[10,20\)"):
+        run()
+    run(on_data_loss="record")
+    assert lake.entry(name).lost == RangeSet.of(name, 0, 10, 20)
+    assert lake.offsets() == at(0, [*range(10), *range(20, 30)])
+
+
+@EACH_FORMAT
+def test_what_a_start_leaves_out_on_purpose_is_not_lost(
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow, admin: AdminClient
+) -> None:
+    name = topic(1, retention_ms=-1)
+    produce(name, 0, numbers(300), timestamps=range(1, 301))
+    starts: list[dict[str, Any]] = [
+        {"start_offset": "latest"},
+        {"start_offset": "timestamp", "start_timestamp": 251},
+        {"start_offset": "committed"},
+    ]
+    groups = [f"g-{uuid.uuid4().hex[:12]}" for _ in starts]
+    for group in groups:
+        ranges = {"mode": "ranges", "ranges": [[0, 0, 100]]}
+        lake.land(name, consumer_group=group, allow_group_overlap=True, **ranges)
+    delete_below(name, 0, 200)
+    commit(admin, groups[2], name, {0: 200})
+    for group, start, begin in zip(groups, starts, (300, 250, 200), strict=True):
+        lake.land(name, consumer_group=group, allow_group_overlap=True, **start)
+        entry = lake.entry(name, group)
+        assert (entry.lost, entry.origin) == (RangeSet(), {0: begin})
+        passed_over = f"{name}[0] [100,{begin}): above what the group landed first"
+        assert any(note.startswith(passed_over) for note in lake.audit(full=False, group=group).notes)
 
 
 def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_them(

@@ -159,7 +159,7 @@ class ModelSource:
         return self._log.identity
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        return {p: marks.low for p, marks in state.marks.items()}
+        return {}
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         return self._log.boundaries(state, at_ms)

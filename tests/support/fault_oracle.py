@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.landing.plan import first_hole
+from airflow_lakestream.core.landing.plan import first_hole, first_origin
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet, coalesce
@@ -93,10 +93,9 @@ class Oracle:
         if run.asked.mode == "ranges":
             ranges = [RangeSet.of(log.name, *each) for each in run.asked.config["ranges"]]
         else:
-            ranges = [
-                RangeSet.of(log.name, p, entry.origin.get(p, 0) if entry.origin else marks.low, marks.end)
-                for p, marks in log.state().marks.items()
-            ]
+            now = log.state()
+            origin = entry.origin or first_origin(entry, now, {})
+            ranges = [RangeSet.of(log.name, p, origin.get(p, 0), marks.end) for p, marks in now.marks.items()]
         self._promises[run] = Promise(_union(ranges), rollbacks, log.changes)
 
     def landed(self, run: Run, landing: Landing) -> None:

@@ -93,9 +93,9 @@ class World:
         self.at = begin(self.job(**job))
         return dict(self.at)
 
-    def begin_anew(self) -> dict[int, int]:
+    def begin_anew(self, **job: Any) -> dict[int, int]:
         """Let the engine start again, without what it had in its state."""
-        self.at = begin_anew(self.job())
+        self.at = begin_anew(self.job(**job))
         return dict(self.at)
 
     def publish(self, **job: Any) -> LandingReport:

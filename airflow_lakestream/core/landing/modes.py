@@ -81,8 +81,8 @@ class Resume:
 
     def plan(self, look: Look) -> Plan:
         """Return what the group lacks."""
-        first_origin = {} if look.entry.origin else look.source.starts(look.state)
-        return resume_plan(look.entry, look.state, first_origin, look.on_data_loss, look.table)
+        starts = {} if look.entry.origin else look.source.starts(look.state)
+        return resume_plan(look.entry, look.state, starts, look.on_data_loss, look.table)
 
     def own(self, look: Look) -> RangeSet:
         """Return nothing: a resuming run has no offsets of its own."""

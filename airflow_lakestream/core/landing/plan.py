@@ -170,16 +170,16 @@ def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
 
 
 def resume_plan(
-    entry: TopicEntry, state: TopicState, first_origin: Mapping[int, int], on_data_loss: OnDataLoss, table: str
+    entry: TopicEntry, state: TopicState, starts: Mapping[int, int], on_data_loss: OnDataLoss, table: str
 ) -> Plan:
     """Plan all that is not landed yet between the group's origin and the ends in `state`.
 
-    `first_origin` gives, by partition, where the group begins if its ledger has no origin yet. A partition that came
-    after the origin was fixed begins at 0. Raises DataLoss.
+    `starts` is what `Source.starts` says, for a ledger without an origin. A partition that came after the origin was
+    fixed begins at 0. Raises DataLoss.
     """
     topic = state.identity.topic
     is_first = not entry.origin
-    origin = dict(first_origin) if is_first else entry.origin
+    origin = first_origin(entry, state, starts) if is_first else entry.origin
     wanted = union(RangeSet.of(topic, p, origin.get(p, 0), marks.end) for p, marks in state.marks.items())
     need = wanted - entry.held
     lost = need & union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
@@ -194,6 +194,17 @@ def resume_plan(
         known_epochs=entry.epochs,
         known_until=reach(entry),
     )
+
+
+def first_origin(entry: TopicEntry, state: TopicState, starts: Mapping[int, int]) -> dict[int, int]:
+    """Return, by partition, where a group begins whose ledger has no origin yet.
+
+    A partition that `starts` leaves out begins at the log's start. Where the group has already landed ranges or
+    intervals below it, it begins at the first of these: what the log lost since is lost to the group.
+    """
+    held, topic = entry.held, state.identity.topic
+    firsts = {p: held.intervals(topic, p)[0][0] for _, p in held.partitions}
+    return {p: starts.get(p, min(marks.low, firsts.get(p, marks.low))) for p, marks in state.marks.items()}
 
 
 def leader_epochs(state: TopicState) -> dict[int, int]:

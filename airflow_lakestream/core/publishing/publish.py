@@ -24,6 +24,7 @@ from airflow_lakestream.core.landing.plan import (
     check_identity,
     check_log,
     first_hole,
+    first_origin,
     leader_epochs,
     resume_plan,
 )
@@ -86,16 +87,25 @@ def begin(job: Publication) -> dict[int, int]:
     That is the first offset which the group lacks. A group without an origin gets one here, in a landing without rows,
     which creates the table if it is missing. Raises what a landing raises.
     """
+    return _begin(job, is_anew=False)
+
+
+def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
+    """Make ready; offsets that the log has lost are a loss where the group begins, or the engine does so anew."""
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = _entry_of(job, table, now)
-        if entry.origin:
+        if entry.origin and not is_anew:
             break
-        claim = Claim(now, entry, job.source.starts(now), {})
+        starts = {} if entry.origin else job.source.starts(now)
+        plan = resume_plan(entry, now, starts, job.on_data_loss, job.table)
+        if not (plan.origin or plan.lost):
+            break
+        claim = Claim(now, entry, entry.origin or plan.origin, {})
         _refuse_others(job, table, claim, RangeSet())
         try:
-            _commit(job, claim, Reckoning(), None, None)
+            _commit(job, claim, Reckoning(lost=plan.lost), None, None)
         except Conflict as conflict:
             log.info("%s Looking again.", conflict)
     job.sink.open_branch(job.branch)
@@ -106,9 +116,9 @@ def begin_anew(job: Publication) -> dict[int, int]:
     """Do the same for an engine without a state of its own, which reads again whatever main lacks.
 
     The branch begins anew at main's head: what it had beyond that is read again. Raises LandedAhead where the ledger
-    has offsets above the first one that it lacks: the engine would land them twice.
+    has offsets above the first one that it lacks: the engine would land them twice. Raises DataLoss, too.
     """
-    starts = begin(job)
+    starts = _begin(job, is_anew=True)
     entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
     ahead = union(
         RangeSet.of(topic, p, max(start, starts.get(p, 0)), end)
@@ -174,7 +184,7 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     before = {} if marker is None else dict(marker.ends)
     # What the engine has behind it once stays so: a rescaled or restored job may not have read a partition again yet.
     ends = {p: max(ends.get(p, 0), before.get(p, 0)) for p in {*ends, *before}}
-    begins = entry.origin or job.source.starts(now)
+    begins = entry.origin or first_origin(entry, now, job.source.starts(now))
     claim = Claim(now, entry, begins, ends, before)
     claim.check_ends(job.table, job.branch)
     seen = _look_again(job, claim)

@@ -101,7 +101,7 @@ def decide(history: History, claim: Claim, *, all_tell: bool, held: RangeSet | N
 def landed_next(decision: Decision, log: Log) -> tuple[set[Place], set[Place]]:
     """Return the records that the next extract lands, and the offsets that it takes as lost."""
     state = log.look()
-    plan = resume_plan(decision.entry, state, {p: m.low for p, m in log.marks.items()}, OnDataLoss.RECORD, "t")
+    plan = resume_plan(decision.entry, state, {}, OnDataLoss.RECORD, "t")
     places = {(one.partition, o) for one in plan.ranges for o in range(one.from_offset, one.until_offset)}
     return places & log.records, {(o.partition, n) for o in plan.lost for n in range(o.from_offset, o.until_offset)}
 

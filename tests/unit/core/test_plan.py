@@ -44,18 +44,33 @@ def states(draw: st.DrawFn) -> TopicState:
 
 @given(states(), range_sets(), range_sets(), by_partition(), by_partition())
 def test_need_is_what_was_wanted_without_what_is_held_or_gone(
-    now: TopicState, landed: RangeSet, lost: RangeSet, origin: dict[int, int], first: dict[int, int]
+    now: TopicState, landed: RangeSet, lost: RangeSet, origin: dict[int, int], starts: dict[int, int]
 ) -> None:
     entry = TopicEntry(landed=landed, lost=lost - landed, origin=origin)
-    plan = resume_plan(entry, now, first, OnDataLoss.RECORD, TABLE)
+    plan = resume_plan(entry, now, starts, OnDataLoss.RECORD, TABLE)
 
-    begins = origin or first
+    begins = origin or plan.origin
     wanted = {(p, o) for p, marks in now.marks.items() for o in range(begins.get(p, 0), marks.end)}
     need = wanted - offsets(landed) - offsets(lost)
     gone = {(p, o) for p, o in need if o < now.marks[p].low}
     assert offsets(plan.lost) == gone
     assert offsets(plan.ranges) == need - gone
-    assert plan.origin == ({} if origin else first)
+    assert set(plan.origin) == (set() if origin else set(now.marks))
+
+
+@given(states(), range_sets(), range_sets(), by_partition())
+def test_the_first_resume_accounts_for_all_from_the_first_offset_that_the_group_has(
+    now: TopicState, landed: RangeSet, lost: RangeSet, starts: dict[int, int]
+) -> None:
+    entry = TopicEntry(landed=landed, lost=lost - landed)
+    plan = resume_plan(entry, now, starts, OnDataLoss.RECORD, TABLE)
+
+    accounted = offsets(landed) | offsets(lost) | offsets(plan.lost) | offsets(plan.ranges)
+    for p, marks in now.marks.items():
+        held = [o for of, o in offsets(landed) | offsets(lost) if of == p]
+        begin = starts.get(p, min([marks.low, *held]))
+        assert plan.origin[p] == begin
+        assert {(p, o) for o in range(begin, marks.end)} <= accounted
 
 
 @given(states(), range_sets(), by_partition())

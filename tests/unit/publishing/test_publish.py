@@ -97,6 +97,24 @@ def test_an_engine_without_its_state_can_not_begin_below_what_is_landed(world: W
     assert world.begin_anew() == {0: 8, 1: 0}
 
 
+@pytest.mark.parametrize("has_begun", [False, True], ids=["first start", "start without its state"])
+def test_what_the_log_has_lost_before_an_engine_begins_is_lost_loudly(tmp_path: Path, has_begun: bool) -> None:
+    world = World(tmp_path)
+    if has_begun:
+        world.begin()
+    world.records(0, 20)
+    land_by_hand(world, (0, 0, 5))
+    world.log.trim(0, 8)
+    start = world.begin_anew if has_begun else world.begin
+    with pytest.raises(DataLoss, match=r"orders\[0\] \[5,8\)"):
+        start()
+    assert start(on_data_loss=OnDataLoss.RECORD) == {0: 8, 1: 0}
+    assert (world.entry().lost, world.entry().origin) == (ranges((0, 5, 8)), {0: 0, 1: 0})
+    world.step()
+    world.publish()
+    assert world.entry().held == ranges((0, 0, 20))
+
+
 def test_what_the_branch_has_is_published_with_its_positions(world: World) -> None:
     snapshot = world.step()
     report = world.publish()
