@@ -118,7 +118,9 @@ class Merger:
         memory, reached, found = self._looked_up(head, held)
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
-        self._judged = Judged(self.batch, Judge(self.table, self.batch.topic, self.key))
+        judge = Judge(self.table, self.batch.topic, self.key)
+        judge.check_before(chain.from_iterable(self.batch.guards.values()), memory.truncated)
+        self._judged = Judged(self.batch, judge)
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
         changes = self._changes(head, reached, found, late, matched) if head is not None else []
