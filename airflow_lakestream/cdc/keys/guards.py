@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from airflow_lakestream.cdc.keys.images import Image, is_placeholder
+from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 
 Place = tuple[int, int]
@@ -29,7 +30,8 @@ class Guarded(StrEnum):
 class Guard:
     """What to check in the table's row of a key; `since` is where its transaction begins.
 
-    `image` are the values of the deletion.
+    `image` are the values of the deletion. `before` is the version of the key's event before the transaction, if the
+    batch has one with a row.
     """
 
     kind: Guarded
@@ -37,6 +39,7 @@ class Guard:
     partition: int
     offset: int
     image: Image = field(default_factory=dict)
+    before: Version | None = None
 
 
 @dataclass
@@ -72,6 +75,15 @@ class Judge:
         """Take note of a row that is marked as deleted: a deletion that is sent again is no other one's."""
         self.done.update(id(guard) for guard in guards if guard.kind is Guarded.SENT and place >= guard.since)
 
+    def check_before(self, guards: Iterable[Guard], truncated: Version | None) -> None:
+        """Refuse a second row of a key of which the batch has one. Raises MirrorStopped.
+
+        :param truncated: the last truncation that is remembered; a row before it is gone.
+        """
+        for guard in guards:
+            if guard.before is not None and (truncated is None or guard.before >= truncated):
+                raise self.unknown(guard)
+
     def unknown(self, guard: Guard) -> MirrorStopped:
         """Return the error for a transaction with several rows of one key."""
         return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, self._at(guard) + _UNKNOWN, _REMEDY_UNKNOWN)
@@ -92,12 +104,13 @@ def fits(row: Mapping[str, object], image: Image) -> bool:
 
 
 _UNKNOWN = (
-    "a transaction has had several rows of one key (its constraint is DEFERRABLE), and these events do not tell "
-    "which one remains in the end."
+    "a transaction has had several rows of one key, and these events do not tell which one remains in the end. Either "
+    "its constraint is DEFERRABLE, or the table was truncated before it, and that is in a partition that is behind."
 )
 _REMEDY_UNKNOWN = (
-    "If the events of the transaction come in several batches, land them in one: run once without "
-    f"max_offsets_per_trigger. Otherwise: {RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}"
+    "If these events come in several batches, land them in one: run once without max_offsets_per_trigger (in the "
+    "worker: with larger max_batch_bytes and checkpoint_interval, without max_records). Otherwise: "
+    f"{RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}"
 )
 _NOT_SENT = (
     "a deletion does not say which row it means: it has placeholders in the key ({}), and values of another row. The "

@@ -23,6 +23,7 @@ from airflow_lakestream.cdc.events.repeated import without_repeated
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded
 from airflow_lakestream.cdc.keys.identity import by_place
 from airflow_lakestream.cdc.keys.images import Earlier, Image, image_columns, images, is_placeholder, say_something
+from airflow_lakestream.cdc.merge.snapshots import versions
 
 Places = npt.NDArray[np.int64]
 
@@ -251,8 +252,9 @@ class _Work:
             self.dropped |= set(group.tolist())
             return
         since = (self.rows[COMMIT][first].as_py(), self.rows[POSITION][first].as_py())
-        kind = Guarded.UNKNOWN if before is not None else kind
-        self.guards[at] = Guard(kind, since, self.rows[PARTITION][at].as_py(), self.rows[OFFSET][at].as_py())
+        partition, offset = self.rows[PARTITION][at].as_py(), self.rows[OFFSET][at].as_py()
+        version = None if before is None else versions(self.rows.slice(before, 1))[0]
+        self.guards[at] = Guard(kind, since, partition, offset, before=version)
 
     def done(self) -> Settled:
         """Return the events."""

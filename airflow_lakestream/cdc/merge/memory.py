@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, greatest_of_each, places
-from airflow_lakestream.cdc.merge.newest import by_version, is_later, versions
-from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
+from airflow_lakestream.cdc.merge.newest import by_version, is_later
+from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark, versions
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -98,7 +98,7 @@ class Memory:
         mine = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
         return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
 
-    def moved(self, place: tuple[int, int]) -> pa.Table | None:
+    def moved(self, place: tuple[int, ...]) -> pa.Table | None:
         """Return the row that was deleted at a place of the source; None if it was not kept."""
         kept = self._kept
         if kept is None:

@@ -37,7 +37,7 @@ from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
 from airflow_lakestream.cdc.merge.lookup import Change, Found, Lookup, change_of, joined
 from airflow_lakestream.cdc.merge.memory import Entries, Memory, row_column
-from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_before, is_gone, is_later
+from airflow_lakestream.cdc.merge.newest import Newest, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, Values
 from airflow_lakestream.core.policies import MergeMode
@@ -118,7 +118,9 @@ class Merger:
         memory, reached, found = self._looked_up(head, held)
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
-        self._judged = Judged(self.batch, Judge(self.table, self.batch.topic, self.key))
+        judge = Judge(self.table, self.batch.topic, self.key)
+        judge.check_before(chain.from_iterable(self.batch.guards.values()), memory.truncated)
+        self._judged = Judged(self.batch, judge)
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
         changes = self._changes(head, reached, found, late, matched) if head is not None else []
@@ -212,9 +214,10 @@ class Merger:
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
         rows, needed = self.batch.rows, set()
-        moved = (one for before in self.batch.befores.values() for one in before.values() if isinstance(one, Origin))
-        wanted = {one.key for one in (*self.batch.origins.values(), *moved) if one.moved is None}
-        needed |= {place for place, _ in self.batch.origins}
+        of_moved = (one for before in self.batch.befores.values() for one in before.values())
+        every = chain(self.batch.sources.values(), of_moved)
+        wanted = {origin.key for source in every for origin in source.origins if origin.moved is None}
+        needed |= {place for place, _ in self.batch.sources}
         needed |= {at for at, _ in those_with(rows, self.key, wanted)}
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
@@ -234,7 +237,7 @@ class Merger:
     def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
         """Return the events' complete rows, and deleted ones that stay. Raises ValueMissing."""
         place_of = np.full(len(self.batch.rows), -1, np.int64)
-        if not self.soft_delete and not self.batch.origins and self.look is None:
+        if not self.soft_delete and not self.batch.sources and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, apart = self.batch.rows, self.batch.apart

@@ -5,21 +5,22 @@ Pure: Arrow in, Arrow out. The table's earlier state is unknown here; the result
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTITION, POSITION, VERSION
-from airflow_lakestream.cdc.events.apart import Apart, check_values
-from airflow_lakestream.cdc.events.unavailable import Mask, left_out, may_be_left_out
+from airflow_lakestream.cdc.columns import OF_EVENTS, OFFSET, OP, PARTITION, VERSION
+from airflow_lakestream.cdc.events.apart import Apart
+from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge
-from airflow_lakestream.cdc.keys.identity import Key, by_place, comparable, greatest_of_each, keys_of, those_with
+from airflow_lakestream.cdc.keys.identity import Key, by_place, greatest_of_each, those_with
 from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
-from airflow_lakestream.cdc.merge.snapshots import Version, with_ends
+from airflow_lakestream.cdc.merge.left_out import Source, befores, sources
+from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.tables.rising import Numbers
 
@@ -38,24 +39,13 @@ class KeyMissing(MirrorStopped):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where to find a value that an event leaves out: in the table's row of this key.
-
-    With `moved`, in the row whose deletion is at that place in the source: the row's key was changed.
-    """
-
-    key: Key = ()
-    moved: tuple[int, int] | None = None
-
-
 @dataclass(frozen=True)
 class Newest:
     """Each key's last event, in the order of versions, and the last truncation before all of them.
 
     A row to be marked as deleted has the values of the event before its deletion, if the batch has one;
     `contents` gives the place of the event with each row's values. Its operation is `t` if a truncation deleted it.
-    `origins` says, by a row's place and a column's name, where to find a missing value.
+    `sources` says, by a row's place and a column's name, where to find a missing value.
     `befores` has, for a deletion that ends a partition's events, the row's values that the next event may leave out.
     `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
     `guards` are, by a row's place, what to check in the table's row of its key.
@@ -65,8 +55,8 @@ class Newest:
     rows: pa.Table
     contents: pa.Table
     truncated: Version | None = None
-    origins: Mapping[tuple[int, str], Origin] = field(default_factory=dict)
-    befores: Mapping[int, Mapping[str, pa.Scalar | Origin]] = field(default_factory=dict)
+    sources: Mapping[tuple[int, str], Source] = field(default_factory=dict)
+    befores: Mapping[int, Mapping[str, Source]] = field(default_factory=dict)
     snapshots: Sequence[Version] = ()
     guards: Mapping[int, Sequence[Guard]] = field(default_factory=dict)
     topic: str = ""
@@ -104,13 +94,14 @@ def newest(
     last, contents = _last_of_each(rows, key)
     if not soft_delete:
         contents = last
-    found, origins = _filled(rows, last, contents, key)
-    may_lack = [one.name for one in (rows.schema if apart is None else apart.columns) if _may_lack(one, key)]
-    befores = {place: _before(rows, int(last[place]), key, may_lack) for place in _last_deletes(rows, last)}
+    found = _with_contents(rows, last, contents)
+    lacking = sources(rows, found, contents, key)
+    deletes = {place: int(last[place]) for place in _last_deletes(rows, last)}
+    before = befores(rows, deletes, key, rows.schema if apart is None else apart.columns)
     others = [name for name in OF_EVENTS if name in found.column_names and name != OP]
     at = rows.select(VERSION).take(pa.array(contents))
     guards = _guards(found, last, key, sent, in_order.guards, judge)
-    return Newest(found.drop_columns(others), at, truncated, origins, befores, snapshots, guards, topic, apart)
+    return Newest(found.drop_columns(others), at, truncated, lacking, before, snapshots, guards, topic, apart)
 
 
 def _guards(
@@ -168,58 +159,6 @@ def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
     return found
 
 
-def _before(rows: pa.Table, at: int, key: Sequence[str], wanted: Sequence[str]) -> dict[str, pa.Scalar | Origin]:
-    """Return the values before a deletion, in the columns that an event may leave out. Raises ValuesApart."""
-    found, origin = _before_under(rows, at, key, wanted)
-    # The key may have changed more than once: values under an earlier key were carried along.
-    while (came := _deletion_at(rows, at, origin)) is not None:
-        at = came
-        earlier, origin = _before_under(rows, at, key, wanted)
-        found = earlier | found
-    return {name: found.get(name, origin) for name in wanted}
-
-
-def _before_under(
-    rows: pa.Table, at: int, key: Sequence[str], wanted: Sequence[str]
-) -> tuple[dict[str, pa.Scalar | Origin], Origin]:
-    """Return what the events before a deletion tell of its row, and where to find the rest."""
-    keys, same = comparable(rows.select(list(key)).slice(0, at + 1)), np.ones(at, np.bool_)
-    for column in keys.columns:
-        same &= pc.equal(column.slice(0, at), column[at]).to_numpy()
-    found: dict[str, pa.Scalar | Origin] = {}
-    origin = Origin(keys_of(rows.slice(at, 1), key)[0])
-    if not same.any():
-        return found, origin
-    check_values(rows, "the batch ends with a deletion, and has an earlier event of the row")
-    earlier = rows.take(pa.array(np.flatnonzero(same)[::-1]))
-    lacking = {name: left_out(earlier[name]) for name in wanted}
-    for number, op in enumerate(earlier[OP].to_pylist()):
-        if op in ("d", "t"):
-            break
-        for name in wanted:
-            if name not in found and not lacking[name][number]:
-                found[name] = earlier[name][number]
-        if op == "c":
-            origin = Origin(moved=(earlier[COMMIT][number].as_py(), earlier[POSITION][number].as_py()))
-            break
-    return found, origin
-
-
-def _deletion_at(rows: pa.Table, at: int, origin: Origin) -> int | None:
-    """Return the earlier event that deleted the moved row; None if no row was moved, or the event is not here."""
-    if origin.moved is None:
-        return None
-    there = _is(rows, "d")[:at]
-    for name, place in zip((COMMIT, POSITION), origin.moved, strict=True):
-        there &= rows[name].to_numpy()[:at] == place
-    return int(np.flatnonzero(there)[-1]) if there.any() else None
-
-
-def versions(rows: pa.Table) -> list[Version]:
-    """Return the versions of rows."""
-    return list(zip(*(rows[name].to_pylist() for name in VERSION), strict=True))
-
-
 def by_version(rows: pa.Table) -> pa.Table:
     """Return rows in the order of their versions."""
     if not is_later(rows.slice(0, max(0, len(rows) - 1)), rows.slice(1)).any():
@@ -268,99 +207,11 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]
     return last[order], with_row[order]
 
 
-def _filled(
-    rows: pa.Table, last: Numbers, contents: Numbers, key: Sequence[str]
-) -> tuple[pa.Table, dict[tuple[int, str], Origin]]:
-    """Return the last events with the values of `contents`, left-out ones filled in from earlier events."""
-    lacking = dict(_lacking(rows, key))
+def _with_contents(rows: pa.Table, last: Numbers, contents: Numbers) -> pa.Table:
+    """Return the last events with the values of `contents`."""
     found = rows.take(pa.array(contents))
     if (contents != last).any():
         for name in (OP, *VERSION):
             column = rows[name].take(pa.array(last))
             found = found.set_column(found.column_names.index(name), rows.schema.field(name), column)
-    if not any(mask[contents].any() for mask in lacking.values()):
-        return found, {}
-    states, origins = _follow(rows, lacking, key), {}
-    of_last = keys_of(found, key)
-    for name, mask in lacking.items():
-        takes = contents.copy()
-        for place in np.flatnonzero(mask[contents]).tolist():
-            known = states[of_last[place]][name]
-            if isinstance(known, int):
-                takes[place] = known
-            else:
-                origins[place, name] = known
-        found = found.set_column(
-            found.column_names.index(name), rows.schema.field(name), rows[name].take(pa.array(takes))
-        )
-    return found, origins
-
-
-def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
-    """Yield the columns that some event leaves out, each with those events."""
-    for column in rows.schema:
-        if not _may_lack(column, key):
-            continue
-        mask = left_out(rows[column.name])
-        if mask.any():
-            yield column.name, mask
-
-
-def _may_lack(column: pa.Field, key: Sequence[str]) -> bool:
-    """Tell whether PostgreSQL may keep a column's values apart, and Debezium may leave them out."""
-    beside = column.name in key or column.name in OF_EVENTS
-    return not beside and may_be_left_out(column.type)
-
-
-# By column: the place of the event that has the value, or where else to find it.
-_State = dict[str, "int | Origin"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """A row after one of its events: where its values are, or were until it was deleted."""
-
-    partition: int
-    offset: int
-    state: _State
-    is_dead: bool = False
-    created: tuple[int, int] | None = None
-
-    def may_precede(self, partition: int, offset: int) -> bool:
-        """Tell whether an event at this place of the topic was written when this one was known.
-
-        An event that is sent again stands behind events that follow it in the source. An earlier batch may have had
-        others between the two, so it does not tell what the row was like.
-        """
-        return partition != self.partition or offset > self.offset
-
-
-def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> dict[Key, _State]:
-    """Follow each row through its events; return where the final values of its columns are, or were until then."""
-    pasts: dict[Key, list[_Past]] = {}
-    moved: dict[tuple[int, int], _State] = {}
-    ops, places = rows[OP].to_pylist(), list(zip(rows[COMMIT].to_pylist(), rows[POSITION].to_pylist(), strict=True))
-    topic = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
-    for at, (own, (partition, offset)) in enumerate(zip(keys_of(rows, key), topic, strict=True)):
-        in_table: _State = {name: Origin(own) for name in lacking}
-        past = pasts.setdefault(own, [])
-        unknown = _Past(partition, -1, in_table)
-        last = next((one for one in reversed(past) if one.may_precede(partition, offset)), unknown)
-        if ops[at] in ("d", "t"):
-            # A changed key: the row is deleted and, at the same place in the source, created with the other key.
-            # If it is sent twice, the row is deleted already: the first time has told its values.
-            if not last.is_dead or places[at] not in moved:
-                moved[places[at]] = in_table if last.is_dead else last.state
-            past.append(_Past(partition, offset, last.state, True, last.created))
-            continue
-        before, created = last.state, last.created
-        # If it is sent twice, the row exists already, made from the one that its deletion has carried along.
-        if ops[at] == "c" and (last.is_dead or created != places[at]):
-            created = places[at]
-            before = moved.get(places[at]) or {name: Origin(moved=places[at]) for name in lacking}
-        elif last.is_dead:
-            # The deletion was sent twice: the row that was created again is in the table.
-            before = in_table
-        state = {name: before[name] if mask[at] else at for name, mask in lacking.items()}
-        past.append(_Past(partition, offset, state, False, created))
-    return {own: past[-1].state for own, past in pasts.items()}
+    return found

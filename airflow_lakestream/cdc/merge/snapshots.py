@@ -69,6 +69,20 @@ def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
     return rows
 
 
+def behind_one(version: Version, marks: Iterable[Version]) -> Version:
+    """Return the version that `behind` gives to one event."""
+    commit, position, partition, offset = version
+    for seen, _, of_partition, mark in sorted(marks):
+        if partition == of_partition and offset > -1 - mark and commit < seen and position > 0:
+            commit = seen
+    return commit, position, partition, offset
+
+
+def versions(rows: pa.Table) -> list[Version]:
+    """Return the versions of rows."""
+    return list(zip(*(rows[name].to_pylist() for name in VERSION), strict=True))
+
+
 def is_mark(version: Version) -> bool:
     """Tell whether a version is a snapshot's mark, not an event's place."""
     return version[-1] < 0

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, POSITION, UNAVAILABLE, VERSION
+from airflow_lakestream.cdc.columns import DELETED, OP, UNAVAILABLE, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import keys_of, places
+from airflow_lakestream.cdc.merge.left_out import Origin, Source
 from airflow_lakestream.cdc.merge.memory import Memory
-from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_gone, is_later
-from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.cdc.merge.newest import Newest, is_gone, is_later
+from airflow_lakestream.cdc.merge.snapshots import Version, versions
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.no_rows import one_array
 from airflow_lakestream.tables.rising import Numbers
@@ -121,14 +122,12 @@ class Values:
         batch = self.batch
         rows = batch.rows.take(pa.array(places_))
         gone, rows = is_gone(rows), rows.drop_columns([OP])
-        number_of = {int(place): number for number, place in enumerate(places_)} if batch.origins else {}
+        number_of = {int(place): number for number, place in enumerate(places_)} if batch.sources else {}
         by_column: dict[str, dict[int, pa.Scalar | None]] = {}
-        for (place, column), origin in batch.origins.items():
+        for (place, column), source in batch.sources.items():
             if place not in number_of:
                 continue
-            value = self._value_of_same(place, column)
-            if value is None:
-                value = self._value(column, origin)
+            value = self._value(column, source)
             # A deleted row can do without.
             if value is None and not gone[number_of[place]]:
                 partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
@@ -160,23 +159,22 @@ class Values:
         before = self.batch.befores.get(at)
         if not before:
             return None
-        values = {
-            name: self._value(name, value) if isinstance(value, Origin) else value for name, value in before.items()
-        }
+        values = {name: self._value(name, source) for name, source in before.items()}
         known = {name: value for name, value in values.items() if value is not None}
         if not known:
             return None
         return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
 
-    def _value_of_same(self, place: int, column: str) -> pa.Scalar | None:
-        """Return the value of the event's own row, if an earlier copy of the same event made that row."""
-        event, key = self.batch.rows.slice(place, 1), self.key
-        row = self.old.row_of(keys_of(event, key)[0], key)
-        if row is None or any(row[name][0] != event[name][0] for name in (COMMIT, POSITION)):
-            return None
-        return row[column][0]
+    def _value(self, column: str, source: Source) -> pa.Scalar | None:
+        """Return the value from its source; None if nothing has it."""
+        found = (self._outside(column, origin) for origin in source.origins)
+        return next((one for one in found if one is not None), source.value)
 
-    def _value(self, column: str, origin: Origin) -> pa.Scalar | None:
-        found = origin.moved
-        row = self.old.row_of(origin.key, self.key) if found is None else self.memory.moved(found)
+    def _outside(self, column: str, origin: Origin) -> pa.Scalar | None:
+        if origin.moved is not None:
+            row = self.memory.moved(origin.moved)
+        else:
+            row = self.old.row_of(origin.key, self.key)
+            if row is not None and not origin.spans(versions(row)[0], self.memory.snapshots):
+                return None
         return None if row is None or column not in row.column_names else row[column][0]

@@ -64,3 +64,13 @@ def shuffled(draw: st.DrawFn, events: list[Event]) -> list[Event]:
 def cut(draw: st.DrawFn, events: list[Event]) -> list[list[Event]]:
     ends = sorted(draw(st.sets(st.integers(1, max(1, len(events) - 1)), max_size=4)))
     return [part for a, b in zip([0, *ends], [*ends, len(events)], strict=True) if (part := events[a:b])]
+
+
+def with_copies(draw: st.DrawFn, events: list[Event], partitions: int) -> list[Event]:
+    """Return events in their order, between which earlier ones come again: any of them, in any partition."""
+    found: list[Event] = []
+    for number, one in enumerate(events):
+        copies = draw(st.lists(st.sampled_from(events[:number]), max_size=3)) if number else []
+        found += [replace(copy, partition=draw(st.integers(0, partitions - 1))) for copy in copies]
+        found.append(one)
+    return [replace(one, offset=offset) for offset, one in enumerate(found)]

@@ -1,0 +1,216 @@
+"""Values that events leave out: followed through a batch, from key to key, to the places that may have them.
+
+An earlier event of the batch may have a value. But it may be one that was sent again, and the table may know a later
+one: so the table's own row comes first, if its last event lies between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OP, POSITION
+from airflow_lakestream.cdc.events.apart import check_values
+from airflow_lakestream.cdc.events.unavailable import Mask, left_out, may_be_left_out
+from airflow_lakestream.cdc.keys.identity import Key, keys_of, those_with
+from airflow_lakestream.cdc.merge.snapshots import Version, behind_one, versions
+from airflow_lakestream.tables.rising import Numbers
+
+Place = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A row outside of the batch that may have a value: the table's row of a key, or a deleted one with `moved`.
+
+    The table's row has it if the row's last event lies between `since` and `until`, both included; without `since` from
+    the beginning on. `moved` is the place of a deletion in the source: the row's key was changed there.
+    """
+
+    key: Key = ()
+    since: Version | None = None
+    until: Version = ()
+    moved: Place | None = None
+
+    def spans(self, row: Version, marks: Sequence[Version]) -> bool:
+        """Tell whether the row's last event lies in between.
+
+        :param marks: of the snapshots that are known, which have changed the row's version, too.
+        """
+        since = None if self.since is None else behind_one(self.since, marks)
+        return (since is None or since[:2] <= row[:2]) and row[:2] <= behind_one(self.until, marks)[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A value's source: the first of `origins` that has it, or else `value`, which the batch has itself."""
+
+    origins: tuple[Origin, ...]
+    value: pa.Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a batch knows of one value of a key's row: the event with it, if any, and since when the row has it."""
+
+    key: Key
+    since: Version | None
+    event: int | None = None
+    earlier: tuple[Origin, ...] = ()
+
+    def origins(self, until: Version) -> tuple[Origin, ...]:
+        return (Origin(self.key, self.since, until), *self.earlier)
+
+
+_State = dict[str, _Known]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row after the events of its key so far."""
+
+    state: _State
+    gone: Version | None = None
+    created: Place | None = None
+
+
+@dataclass
+class LeftOut:
+    """Follows the rows of some keys through a batch, and through the keys that they had before.
+
+    :param events: of these keys, in the order of their versions.
+    :param names: the columns to follow.
+    """
+
+    events: pa.Table
+    key: Sequence[str]
+    names: Sequence[str]
+    _rows: dict[Key, _Row] = field(default_factory=dict)
+    # By the place of a deletion: the row's values, for the row that gets another key there.
+    _moved: dict[Place, _State] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        nothing = np.zeros(len(self.events), np.bool_)
+        there = self.events.column_names
+        lacking = {name: left_out(self.events[name]) if name in there else nothing for name in self.names}
+        every = zip(keys_of(self.events, self.key), versions(self.events), self.events[OP].to_pylist(), strict=True)
+        for at, (own, version, op) in enumerate(every):
+            row = self._rows.setdefault(own, _Row(self._in_table(own, None)))
+            if op in ("d", "t"):
+                self._delete(row, own, version)
+                continue
+            before = self._before(row, own, version, op)
+            row.state = {name: before[name] if mask[at] else _Known(own, version, at) for name, mask in lacking.items()}
+            row.gone = None
+
+    def source(self, own: Key, name: str, until: Version) -> Source:
+        """Return where a row's value is, as its last event leaves it."""
+        return self._source(self._rows[own].state[name], name, until)
+
+    def before(self, version: Version) -> dict[str, Source]:
+        """Return where the values are that a row had until its deletion."""
+        return {name: self._source(known, name, version) for name, known in self._moved[version[:2]].items()}
+
+    def _source(self, known: _Known, name: str, until: Version) -> Source:
+        return Source(known.origins(until), None if known.event is None else self.events[name][known.event])
+
+    def _in_table(self, own: Key, since: Version | None) -> _State:
+        return {name: _Known(own, since) for name in self.names}
+
+    def _delete(self, row: _Row, own: Key, version: Version) -> None:
+        """Keep the values: a changed key has, at the same place, the row created with the other key."""
+        if row.gone is None or row.gone[:2] != version[:2]:
+            # Of a second deletion the row was created by an event that is not here.
+            self._moved[version[:2]] = row.state if row.gone is None else self._in_table(own, row.gone)
+        row.gone = version
+
+    def _before(self, row: _Row, own: Key, version: Version, op: str) -> _State:
+        """Return the state that an event which creates or changes the row starts from."""
+        place = version[:2]
+        # If it is sent twice, the row exists already, made from the one that its deletion has carried along.
+        if op == "c" and (row.gone is not None or row.created != place):
+            row.created = place
+            moved = self._moved.get(place, {})
+            return {name: _created(own, version, moved.get(name)) for name in self.names}
+        # If its deletion was sent again, the row that was created since is in the table.
+        return row.state if row.gone is None else self._in_table(own, row.gone)
+
+
+def _created(own: Key, version: Version, moved: _Known | None) -> _Known:
+    """Return what is known of a row's value that is created under a key, from the row that had another one."""
+    remembered = Origin(moved=version[:2])
+    if moved is None:
+        return _Known(own, version, None, (remembered,))
+    return _Known(own, version, moved.event, (remembered, *moved.origins(version)))
+
+
+def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numbers:
+    """Return the places of the events of these keys, and of the keys that their rows had before."""
+    deletes = np.flatnonzero(pc.equal(rows[OP], "d").fill_null(False).to_numpy())
+    positions, commits = (rows[name].to_numpy() for name in (POSITION, COMMIT))
+    found: dict[int, Key] = {}
+    while True:
+        more = {at: own for at, own in those_with(rows, key, wanted) if at not in found}
+        found |= more
+        created = [at for at in more if rows[OP][at].as_py() == "c"]
+        places = {(commits[at], positions[at]) for at in created}
+        some = deletes[np.isin(positions[deletes], positions[created])]
+        some = np.array([at for at in some.tolist() if (commits[at], positions[at]) in places], np.int64)
+        wanted = set(keys_of(rows.take(pa.array(some)), key)) - set(found.values())
+        if not wanted:
+            return np.array(sorted(found), np.int64)
+
+
+def sources(rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[str]) -> dict[tuple[int, str], Source]:
+    """Return where left-out values are, by a row's place and a column's name.
+
+    :param rows: all events, in the order of their versions; the values of `found` come from those at `contents`.
+    """
+    lacking = dict(_lacking(found, key))
+    if not lacking:
+        return {}
+    at = np.flatnonzero(np.logical_or.reduce(list(lacking.values())))
+    keys = dict(zip(at.tolist(), keys_of(found.take(pa.array(at)), key), strict=True))
+    ends = dict(zip(at.tolist(), versions(rows.take(pa.array(contents[at]))), strict=True))
+    own = related(rows, key, set(keys.values()))
+    known = LeftOut(rows.take(pa.array(own)), key, list(lacking))
+    places = ((at, name) for name, mask in lacking.items() for at in np.flatnonzero(mask).tolist())
+    return {(at, name): known.source(keys[at], name, ends[at]) for at, name in places}
+
+
+def befores(
+    rows: pa.Table, deletes: Mapping[int, int], key: Sequence[str], columns: Iterable[pa.Field]
+) -> dict[int, Mapping[str, Source]]:
+    """Return where the values are that rows had before their deletion. Raises ValuesApart.
+
+    :param deletes: the places of the deletions among the rows, by what to call them.
+    :param columns: of the events.
+    """
+    if not deletes:
+        return {}
+    names = [one.name for one in columns if may_lack(one, key)]
+    at = pa.array(deletes.values(), pa.int64())
+    own = related(rows, key, set(keys_of(rows.take(at), key)))
+    if len(own) > len(deletes):
+        check_values(rows, "the batch ends with a deletion, and has an earlier event of the row")
+    known = LeftOut(rows.take(pa.array(own)), key, names)
+    return {name: known.before(one) for name, one in zip(deletes, versions(rows.take(at)), strict=True)}
+
+
+def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
+    """Yield the columns of which some rows lack values, each with those rows."""
+    for column in rows.schema:
+        if may_lack(column, key):
+            mask = left_out(rows[column.name])
+            if mask.any():
+                yield column.name, mask
+
+
+def may_lack(column: pa.Field, key: Sequence[str]) -> bool:
+    """Tell whether PostgreSQL may keep a column's values apart, and Debezium may leave them out."""
+    beside = column.name in key or column.name in OF_EVENTS
+    return not beside and may_be_left_out(column.type)
