@@ -24,6 +24,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
 from pyiceberg.utils.properties import property_as_int
 
+from airflow_lakestream.iceberg.write.bounds import unbounded
 from airflow_lakestream.tables.coordinates import OFFSET
 
 
@@ -83,11 +84,15 @@ def write_parquet(
         pq.ParquetWriter(stream, rows.schema, **_options(settings, rows, paths)) as writer,
     ):
         writer.write_table(rows, row_group_size=limit)
+    footer = writer.writer.metadata
     statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=writer.writer.metadata,
+        parquet_metadata=footer,
         stats_columns=compute_statistics_plan(schema, settings),
         parquet_column_mapping=paths,
     )
+    for column in unbounded(footer):
+        # PyIceberg joins those of the other row groups.
+        statistics.column_aggregates.pop(paths[footer.schema.column(column).path], None)
     for bounds in statistics.column_aggregates.values():
         if isinstance(bounds.current_max, str) and bounds.trunc_length:
             bounds.current_max = upper_bound(bounds.current_max, bounds.trunc_length)
