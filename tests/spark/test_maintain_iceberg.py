@@ -283,6 +283,19 @@ def test_rows_that_spark_skipped_for_wrong_bounds_are_found(
     assert lake.audit(full=False).verdict is AuditVerdict.CLEAN
 
 
+def test_a_table_of_renamed_fields_is_read_and_compacted(
+    lake: Lake, name: str, produce: Producing, spark: SparkSession
+) -> None:
+    for number in range(2):
+        produce(name, 0, [b'{"id": %d, "_file": "f", "_pos": %d}' % (number, number)])
+        lake.land(name, rename_columns={"_file": "file", "_pos": "place"})
+    config = maintenance(lake, compact=True)
+    table = own_session(config, spark).table(f"{config.catalog_name}.{TABLE}")
+    assert sorted((row["id"], row["file"], row["place"]) for row in table.collect()) == [(0, "f", 0), (1, "f", 1)]
+    [report] = maintained(lake, spark, compact=True)
+    assert (report.before.files, report.after.files) == (2, 1)
+
+
 def _data_files(table: Table) -> list[str]:
     return [task.file.file_path for task in table.scan().plan_files()]
 
