@@ -68,9 +68,10 @@ faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEE
 faults-broker: setup ## The same with topics of a real broker, slower: N=20 (needs a JDK 17)
 	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED) --broker
 
-fuzz: setup ## Fuzz the decoders with N payloads of each format, and tables with N values, from SEED on; see docs/formats.md
+fuzz: setup ## Fuzz decoders with N payloads of each format, tables with N values, filters of 2 N tables, from SEED on; see docs/formats.md
 	$(BIN)/python -m tests.unit.decode.fuzz -n $(N) --seed $(SEED)
 	$(BIN)/python -m tests.unit.landed.sources -n $(N) --seed $(SEED)
+	$(BIN)/python -m tests.unit.bounds.tables -n $$((2 * $(N))) --seed $(SEED)
 
 soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
 	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 0 \

@@ -88,6 +88,7 @@ with DAG(
         "csv_delimiter": Param(
             ",", type="string", minLength=1, title="Delimiter", description="What separates the fields of CSV."
         ),
+        "rename_columns": text("Names of columns", "By those of fields, as JSON; empty for the same names."),
         "sql": text("SQL", "The statement that makes rows of records, if they were landed through one."),
         "sql_input": Param(
             "raw",
@@ -128,6 +129,7 @@ with DAG(
         schema_registry="{{ params.schema_registry or '' }}",
         writer_schemas="{{ params.writer_schemas | tojson if params.writer_schemas else '' }}",
         csv_delimiter="{{ params.csv_delimiter }}",
+        rename_columns="{{ params.rename_columns or '' }}",
         sql="{{ params.sql or '' }}",
         sql_input="{{ params.sql_input }}",
         kafka_conn_id="{{ params.kafka_conn_id }}",

@@ -10,6 +10,7 @@ from typing import Any
 from airflow_lakestream.audit.compare import OddRows, PartitionAudit
 from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.core.ranges import RangeSet, shown
+from airflow_lakestream.iceberg.upkeep.narrow_bounds import WrongBounds
 
 # More ranges help nobody in a terminal; `--json` has them all.
 _SHOWN = 10
@@ -17,9 +18,9 @@ _SHOWN = 10
 SEES = {
     True: "full: every row's topic, partition and offset against every record that Kafka still shows.",
     False: (
-        "quick: file statistics against the ledger; no data file was opened and Kafka was not asked. Seen: how many "
+        "quick: file statistics against the ledger; no row's position was read and Kafka was not asked. Seen: how many "
         "rows are missing or too many, files there twice, files outside all landed ranges, files that are gone or have "
-        "another size than the metadata says. Not seen: which offsets "
+        "another size than the metadata says, bounds that leave values out. Not seen: which offsets "
         "are missing, as many rows missing as doubled, and which rejected records count. --full tells."
     ),
 }
@@ -87,7 +88,8 @@ class Repaired:
 
     `landed` are ranges of missing rows that were landed again, `undoubled` those with one row per record now, `adopted`
     those of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` says what was not
-    repaired, and why. `removed` describes the rows without a record and the lost files that were taken out.
+    repaired, and why. `removed` describes the rows without a record and the lost files that were taken out; `mended`
+    the files with wrong bounds, in a snapshot of their own.
     """
 
     snapshot_id: int | None = None
@@ -100,6 +102,7 @@ class Repaired:
     lost: RangeSet = RangeSet()
     left: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
 
     @property
     def ranges(self) -> dict[str, RangeSet]:
@@ -115,13 +118,15 @@ class Repaired:
             "rejected": self.rejected,
             **{name: _quadruples(ranges)[:most_ranges] for name, ranges in self.ranges.items()},
             "removed": list(self.removed),
+            "mended": list(self.mended),
             "left": list(self.left),
         }
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text."""
         if self.snapshot_id is None:
-            yield "repair: nothing was done, no snapshot was added"
+            if not self.mended:
+                yield "repair: nothing was done, no snapshot was added"
         else:
             rejected = f", {self.rejected} records rejected" if self.rejected else ""
             yield f"repaired in snapshot {self.snapshot_id}: {self.rows_out} rows out, {self.rows_in} rows in{rejected}"
@@ -129,6 +134,7 @@ class Repaired:
             if ranges:
                 yield f"  {_DONE[name]}: {shown([str(r) for r in ranges], _SHOWN)}"
         yield from (f"  removed: {line}" for line in self.removed)
+        yield from (f"  mended: {line}" for line in self.mended)
         yield from (f"  left: {line}" for line in self.left)
 
 
@@ -144,10 +150,10 @@ _DONE = {
 class AuditResult:
     """The verdict on one table and group, with its reasons.
 
-    `lost_files` are data files that are gone or cut; `odd` are rows whose position no record can have. `findings` are
-    damages that no range of one partition can express. `blind` says what could not be looked at although it was needed.
-    `made` says which functions made rows that keep no positions. `notes` are for the reader. Damage found counts,
-    whatever could not be looked at.
+    `lost_files` are data files that are gone or cut; `wrong_bounds` those with values that filters skip; `odd` are
+    rows whose position no record can have. `findings` are damages that no range of one partition can express.
+    `blind` says what could not be looked at although it was needed. `made` says which functions made rows that keep
+    no positions. `notes` are for the reader. Damage found counts, whatever could not be looked at.
     """
 
     table: str
@@ -158,6 +164,8 @@ class AuditResult:
     counts: list[RowCount] = field(default_factory=list)
     by_count: list[ByCount] = field(default_factory=list)
     lost_files: list[LostFile] = field(default_factory=list)
+    wrong_bounds: list[WrongBounds] = field(default_factory=list)
+    wrong_bounds_of_rejects: list[WrongBounds] = field(default_factory=list)
     odd: list[OddRows] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
@@ -177,7 +185,14 @@ class AuditResult:
         """All damage as sentences, the worst first."""
         lost = [one.text for one in self.lost_files]
         of_partitions = [line for audit in self.partitions for line in _damages(audit)]
-        return [*lost, *of_partitions, *filter(None, (count.problem for count in self.counts)), *self.findings]
+        counts = filter(None, (count.problem for count in self.counts))
+        return [*lost, *of_partitions, *counts, *self.findings, *self.narrow]
+
+    @property
+    def narrow(self) -> list[str]:
+        """The wrong bounds as sentences."""
+        rejects = (f"reject table: {one.text}" for one in self.wrong_bounds_of_rejects)
+        return [*(one.text for one in self.wrong_bounds), *rejects]
 
     def take_lost(self, lost: Iterable[LostFile], of_rejects: Iterable[LostFile]) -> bool:
         """Record the lost files; return whether the rest can still be judged without them."""
@@ -216,6 +231,7 @@ class AuditResult:
             ],
             "not_verifiable_made": self.made,
             "lost_files": [one.to_dict() for one in self.lost_files],
+            "wrong_bounds": self.narrow,
             "findings": self.findings,
             "could_not_look": self.blind,
             "notes": self.notes,
@@ -238,7 +254,7 @@ class AuditResult:
             yield from (f"    {line}" for line in _receipts(audit, self.is_full))
         for title, lines in (
             ("damage", [one.text for one in self.lost_files]),
-            ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings]),
+            ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings, *self.narrow]),
             ("could not look", self.blind),
             ("not verifiable", [*(one.text for one in self.by_count), *self.made]),
             ("note", self.notes),

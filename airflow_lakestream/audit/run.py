@@ -27,6 +27,7 @@ from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
+from airflow_lakestream.iceberg.upkeep.narrow_bounds import wrong_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
@@ -100,6 +101,12 @@ class Audit:
         if not result.take_lost(lost_of(table, files), [] if rejects is None else lost_of(rejects, reject_files)):
             return result
         without = [one.path for one in result.lost_files]
+        try:
+            result.wrong_bounds += wrong_bounds(table, head, without)
+            if rejects is not None:
+                result.wrong_bounds_of_rejects += wrong_bounds(rejects, ledger_store.head_of(rejects.metadata))
+        except OSError as e:
+            raise UnreadableTable(self.table, e) from e
         adopted = self.adopted(
             result,
             books,

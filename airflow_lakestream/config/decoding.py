@@ -34,6 +34,7 @@ class Decoding:
     sql: str | None = None
     sql_input: str = SqlInput.RAW
     csv_delimiter: str = ","
+    rename_columns: Mapping[str, str] | str | None = None
 
     @property
     def payload(self) -> Payload:
@@ -50,6 +51,7 @@ class Decoding:
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,
+            renamed=tuple(arguments.names("rename_columns", self.rename_columns).items()),
         )
 
 

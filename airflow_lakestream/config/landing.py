@@ -112,6 +112,7 @@ class ExtractConfig(Decoding):
         return replace(
             super().payload,
             refused_characters=self.lake.characters_refused,
+            taken_columns=self.lake.columns_taken,
             given=tuple(name for name in given if name != KEY_COLUMN),
         )
 
@@ -120,6 +121,9 @@ class ExtractConfig(Decoding):
         if payload.registry is not None and not payload.uses_registry:
             problem = f"the format is {self.format!r}, whose records name no schema."
             raise InvalidArgument("schema_registry", problem, "Leave it out, or correct format.")
+        payload.check_names()
+        if payload.renamed and is_given(self.sql):
+            raise InvalidArgument("rename_columns", "the statement in sql names the columns itself.", "Write AS in it.")
         if schema is not None:
             payload.check([column.name for column in schema.fields])
         self._check_schema_changes()

@@ -19,6 +19,9 @@ REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "
 # The arguments that name a function of DataFrames: of a batch as it is, and of the stream.
 TRANSFORM, STREAM_TRANSFORM = FUNCTIONS = ("transform", "stream_transform")
 
+# Columns that readers of Iceberg find in each table: Spark reads and compacts no table with its own of such a name.
+ICEBERG_COLUMNS = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+
 # Where a Delta table can not be.
 _WITHOUT_DELTA = ("hdfs", "webhdfs", "viewfs")
 _PART = re.compile(r"[^\s./\\\"'`;]+")

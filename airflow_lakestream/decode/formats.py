@@ -17,9 +17,11 @@ from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
+from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
 from airflow_lakestream.decode.registered import SchemaFinder
+from airflow_lakestream.decode.renamed import RenamedDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
@@ -104,7 +106,8 @@ class Payload(PayloadSettings):
         """What else than the format decides on the rows, as text."""
         names = ("key_format", "envelope", *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
-        return tuple(f"{name}={value}" for name, value in given.items())
+        renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
+        return tuple(f"{name}={value}" for name, value in (given | renamed).items())
 
     @property
     def needs_keys(self) -> bool:
@@ -139,7 +142,7 @@ class Payload(PayloadSettings):
         if self.key_format is not None:
             return None
         if len(self.row.fixed_columns):
-            return self.row.fixed_columns
+            return self.new_names.columns(self.row.fixed_columns)
         if self.row.kind is None or self.registry is None:
             return None
         found = self._finder.foreseen(self.format, topic)
@@ -179,6 +182,14 @@ class Payload(PayloadSettings):
                 f'Add one, such as "{KEY_COLUMN} string", to the schema and the table; or leave key_format out.',
             )
 
+    def check_names(self) -> None:
+        """Refuse new names that no column can have. Raises InvalidArgument."""
+        if self.renamed and self.row.positional:
+            problem = f"fields have no names with format={self.format!r}, and columns have those of schema."
+            raise InvalidArgument("rename_columns", problem, "Leave it out.")
+        kept = frozenset({KEY_COLUMN, RESCUED})
+        self.new_names.check(NameRules(kept, self.refused_characters, frozenset(self.taken_columns)))
+
     def decoder(self, schema: pa.Schema) -> Decoder:
         """Return the decoder for these columns. Raises InvalidArgument for those that the format can't fill."""
         self.check(schema.names)
@@ -191,7 +202,8 @@ class Payload(PayloadSettings):
     def _value_columns(self, first: RawBatch) -> pa.Schema:
         if len(self.row.fixed_columns):
             # Keys that are decoded have a column of their own.
-            return pa.schema([one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"])
+            fixed = [one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"]
+            return self.new_names.columns(pa.schema(fixed))
         if self.row.first_columns is None:
             return self._columns_of(self._finder.find(self.format, first.topic, "value", first.values))
         return self._unwrapped(self.row.first_columns(self, first))
@@ -205,7 +217,7 @@ class Payload(PayloadSettings):
         return self._unwrapped(self.row.columns_of(found))
 
     def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
-        return flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns
+        return self.new_names.columns(flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns)
 
     def _with_rescued(self, columns: pa.Schema) -> pa.Schema:
         if self.unknown_fields != UnknownFields.RESCUE:
@@ -222,9 +234,14 @@ class Payload(PayloadSettings):
         return pa.field(KEY_COLUMN, row.key_of(self._finder.find(self.key_format, first.topic, "key", keys.values)))
 
     def _value_decoder(self, schema: pa.Schema) -> Decoder:
+        names = self.new_names
+        decoder = self._field_decoder(names.fields(schema))
+        return RenamedDecoder(decoder, names) if names.pairs else decoder
+
+    def _field_decoder(self, fields: pa.Schema) -> Decoder:
         if self.envelope == Envelope.DEBEZIUM:
-            return DebeziumDecoder(schema, self._events, self._naming)
-        return self.row.decoder(self, schema)
+            return DebeziumDecoder(fields, self._events, self._naming)
+        return self.row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> Decoder:
         """Return the decoder of events, whose other members are nothing unknown."""

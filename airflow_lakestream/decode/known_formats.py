@@ -31,6 +31,7 @@ from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, RecordAsKey
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
+from airflow_lakestream.decode.renamed import NewNames
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
 
@@ -59,6 +60,8 @@ class PayloadSettings:
     :param registry: where schemas are, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: those that the table takes in no name of a column.
+    :param taken_columns: names that the table's readers keep for themselves.
+    :param renamed: names of columns by those of fields, as pairs.
     :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
     :param given: the columns that the user gave for values, in their order; empty where the table says them.
     :param csv_delimiter: what stands between the fields of CSV.
@@ -74,6 +77,8 @@ class PayloadSettings:
     registry: RegistryConfig | None = None
     writer_schemas: tuple[str, ...] = ()
     refused_characters: str = ""
+    taken_columns: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
     out_of_range: str = OutOfRange.REJECT
     given: tuple[str, ...] = ()
     csv_delimiter: str = ","
@@ -86,7 +91,18 @@ class PayloadSettings:
         reserved = {KEY_COLUMN} if self.key_format is not None else set()
         if self.unknown_fields == UnknownFields.RESCUE:
             reserved.add(RESCUED)
-        return NameRules(frozenset(reserved), self.refused_characters)
+        taken, renamed = frozenset(self.taken_columns), frozenset(old for old, _ in self.renamed)
+        if self.unknown_fields in (UnknownFields.RESCUE, UnknownFields.EVOLVE):
+            reserved.update(new.lower() for _, new in self.renamed)
+        else:
+            # A field without a column would be lost: a new table that would get such a column is refused.
+            taken = frozenset()
+        return NameRules(frozenset(reserved), self.refused_characters, taken, renamed)
+
+    @property
+    def new_names(self) -> NewNames:
+        """Names of columns that are not those of fields."""
+        return NewNames(self.renamed)
 
     @property
     def is_event(self) -> bool:
@@ -112,7 +128,8 @@ class PayloadSettings:
         lacking = Lacking()
         for one in found:
             lacking.unite(one)
-        return grow_by(schema, lacking, self.name_rules).schema
+        names = self.new_names
+        return names.columns(grow_by(names.fields(schema), lacking, self.name_rules).schema)
 
     def key_records(self, schema: pa.Schema) -> Decoder:
         """Return the decoder of keys that are records, for the columns of these."""

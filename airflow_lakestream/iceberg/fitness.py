@@ -13,10 +13,12 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.iceberg import table_properties
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
+from airflow_lakestream.iceberg.write.layout import check_names
 from airflow_lakestream.runtime.processes import forbid_forks
 from airflow_lakestream.stores import azure, hdfs
 
@@ -66,8 +68,12 @@ def check_catalog(catalog: Catalog, name: str) -> None:
 
 
 def check_table(table: Table) -> None:
-    """Refuse a table that can't be written here. Raises FormatVersionTooNew, and InvalidArgument for its properties."""
+    """Refuse a table that can't be written here.
+
+    Raises FormatVersionTooNew, and InvalidArgument for its properties and partitions.
+    """
     check_version(table.metadata, name_of(table))
+    check_names(table.spec(), name_of(table))
     check_properties(table.metadata.properties)
 
 
@@ -121,6 +127,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
             f"Leave it out: tables are created with version {WRITTEN_VERSION}.",
         )
     check_file_format(properties)
+    table_properties.check(properties)
     retention.limit(properties)
 
 

@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
 
-from airflow_lakestream.core.names import check_location, check_table_name
+from airflow_lakestream.core.names import ICEBERG_COLUMNS, check_location, check_table_name
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import MissingExtra
 from airflow_lakestream.tables.design import TableDesign
-
-# Columns that readers of Iceberg find in each table; Spark compacts no table that has one of its own of the name.
-_OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ _ROWS = (
         audit="airflow_lakestream.audit.run:Audit",
         swap="airflow_lakestream.cdc.swap.iceberg:",
         beside="airflow_lakestream.iceberg.write.handover:",
-        columns_taken=_OF_ICEBERG,
+        columns_taken=ICEBERG_COLUMNS,
     ),
     LakeFormat(
         format=TableFormat.DELTA,

@@ -102,6 +102,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         beside the DAG; see docs/sql.md (templated)
     :param sql_input: what it reads: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
     :param csv_delimiter: with `format="csv"`: what stands between fields, one character (templated)
+    :param rename_columns: names of columns by those that fields have in the records (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -126,7 +127,13 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     :param allow_group_overlap: land records that another group's ledger on this table holds already
     """
 
-    template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json", "checks": "json"}
+    template_fields_renderers = {
+        "schema": "sql",
+        "sql": "sql",
+        "rename_columns": "json",
+        "table_properties": "json",
+        "checks": "json",
+    }
     ui_color = "#d5eef2"
 
     def __init__(
@@ -163,6 +170,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         sql: str | None = None,
         sql_input: str = SqlInput.RAW.value,
         csv_delimiter: str = ",",
+        rename_columns: Mapping[str, str] | str | None = None,
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
@@ -217,6 +225,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.sql = sql
         self.sql_input = sql_input
         self.csv_delimiter = csv_delimiter
+        self.rename_columns = rename_columns
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order

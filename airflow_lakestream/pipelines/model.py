@@ -121,7 +121,7 @@ class Sink(Part):
     soft_delete: bool | None = None
     out_of_range: OutOfRange | None = None
     merge_mode: MergeMode | None = None
-    rename_columns: dict[str, str] | None = None
+    rename_columns: dict[str, str] | None = Field(default=None, description="names of columns by those of fields")
     source_tables: str | None = None
     consumer_group: str | None = Field(default=None, description="names the ledger; default: the source's")
     quality: Quality | None = Field(default=None, description="of this sink, instead of the file's")

@@ -28,7 +28,7 @@ _ANY = frozenset(
     | {"checks", "sensors", "freshness", "input", "quality"}
 )
 ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
-_OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
+_OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "source_tables")
 _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
     "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),

@@ -40,9 +40,11 @@ from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
 from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, Repairing
+from airflow_lakestream.iceberg.upkeep import narrow_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.takeout import shortly
 from airflow_lakestream.tables.transformed import refuse_without_spark
 
@@ -155,7 +157,7 @@ class Repair(Decoding):
         return arguments
 
     def run(self, catalog: Catalog) -> AuditResult:
-        """Audit, repair the damage in one snapshot, and audit again; the result holds both.
+        """Audit, repair the damage in one snapshot, mend wrong bounds in another, audit again; the result holds all.
 
         Raises what the audit raises, RowsLost, CannotReplace, BadRecord, NotRepaired and the errors of the Kafka side;
         after any error nothing was changed.
@@ -171,6 +173,11 @@ class Repair(Decoding):
                 log.info("%s Looking again.", conflict)
                 continue
             if repaired.snapshot_id is not None:
+                result = audit.run(catalog)
+            if result.narrow:
+                repaired = replace(repaired, mended=tuple(result.narrow))
+                narrow_bounds.mend(catalog, audit.table, result.wrong_bounds)
+                narrow_bounds.mend(catalog, rejects_of(audit.table), result.wrong_bounds_of_rejects)
                 result = audit.run(catalog)
             result.repaired = repaired
             return result

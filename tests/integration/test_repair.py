@@ -22,6 +22,7 @@ from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.replace import repair as table_side
 from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
+from airflow_lakestream.iceberg.write import parquet
 from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNowBad
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import append_rows, data_files, remove_property, trim
@@ -464,3 +465,19 @@ def test_records_whose_fields_have_no_names_are_repaired_by_the_columns_that_the
 def test_a_schema_goes_with_records_whose_fields_have_no_names_only(lake: Lake) -> None:
     with pytest.raises(InvalidArgument, match=r'schema: goes with sql_input="decoded" and format="csv"'):
         repair(lake, schema="id bigint")
+
+
+def test_wrong_bounds_are_mended_beside_a_repair(
+    lake: Lake, topic: Topics, produce: Producing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(partitions=1)
+    texts = ["z" * 5000, "z" * 5000, "a", "b"]
+    produce(name, 0, [b'{"s": "%s"}' % text.encode() for text in texts])
+    with monkeypatch.context() as before_this:
+        before_this.setattr(parquet, "unbounded", lambda footer: {})
+        lake.land(name, table_properties={"write.parquet.row-group-limit": "2"})
+    lake.table().delete("_kafka_offset = 3")
+    result = repair(lake)
+    assert result.verdict is CLEAN, result.render()
+    assert repaired(result).rows_in == 1
+    assert len(lake.table().scan(row_filter="s > 'p'").to_arrow()) == 2

@@ -20,14 +20,15 @@ from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.upkeep.expiry import SUMMARY_EXPIRING
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
+from airflow_lakestream.iceberg.write import parquet
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.tables import NoIcebergTable
-from airflow_lakestream.spark.maintenance.work import TableNotMaintained
+from airflow_lakestream.spark.maintenance.work import TableNotMaintained, own_session
 from tests.support.broker import Producing
 from tests.support.delete_files import delete_positions
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake, assert_landed_once
 from tests.support.landings import Landings
-from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, maintained
+from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, maintained, maintenance
 
 pytestmark = pytest.mark.integration
 
@@ -256,6 +257,43 @@ def test_a_table_that_can_not_be_maintained_keeps_none_waiting(
     lake.catalog().create_table("lake.within", schema=nested.schema(), location=f"{nested.location()}/within")
     with pytest.raises(TableNotMaintained, match=r"lake\.within has its files in the same folder"):
         maintained(lake, spark, "lake.other", remove_orphans=True)
+
+
+def test_rows_that_spark_skipped_for_wrong_bounds_are_found(
+    lake: Lake, name: str, produce: Producing, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(name, 0, [b'{"s": "%s"}' % text for text in (b"z" * 5000, b"z" * 5000, b"a", b"b")])
+    with monkeypatch.context() as before_this:
+        before_this.setattr(parquet, "unbounded", lambda footer: {})
+        lake.land(name, table_properties={"write.parquet.row-group-limit": "2"})
+
+    def found() -> int:
+        config = maintenance(lake, rewrite_manifests=True)
+        session = own_session(config, spark)
+        session.sql(f"REFRESH TABLE {config.catalog_name}.{TABLE}")
+        return session.table(f"{config.catalog_name}.{TABLE}").where("s > 'p'").count()
+
+    ledger = lake.ledger()
+    assert found() == 0
+    [report] = maintained(lake, spark, rewrite_manifests=True)
+    assert str(report).endswith(", wrong bounds of 1 files mended")
+    assert (found(), lake.ledger()) == (2, ledger)
+    [report] = maintained(lake, spark, compact=True, expire=AT_ONCE)
+    assert (report.mended, found()) == (0, 2)
+    assert lake.audit(full=False).verdict is AuditVerdict.CLEAN
+
+
+def test_a_table_of_renamed_fields_is_read_and_compacted(
+    lake: Lake, name: str, produce: Producing, spark: SparkSession
+) -> None:
+    for number in range(2):
+        produce(name, 0, [b'{"id": %d, "_file": "f", "_pos": %d}' % (number, number)])
+        lake.land(name, rename_columns={"_file": "file", "_pos": "place"})
+    config = maintenance(lake, compact=True)
+    table = own_session(config, spark).table(f"{config.catalog_name}.{TABLE}")
+    assert sorted((row["id"], row["file"], row["place"]) for row in table.collect()) == [(0, "f", 0), (1, "f", 1)]
+    [report] = maintained(lake, spark, compact=True)
+    assert (report.before.files, report.after.files) == (2, 1)
 
 
 def _data_files(table: Table) -> list[str]:

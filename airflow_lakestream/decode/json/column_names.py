@@ -29,13 +29,19 @@ class NameRules:
 
     :param reserved: names of columns that are filled otherwise, in lower case.
     :param characters: those that no name may have.
+    :param taken: names of columns that the table's readers keep for themselves, in lower case.
+    :param renamed: names of fields whose columns have others, which are checked by themselves.
     """
 
     reserved: frozenset[str] = frozenset()
     characters: str = ""
+    taken: frozenset[str] = frozenset()
+    renamed: frozenset[str] = frozenset()
 
     def problem(self, name: str, *, top: bool) -> str | None:
         """Return why a field of this name can be no column; None if it can."""
+        if top and name in self.renamed:
+            return None
         if not name:
             return "it has no name"
         if len(name) > LONGEST_NAME:
@@ -48,6 +54,8 @@ class NameRules:
             return f"names that begin with {_METADATA} are kept for metadata columns"
         if top and name.lower() in self.reserved:
             return "a column of this name is filled with something else"
+        if top and name.lower() in self.taken:
+            return "readers of Iceberg keep the name for themselves; rename_columns gives the field another one"
         return None
 
 

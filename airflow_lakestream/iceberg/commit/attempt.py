@@ -158,13 +158,13 @@ def append_files(
     update = transaction.update_snapshot(snapshot_properties=dict(summary))
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
     producer: Producer = update.merge_append() if merge else update.fast_append()
-    _note(producer, producers)
+    note(producer, producers)
     with producer:
         for file in files:
             producer.append_data_file(file)
 
 
-def _note(producer: Producer, producers: list[Producer]) -> None:
+def note(producer: Producer, producers: list[Producer]) -> None:
     """Note a producer before it is used: writing its manifests may fail halfway."""
     ManifestWriters(producer)
     producers.append(producer)
@@ -174,7 +174,7 @@ def _note(producer: Producer, producers: list[Producer]) -> None:
 def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
     """Yield the producer of a snapshot that takes files out and puts others in; written when the context ends."""
     producer: Producer = RowDelta(transaction, dict(summary))
-    _note(producer, producers)
+    note(producer, producers)
     with producer:
         yield producer
 

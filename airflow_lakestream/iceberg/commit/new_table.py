@@ -15,6 +15,7 @@ from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.write import layout
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import refuse_taken
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class NewTable:
         Raises InvalidArgument before anything is made, and StaleFiles where the catalog sees by now that it is there.
         """
         fitness.check_properties(design.properties)
+        refuse_taken(schema, design.argument)
         spec = layout.partition_spec(schema, design.partition_by)
         order = layout.sort_order(schema, design.sort_order)
         made = make_namespace(catalog, name)

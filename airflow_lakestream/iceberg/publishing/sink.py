@@ -28,6 +28,7 @@ from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.publishing import branch as branches
 from airflow_lakestream.iceberg.replace.takeout import read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.examiner import brings_any
@@ -104,7 +105,7 @@ class PublishingSink(IcebergSink):
             file: DataFile = one.file
             fits = self._examiner is None or self._has_names_of(table, one)
             if fits and file.spec_id == table.metadata.default_spec_id:
-                self._adopted.append(file)
+                self._adopted.append(self._with_right_bounds(table, one))
                 continue
             for rows in self._rows_of(one):
                 self.write(rows, identity)
@@ -128,6 +129,14 @@ class PublishingSink(IcebergSink):
             yield from read_rows(table.metadata, table.io, FileScanTask(file.file), columns=columns)
         except FileNotFoundError as e:
             raise BranchFileGone(self._name, self._branch, file.path) from e
+
+    def _with_right_bounds(self, table: Table, file: BranchFile) -> DataFile:
+        # Of files that an engine took over with their footers alone.
+        try:
+            columns = too_narrow(table.io, file.file, table.name_mapping())
+        except FileNotFoundError as e:
+            raise BranchFileGone(self._name, self._branch, file.path) from e
+        return without_bounds(file.file, columns) if columns else file.file
 
     def _has_names_of(self, table: Table, file: BranchFile) -> bool:
         """Tell whether a file has the table's columns, by their names of today, as DuckDB can read it."""

@@ -1,4 +1,4 @@
-"""Changes of a ledger by hand: each one a snapshot without files on main, by compare and set, like every landing.
+"""Changes of a ledger by hand, and snapshots that change no row: each by compare and set on main, like every landing.
 
 A commit of properties alone has no compare-and-set: of two from one base the second would win silently.
 """
@@ -51,13 +51,16 @@ class EditNotDone(LakestreamError, Transient):
 
     def __init__(self, table: str, last: BaseException | None) -> None:
         super().__init__(
-            f"{table}: the ledger could not be changed in {TRIES} tries (last: {last}). Pause the DAGs that land in "
+            f"{table}: the change could not be committed in {TRIES} tries (last: {last}). Pause the DAGs that land in "
             "the table, look with `lakestream ledger show` whether it was changed after all, and run the command again."
         )
 
 
 class EditGuard(CommitGuard):
-    """The compare-and-set of a change by hand: only on the very head that it was decided for."""
+    """The compare-and-set of a change by hand: only on the very head that it was decided for.
+
+    :param ledgers: those that change; the others are written as they are.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class EditGuard(CommitGuard):
         ledgers: Mapping[str, Ledger],
         properties: Mapping[str, str],
     ) -> None:
-        super().__init__(catalog, next(iter(ledgers)), Landing(edit_id, edit_id, {}), table.metadata)
+        super().__init__(catalog, next(iter(ledgers), ""), Landing(edit_id, edit_id, {}), table.metadata)
         self._decided_at = ledger_store.head_of(table.metadata)
         self._ledgers = ledgers
         self._more = properties
@@ -82,7 +85,8 @@ class EditGuard(CommitGuard):
         self.check_fit(current)
         [added] = [update for update in updates if isinstance(update, AddSnapshotUpdate)]
         properties = self._properties(current, added.snapshot.snapshot_id)
-        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
+        set_too = [SetPropertiesUpdate(updates=properties)] if properties else []
+        return self._commit(table, requirements, (*updates, *set_too))
 
     def landed_in(self, table: Table) -> int | None:
         """Return the snapshot of this change, if it is in main's history."""
@@ -134,7 +138,7 @@ def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Pro
 
 
 def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
-    """Commit a snapshot without files; return its id. `make` is asked again after another writer came first.
+    """Commit a snapshot that brings no files; return its id. `make` is asked again after another writer came first.
 
     Raises what `make` and its guard raise, and EditNotDone.
     """

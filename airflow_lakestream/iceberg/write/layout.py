@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.table import Table
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import (
@@ -77,7 +77,33 @@ def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> 
         name = _partition_name(term, taken)
         taken.add(name)
         fields.append(PartitionField(term.source_id, PARTITION_FIELD_ID_START + len(fields), term.transform, name))
-    return PartitionSpec(*fields)
+    spec = PartitionSpec(*fields)
+    check_names(spec)
+    return spec
+
+
+def check_names(spec: PartitionSpec, table: str = "the table") -> None:
+    """Refuse partition fields with names that Avro, in which manifests are written, does not tell apart.
+
+    Raises InvalidArgument.
+    """
+    seen: dict[str, str] = {}
+    for field in spec.fields:
+        for name in _names_in_avro(field.name):
+            if (other := seen.setdefault(name, field.name)) != field.name:
+                raise InvalidArgument(
+                    "partition_by",
+                    f"{table}: the partitions {other!r} and {field.name!r} are both {name!r} in Avro, in which "
+                    "manifests are written: with one of these, nobody could read the table any more.",
+                    "Partition by one of the two, or give a column another name.",
+                )
+
+
+def _names_in_avro(name: str) -> set[str]:
+    """Return a name as PyIceberg writes it, and as Java does, to which a character may be two."""
+    units = name.encode("utf-16-be", "surrogatepass")
+    in_java = "".join(chr(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
+    return {make_compatible_name(name), make_compatible_name(in_java)}
 
 
 def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder:

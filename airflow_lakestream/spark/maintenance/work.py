@@ -14,8 +14,9 @@ from pyiceberg.table import Table
 from airflow_lakestream.driver.lease import LeaseLost
 from airflow_lakestream.driver.progress import BatchProgress
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import retention
-from airflow_lakestream.iceberg.upkeep import expiry
+from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
 from airflow_lakestream.spark.at_once import Supervised, supervised
 from airflow_lakestream.spark.inputs import lease_for
 from airflow_lakestream.spark.lease import Lease
@@ -77,11 +78,13 @@ class TableReport:
     after: Size
     expired: int = 0
     orphans: int = 0
+    mended: int = 0
 
     def __str__(self) -> str:
+        mended = f", wrong bounds of {self.mended} files mended" if self.mended else ""
         return (
             f"{self.table}: {self.before} before, {self.after} after; {self.expired} snapshots expired, "
-            f"{self.orphans} orphans removed"
+            f"{self.orphans} orphans removed{mended}"
         )
 
 
@@ -167,6 +170,7 @@ class _Upkeep:
         if times := times_of_day(table.schema()):
             work = self._without_types(times)
         expired = orphans = 0
+        mended = self._mend(table)
         if work.compact is not None and self._has_rows() and self._begins("compaction"):
             self._compact(work.compact)
         if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
@@ -175,7 +179,7 @@ class _Upkeep:
             expired = self._expire(work.expire.rule)
         if work.remove_orphans is not None and self._begins("removing orphans"):
             orphans = self._remove_orphans(work.remove_orphans.age)
-        return TableReport(self.procedures.table, before, Size.of(self._table()), expired, orphans)
+        return TableReport(self.procedures.table, before, Size.of(self._table()), expired, orphans, mended)
 
     def _without_types(self, columns: Sequence[str]) -> Maintenance:
         """Return the work that Spark does on a table that it can't read, and warn of what it does not do."""
@@ -198,6 +202,13 @@ class _Upkeep:
                 ", ".join(columns),
             )
         return replace(work, compact=None, rewrite_manifests=False, expire=None)
+
+    def _mend(self, table: Table) -> int:
+        wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
+        for one in wrong:
+            log.warning("%s: %s. Its manifests are rewritten.", self.procedures.table, one.text)
+        narrow_bounds.mend(self.catalog, self.procedures.table, wrong)
+        return len(wrong)
 
     def _begins(self, what: str) -> bool:
         """Report that a work begins; return False if the app was asked to end."""

@@ -7,7 +7,7 @@ for, or not at all; the guard sees to that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate, SetPropertiesUpdate, TableUpdate
 from pyiceberg.types import NestedField, StringType
 
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
@@ -37,13 +37,15 @@ SUMMARY_KEY = "lakestream.schema-changes"
 class SchemaChange:
     """The table as it is, and as it is with the change; without any the two are the same.
 
-    `texts` say what is changed, `added` are new fields by the id of the field that they are in.
+    `texts` say what is changed, `added` are new fields by the id of the field that they are in. `taken` are names that
+    no new column may have.
     """
 
     base: TableMetadata
     metadata: TableMetadata
     texts: tuple[str, ...] = ()
     added: Mapping[int, Sequence[NestedField]] = field(default_factory=dict)
+    taken: Collection[str] = ICEBERG_COLUMNS
 
     @classmethod
     def none(cls, metadata: TableMetadata) -> SchemaChange:
@@ -53,7 +55,7 @@ class SchemaChange:
     @classmethod
     def nowhere(cls, schema: Schema) -> SchemaChange:
         """Return no change of a table that no catalog has: what stands for a table of another format."""
-        return cls.none(metadata_of(schema, "", {"format-version": "2"}))
+        return replace(cls.none(metadata_of(schema, "", {"format-version": "2"})), taken=())
 
     def __bool__(self) -> bool:
         return bool(self.texts)
@@ -73,6 +75,7 @@ class SchemaChange:
             last_column_id=now.last_column_id,
             schema_id=1 + max(schema.schema_id for schema in base.schemas),
             format_version=now.format_version,
+            taken=self.taken,
         )
         if not evolved.changes:
             return self, evolved.problems

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.tables.schema.types import (
@@ -31,6 +31,7 @@ _LOSSLESS = {
     (iceberg.IntegerType(), iceberg.DoubleType()),
     (iceberg.FloatType(), iceberg.DoubleType()),
 }
+TAKEN = "readers of Iceberg keep the name for themselves, and Spark reads no table with such a column"
 _CORRECT_SQL = "Correct the statement (CAST, AS), or say with schema which columns are not null"
 _INTEGER_DIGITS = {iceberg.IntegerType(): 10, iceberg.LongType(): 19}
 
@@ -57,6 +58,16 @@ def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
     extra = fields_from_arrow(metadata, "metadata_columns", first_id=payload.highest_field_id + 1)
     optional = [field.model_copy(update={"required": False}) for field in extra]
     return Schema(*payload.fields, *optional, identifier_field_ids=payload.identifier_field_ids)
+
+
+def refuse_taken(schema: Schema, argument: str) -> None:
+    """Refuse columns of an Iceberg table with names that its readers keep for themselves. Raises InvalidArgument."""
+    if clashes := [field.name for field in schema.fields if field.name.lower() in ICEBERG_COLUMNS]:
+        raise InvalidArgument(
+            argument,
+            f"{', '.join(map(repr, clashes))}: {TAKEN}.",
+            f'Give the column another name: rename_columns={{"{clashes[0]}": "..."}}, or AS in a statement.',
+        )
 
 
 def with_rescued(payload: Schema) -> Schema:

@@ -6,7 +6,7 @@ Pure: which columns a schema gains, and by which field ids, is decided here; the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,7 +14,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.tables.schema.columns import fits
+from airflow_lakestream.tables.schema.columns import TAKEN, fits
 from airflow_lakestream.tables.schema.ddl import MAX_PRECISION
 from airflow_lakestream.tables.schema.types import type_text
 
@@ -43,6 +43,7 @@ def evolve(
     last_column_id: int,
     schema_id: int,
     format_version: int,
+    taken: Collection[str] = (),
 ) -> Evolved:
     """Return the schema that has a place for each value of the wanted columns, and for each of its own.
 
@@ -51,8 +52,10 @@ def evolve(
 
     :param last_column_id: of the table; its new fields count on from there.
     :param schema_id: what a changed schema is called.
+    :param taken: names that no new column of the table may have, in lower case.
     """
-    work = _Evolution(policy, itertools.count(last_column_id + 1), format_version, set(held.identifier_field_ids))
+    ids = itertools.count(last_column_id + 1)
+    work = _Evolution(policy, ids, format_version, set(held.identifier_field_ids), taken)
     struct = work.struct(held.as_struct(), tuple(wanted), "", ROOT)
     if not work.changes:
         return Evolved(held, problems=tuple(work.problems))
@@ -68,12 +71,18 @@ class _Evolution:
     """One walk through both schemas, side by side."""
 
     def __init__(
-        self, policy: SchemaEvolution, ids: Iterator[int], format_version: int, identifier_ids: set[int]
+        self,
+        policy: SchemaEvolution,
+        ids: Iterator[int],
+        format_version: int,
+        identifier_ids: set[int],
+        taken: Collection[str],
     ) -> None:
         self._widens = policy is SchemaEvolution.WIDEN
         self._ids = ids
         self._format_version = format_version
         self._identifier_ids = identifier_ids
+        self._taken = taken
         self.changes: list[str] = []
         self.problems: list[str] = []
         self.added: dict[int, list[iceberg.NestedField]] = {}
@@ -97,6 +106,8 @@ class _Evolution:
                 self.problems.append(
                     f"{path + item.name!r} can't be added beside {path + twin!r}: some engines take them for one"
                 )
+            elif parent == ROOT and item.name.lower() in self._taken:
+                self.problems.append(f"{item.name!r}: {TAKEN}; rename_columns gives the column another one")
             elif (new := self._new(item, path)) is not None:
                 fields.append(new)
                 self.added.setdefault(parent, []).append(new)

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StringType
@@ -32,9 +33,10 @@ from airflow_lakestream.core.publishing.refusals import (
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import committing
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
+from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.fault_log import Kind, PartitionLog
 from tests.support.faults import FAILED, TIMEOUT, FaultyCatalog, applied, unapplied
-from tests.support.lake import compact
+from tests.support.lake import QUICK_RETRIES, compact
 from tests.support.publishing import BRANCH, GROUP, ORDERS, World, rows_of
 from tests.support.replacing import offsets_of, ranges
 
@@ -550,3 +552,17 @@ def test_the_history_of_a_branch_that_is_partly_on_main_is_refused_when_it_expir
         world.table().maintenance.expire_snapshots().by_id(one).commit()
     with pytest.raises((BranchHistoryLost, RowsOnMain)):
         world.publish()
+
+
+def test_files_whose_bounds_leave_values_out_get_right_ones_on_main(tmp_path: Path) -> None:
+    # PyIceberg, which plays the engine, joins those of the row groups that have some.
+    properties = QUICK_RETRIES | {"write.parquet.row-group-limit": "2"}
+    world = World(tmp_path, schema=parse_schema("n bigint, s string"), properties=properties)
+    world.begin()
+    world.records(0, 4)
+    head = world.step(s=pa.array(["z" * 5000, "z" * 5000, "a", "b"]))
+    wanted = {"row_filter": "s > 'p'"}
+    assert len(world.table().scan(snapshot_id=head, **wanted).to_arrow()) == 0
+    world.publish()
+    world.assert_main_has_it_all()
+    assert len(world.table().scan(**wanted).to_arrow()) == 2

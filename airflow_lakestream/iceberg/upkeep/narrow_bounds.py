@@ -1,0 +1,158 @@
+"""Wrong bounds of a table: its data files whose manifests leave values out, and the snapshot that mends these.
+
+The snapshot has the files of its parent, and other manifests for those that were described wrongly: without the bounds
+of such columns. A rewrite of manifests by another engine copies bounds as they are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation, Summary
+
+# Private in PyIceberg, which uses it by `update_snapshot()` only.
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import EMPTY_DICT
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, note
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg.manifests import live_entries, live_entries_of
+from airflow_lakestream.iceberg.upkeep import ledger_edit
+from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
+
+# Parallel requests to a store.
+AT_ONCE = 32
+# In the summary of such a snapshot: how many files have other bounds in it.
+SUMMARY_BOUNDS = "lakestream.bounds-mended"
+
+
+@dataclass(frozen=True, slots=True)
+class WrongBounds:
+    """A live data file with values beyond its bounds in the manifest; `columns` are their names today."""
+
+    path: str
+    columns: tuple[str, ...]
+    ids: frozenset[int]
+
+    @property
+    def text(self) -> str:
+        """The finding as text."""
+        return f"wrong bounds: {self.path} has values of {', '.join(self.columns)} beyond them: filters skip rows"
+
+
+def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str] = ()) -> list[WrongBounds]:
+    """Return the data files of a snapshot with wrong bounds; those of several row groups are opened.
+
+    :param without: paths of files to leave out.
+
+    Raises what the store raises.
+    """
+    snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
+    if snapshot is None:
+        return []
+    schema, names = table.schema(), table.name_mapping()
+    manifests = [one for one in snapshot.manifests(table.io) if one.content == ManifestContent.DATA]
+    entries = chain.from_iterable(live_entries(table.io, manifests))
+    files = list({e.data_file.file_path: e.data_file for e in entries if e.data_file.file_path not in without}.values())
+
+    def look(file: DataFile) -> WrongBounds:
+        ids = too_narrow(table.io, file, names)
+        columns = (schema.find_column_name(one) or f"the dropped column {one}" for one in sorted(ids))
+        return WrongBounds(file.file_path, tuple(columns), ids)
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-bounds") as pool:
+        return [one for one in pool.map(look, files) if one.ids]
+
+
+def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
+    """Take wrong bounds out of the manifests of a table's head; return the snapshot's id, None without any.
+
+    Raises EditNotDone, and what a landing's look at the table raises.
+    """
+    if not found:
+        return None
+
+    def attempt() -> AppendAttempt:
+        table = catalog.load_table(name)
+        fitness.check(catalog, table)
+        edit_id = uuid.uuid4().hex
+        summary = {
+            codec.SUMMARY_VERSION: str(codec.VERSION),
+            codec.SUMMARY_LANDING_ID: edit_id,
+            SUMMARY_BOUNDS: str(len(found)),
+        }
+        guard = ledger_edit.EditGuard(catalog, edit_id, table, {}, {})
+        return _MendingAttempt(catalog, name, guard, summary, {one.path: one.ids for one in found})
+
+    return ledger_edit.drive(name, attempt)
+
+
+class _MendingAttempt(AppendAttempt):
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        guard: CommitGuard,
+        summary: Mapping[str, str],
+        wrong: Mapping[str, frozenset[int]],
+    ) -> None:
+        super().__init__(catalog, name, guard, summary)
+        self._wrong = wrong
+
+    def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
+        producer = _MendedManifests(transaction, table.io, self._summary, self._wrong)
+        note(producer, self._producers)
+        with producer:
+            pass
+
+
+class _MendedManifests(_OverwriteFiles):
+    """A snapshot with the files of its parent, and other manifests for those with wrong bounds."""
+
+    def __init__(
+        self, transaction: Transaction, io: FileIO, summary: dict[str, str], wrong: Mapping[str, frozenset[int]]
+    ) -> None:
+        super().__init__(operation=Operation.REPLACE, transaction=transaction, io=io, snapshot_properties=summary)
+        self._wrong = wrong
+
+    def _manifests(self) -> list[ManifestFile]:
+        base = self._transaction.table_metadata.snapshot_by_name(self._target_branch)
+        return [self._mended(one) for one in (base.manifests(self._io) if base is not None else ())]
+
+    def _mended(self, manifest: ManifestFile) -> ManifestFile:
+        if manifest.content != ManifestContent.DATA:
+            return manifest
+        entries = live_entries_of(self._io, manifest)
+        if not any(entry.data_file.file_path in self._wrong for entry in entries):
+            return manifest
+        with self.new_manifest_writer(self.spec(manifest.partition_spec_id)) as writer:
+            for entry in entries:
+                writer.existing(self._existing(entry))
+        return writer.to_manifest_file()
+
+    def _existing(self, entry: ManifestEntry) -> ManifestEntry:
+        columns = self._wrong.get(entry.data_file.file_path)
+        return ManifestEntry.from_args(
+            status=ManifestEntryStatus.EXISTING,
+            snapshot_id=entry.snapshot_id,
+            sequence_number=entry.sequence_number,
+            file_sequence_number=entry.file_sequence_number,
+            data_file=entry.data_file if columns is None else without_bounds(entry.data_file, columns),
+        )
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        # PyIceberg counts for other operations only.
+        self._operation = Operation.OVERWRITE
+        counted = super()._summary(snapshot_properties)
+        self._operation = Operation.REPLACE
+        return Summary(self._operation, **counted.additional_properties)

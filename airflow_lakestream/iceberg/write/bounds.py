@@ -1,0 +1,90 @@
+"""Bounds of a data file's columns, as far as its Parquet footer has them, and those in manifests that are too narrow.
+
+A row group has no minimum and maximum of a column in which one of them is longer than 4096 bytes. Bounds joined from
+the other row groups alone leave such values out, and every engine's filter skips their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import parquet_path_to_id_mapping, pyarrow_to_schema
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, FileFormat
+from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.types import BinaryType, FixedType, StringType
+
+# Those whose bounds have the bytes, and the order, of the values themselves.
+_BY_BYTES = (StringType, BinaryType, FixedType)
+_DATA_FILE = DATA_FILE_TYPE[2]
+
+
+def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
+    """Return the columns without minimum and maximum in a row group that has values, each with these row groups."""
+    found: dict[int, list[int]] = {}
+    for group in range(footer.num_row_groups):
+        for column in range(footer.num_columns):
+            chunk = footer.row_group(group).column(column)
+            statistics = chunk.statistics if chunk.is_stats_set else None
+            if statistics is not None and statistics.has_min_max:
+                continue
+            if statistics is None or not statistics.has_null_count or statistics.null_count < chunk.num_values:
+                found.setdefault(column, []).append(group)
+    return found
+
+
+def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozenset[int]:
+    """Return the ids of the columns that have values in a data file beyond their bounds in the manifest.
+
+    Only files of several row groups are opened. Raises what the store raises.
+    """
+    bounds = {**(file.lower_bounds or {}), **(file.upper_bounds or {})}
+    if file.file_format != FileFormat.PARQUET or not bounds or len(file.split_offsets or ()) == 1:
+        return frozenset()
+    with io.new_input(file.file_path).open() as stream:
+        parquet = pq.ParquetFile(stream)
+        lacking = unbounded(parquet.metadata)
+        if not lacking:
+            return frozenset()
+        schema = pyarrow_to_schema(parquet.schema_arrow, names, downcast_ns_timestamp_to_us=True)
+        ids = parquet_path_to_id_mapping(schema)
+        found = set()
+        for column, groups in lacking.items():
+            number = ids.get(parquet.schema.column(column).path)
+            if number in bounds and isinstance(schema.find_type(number), _BY_BYTES):
+                low, high = (ends.get(number) for ends in (file.lower_bounds or {}, file.upper_bounds or {}))
+                if any(_is_beyond(parquet, column, group, low, high) for group in groups):
+                    found.add(number)
+        return frozenset(found)
+
+
+def _is_beyond(parquet: pq.ParquetFile, column: int, group: int, low: bytes | None, high: bytes | None) -> bool:
+    # By its number: a name with a dot may be that of a nested column, too.
+    values = parquet.reader.read_row_group(group, column_indices=[column]).column(0)
+    while pa.types.is_struct(values.type):
+        values = pc.struct_field(values, [0])
+    if pa.types.is_nested(values.type):
+        # Of lists and maps no filter asks for bounds.
+        return False
+    ends = pc.min_max(values.cast(pa.large_binary()))
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    return (low is not None and least is not None and least < low) or (
+        high is not None and most is not None and most > high
+    )
+
+
+def without_bounds(file: DataFile, columns: frozenset[int]) -> DataFile:
+    """Return the data file as a manifest describes it without bounds of some columns."""
+    values = {field.name: getattr(file, field.name) for field in _DATA_FILE.fields}
+    for name in ("lower_bounds", "upper_bounds"):
+        values[name] = _without(values[name], columns)
+    found = DataFile.from_args(**values)
+    found.spec_id = file.spec_id
+    return found
+
+
+def _without(bounds: Mapping[int, bytes] | None, columns: frozenset[int]) -> dict[int, bytes] | None:
+    return None if bounds is None else {column: bound for column, bound in bounds.items() if column not in columns}
