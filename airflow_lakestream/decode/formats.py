@@ -111,6 +111,19 @@ class Payload(PayloadSettings):
         """Whether records have to be read with their keys."""
         return self.key_format is not None or "key" in self.row.fixed_columns.names
 
+    @property
+    def gets_columns(self) -> bool:
+        """Whether each field of the row gets a column, whatever `unknown_fields` says."""
+        return False
+
+    def own_columns(self, names: Sequence[str]) -> list[str]:
+        """Return which of these columns are of fields of the row."""
+        return [name for name in names if self.envelope != Envelope.DEBEZIUM or name not in self._naming.beside]
+
+    def schema_of(self, format_name: str, value: bytes) -> Found | None:
+        """Return the schema that a value names; None where it names none that is known."""
+        return self._finder.by_head(format_name, value)
+
     def tells_columns(self, first: RawBatch) -> bool:
         """Tell whether first records can be asked for the columns of a new table."""
         return True
