@@ -31,12 +31,13 @@ _NO_ROW = pa.array(["d", "t"])
 class ColumnWatch:
     """Tells which columns got values; used by several threads, which at worst look once more.
 
-    :param schema: the columns that values and keys are decoded into; None where SQL reads raw records.
+    :param schema: the columns that values and keys are decoded into; None where SQL reads raw records, and where each
+        field gets a column, so that none is looked for.
     """
 
     def __init__(self, payload: Payload, schema: pa.Schema | None) -> None:
         own = [] if schema is None or payload.format == Format.RAW else payload.own_columns(schema.names)
-        self._own, self._has_deletions = frozenset(own), payload.is_event
+        self._payload, self._own = payload, frozenset(own)
         self._parts: list[_Part] = []
         if own and schema is not None:
             self._parts = list(_parts(payload, schema, own))
@@ -47,14 +48,15 @@ class ColumnWatch:
 
         :param places: where the rows' records stand in the batch.
         """
-        if self._own and self._has_deletions and "_op" in rows.column_names:
+        own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
+        if own and self._payload.is_event and "_op" in rows.column_names:
             # Of a row that is gone the key alone may be known.
             there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
             rows, places = rows.filter(there), places[there.to_numpy()]
-        if not self._own or not len(rows):
+        if not own or not len(rows):
             return ColumnUse()
-        filled, empty = _by_use(rows, self._own)
-        use = ColumnUse(self._own - {RESCUED}, frozenset(filled))
+        filled, empty = _by_use(rows, own)
+        use = ColumnUse(own - {RESCUED}, frozenset(filled))
         for part in self._parts:
             use += self._of_part(part, batch, places, use.filled, [path for path in empty if part.has(path)])
         return use

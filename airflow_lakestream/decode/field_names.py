@@ -71,7 +71,9 @@ def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
         return _inside_avro(node.items, depth)
     if not isinstance(node, avro_schema.Record) or depth > _DEEPEST:
         return None
-    return {name: _inside_avro(kind, depth + 1) for name, kind in node.fields}
+    fields = {name: _inside_avro(kind, depth + 1) for name, kind in node.fields}
+    # A column may have another name of a field.
+    return {alias: fields[name] for name in fields for alias in node.field_aliases.get(name, ())} | fields
 
 
 def _of_protobuf(found: Found) -> Fields:

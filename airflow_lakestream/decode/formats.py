@@ -23,6 +23,7 @@ from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.schemas import versions_of
 
 log = logging.getLogger(__name__)
 
@@ -158,15 +159,22 @@ class Payload(PayloadSettings):
         found = self._finder.foreseen(self.format, topic)
         return None if found is None else self._with_rescued(self._columns_of(found))
 
-    def newest_columns(self, topic: str) -> pa.Schema | None:
+    def newest_columns(self, topic: str, held: pa.Schema) -> pa.Schema | None:
         """Return the columns of the values by the registry's newest schema for the topic; None where there is none.
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
+
+        :param held: the table's columns; a field that has one by another name of its gets no other.
         """
         if self.row.kind is None or self.registry is None:
             return None
         found = self._finder.newest(self.format, topic, "value")
-        return None if found is None else self._columns_of(found)
+        if found is None:
+            return None
+        columns = self._columns_of(found)
+        if self.envelope is not None or self.row.held_names is None:
+            return columns
+        return self.row.held_names(found, versions_of(self.registry_client, topic, self.row.kind), columns, held)
 
     def prepare(self, topic: str) -> None:
         """Find out what decoding the topic is likely to need, once for all processes that are forked from this one.

@@ -75,7 +75,7 @@ class RowDecoders:
         return RowDecoder(
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
-            watch=ColumnWatch(self.payload, None if payload is None else payload.schema),
+            watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
         )
 
     def waits(self, first: RawBatch) -> bool:

@@ -58,7 +58,8 @@ def test_records_of_which_no_field_has_a_column_land_nothing(lake: Lake, name: s
     assert caught.value.foreign.count == 1000
     assert lake.scan().num_rows == 0
     # The way out that the error names.
-    report = lake.land(name, schema="orderid bigint", sql='SELECT "orderId" AS orderid FROM records')
+    rename = 'SELECT "orderId" AS orderid FROM {{ input }}'
+    report = lake.land(name, sql=rename, sql_input="decoded", schema="orderId bigint")
     assert report.counts.written == 1000
     assert lake.column("orderid") == list(range(1000))
 
@@ -73,8 +74,9 @@ def test_a_table_that_is_there_keeps_its_rows_and_the_next_run_lands_what_was_re
     with pytest.raises(NoFieldHasColumn):
         lake.land(name)
     assert lake.offsets() == [(0, n) for n in range(20)]
-    report = lake.land(name, schema_evolution="add", unknown_fields="evolve")
+    report = lake.land(name, unknown_fields="rescue")
     assert report.counts.written == 20
+    assert lake.column("_rescued")[-1] == '{"orderId":19}'
     lake.assert_whole()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ class Fixed:
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Enum:
 
     name: str
     symbols: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,15 @@ class Union:
 class Record:
     """Named fields; it may hold itself, so it is compared by identity.
 
-    `defaults` are the fields that have one: records written before there was such a field lack it.
+    `defaults` are the fields that have one: records written before there was such a field lack it. `aliases` are
+    earlier names of the record, `field_aliases` those of its fields.
     """
 
     name: str
     fields: list[tuple[str, Node]] = field(default_factory=list)
     defaults: set[str] = field(default_factory=set)
+    aliases: tuple[str, ...] = ()
+    field_aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Node = Primitive | Fixed | Enum | Array | Map | Union | Record
@@ -187,7 +192,8 @@ class _Parser:
 
     def _define(self, schema: Any, namespace: str, make: Any) -> Node:
         name = full_name(schema["name"], schema.get("namespace", namespace))
-        node: Node = make(name)
+        inner = name.rpartition(".")[0]
+        node: Node = replace(make(name), aliases=tuple(full_name(alias, inner) for alias in _aliases(schema)))
         self._names[name] = node
         return node
 
@@ -200,8 +206,15 @@ class _Parser:
         if len({name for name, _ in fields}) < len(fields):
             raise SchemaRefused(f"Two fields of the Avro record {record.name} have the same name.")
         record.fields.extend(fields)
+        record.field_aliases.update({str(item["name"]): _aliases(item) for item in schema["fields"]})
         record.defaults.update(str(item["name"]) for item in schema["fields"] if "default" in item)
         return record
+
+
+def _aliases(schema: Any) -> tuple[str, ...]:
+    # The specification says of no other form that it is an error.
+    aliases = schema.get("aliases", ())
+    return tuple(one for one in aliases if isinstance(one, str)) if isinstance(aliases, list) else ()
 
 
 def full_name(name: str, namespace: str) -> str:
