@@ -9,10 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, MOST_SCALE, column_type
 from airflow_lakestream.decode.values.outcome import SchemaRefused
-
-# Most digits that a decimal column holds.
-DECIMAL_DIGITS = 38
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
@@ -246,12 +244,18 @@ def _logical(kind: str, schema: Any) -> Primitive:
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
+    """Return precision and scale; None where the schema has none.
+
+    To Avro a scale below 0, or above the precision, is invalid, and the value bytes; but what Connect and Debezium
+    write so is a number.
+    """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0
-    if valid and precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
+    if type(precision) is not int or type(scale) is not int or precision < 1 or abs(scale) > MOST_SCALE:
+        return None
+    if precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
         # Connect knows the scale alone, and writes 64 for a precision that nobody told it.
         return DECIMAL_DIGITS, scale
-    return (precision, scale) if valid else None
+    return precision, scale
 
 
 def branch_name(node: Node) -> str:
@@ -315,11 +319,7 @@ def _type(node: Node, path: str, above: tuple[Record, ...]) -> pa.DataType:
 
 def _scalar(node: Primitive | Fixed, path: str) -> pa.DataType:
     if node.logical == "decimal":
-        if node.precision > DECIMAL_DIGITS:
-            raise SchemaRefused(
-                f"{path}: a decimal of {node.precision} digits; a column holds {DECIMAL_DIGITS} at most."
-            )
-        return pa.decimal128(node.precision, node.scale)
+        return column_type(node.precision, node.scale)
     if node.logical in _LOGICAL_TYPES:
         return _LOGICAL_TYPES[node.logical]
     if isinstance(node, Fixed):
