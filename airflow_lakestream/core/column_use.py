@@ -120,7 +120,7 @@ def check_use(table: str, use: ColumnUse, *, is_first: bool) -> None:
             raise NoFieldHasColumn(table, part, foreign, use)
 
 
-def told(silent: Mapping[str, str]) -> list[str]:
+def silent_texts(silent: Mapping[str, str]) -> list[str]:
     """Return silent columns as texts."""
     return [f"{name} (the records have a field {near!r})" if near else name for name, near in silent.items()]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.column_use import told
+from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
@@ -69,7 +69,7 @@ class RunReport:
     @property
     def silent(self) -> list[tuple[str, str]]:
         """The tables with columns that should have got a value and got none, and these as text."""
-        return [(one.table, text) for one in self.reports.values() for text in told(one.silent or {})]
+        return [(one.table, text) for one in self.reports.values() for text in silent_texts(one.silent or {})]
 
     @property
     def recovered(self) -> int:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.column_use import in_both, told
+from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts
 from airflow_lakestream.core.ranges import Interval, RangeSet
 
@@ -109,7 +109,7 @@ class LandingReport:
             "complete": self.completes,
             "schema_changes": list(self.schema_changes),
             "rows_beside": self.rows_beside,
-            "silent_columns": told(self.silent or {}),
+            "silent_columns": silent_texts(self.silent or {}),
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.column_use import told as texts
+from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.report import iso
 from airflow_lakestream.core.ledger import Counts
@@ -56,7 +56,7 @@ def tell_silent(table: str, silent: Mapping[str, str]) -> None:
         return
     # Fields that are left out for a name are lost; a column that nothing was sent for is usual.
     level = logging.WARNING if any(silent.values()) else logging.INFO
-    log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(texts(silent)))
+    log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(silent_texts(silent)))
 
 
 class Progress:

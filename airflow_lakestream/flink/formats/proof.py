@@ -98,7 +98,7 @@ class _OfTheseWays:
         return type(self), (self._columns, self._registry, self._ways)
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Return none: a job reads a record by its own schema alone."""
+        """Return nothing: a job reads a record by its own schema alone."""
         return []
 
     def schema(self, schema_id: int) -> RegisteredSchema:

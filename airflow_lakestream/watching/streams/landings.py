@@ -21,8 +21,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import UnreadableLedger
-from airflow_lakestream.core.column_use import in_both
-from airflow_lakestream.core.column_use import told as told_silent
+from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
@@ -112,7 +111,7 @@ class History:
     def reasons(self, now_ms: int) -> list[Reason]:
         """Return reasons for which the table's newest snapshot alone would mislead."""
         found = []
-        if silent := told_silent(self.silent):
+        if silent := silent_texts(self.silent):
             texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
             found.append(Reason(Cause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}"))
         if self.rolled_back:

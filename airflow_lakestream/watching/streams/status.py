@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.core.column_use import told
+from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.ledger import Engine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
@@ -143,7 +143,7 @@ class Stream:
             "partitions": {str(p): numbers for p, numbers in self.partitions.items()},
             "checkpoint": self.checkpoint,
             "driver": self.driver,
-            "silent_columns": told(self.silent),
+            "silent_columns": silent_texts(self.silent),
         }
 
 
