@@ -17,7 +17,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 VALUE, KEY = "value", "key"
 # Fields that an error names, and columns that a landing does.
 MOST_FIELDS = 8
-MOST_SILENT = 50
+_MOST_SILENT = 50
 # Fewer records than these say little about a topic: somebody may have sent them by hand.
 _LEAST = 10
 
@@ -72,7 +72,7 @@ class ColumnUse:
         if len(empty) == 1 < len(self.columns):
             found |= empty
         near = {path: name for path, name in self.near.items() if path not in self.filled}
-        names = sorted(found | set(near))[:MOST_SILENT]
+        names = sorted(found | set(near))[:_MOST_SILENT]
         return {name: near.get(name, "") for name in names}
 
     def to_dict(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class ColumnWatch:
         :param places: where the rows' records stand in the batch.
         """
         own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
-        if own and self._payload.is_event and "_op" in rows.column_names:
+        if own and self._payload.is_event and "_op" in rows.column_names and t.is_string(rows["_op"].type):
             # Of a row that is gone the key alone may be known.
             there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
             rows, places = rows.filter(there), places[there.to_numpy()]

@@ -76,7 +76,7 @@ class Naming:
 def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ()) -> OtherNames:
     """Return the names by the aliases in schemas, and in those of a registry."""
     names = OtherNames()
-    known = [*nodes, *(node for one in versions if (node := avro_node(one)) is not None)]
+    known = [*nodes, *(node for one in versions if (node := _avro_node(one)) is not None)]
     types: list[_Named] = []
     for root in known:
         _add_named(root, types)
@@ -90,7 +90,7 @@ def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ())
     return names
 
 
-def avro_node(schema: RegisteredSchema) -> Node | None:
+def _avro_node(schema: RegisteredSchema) -> Node | None:
     """Return a registered schema's tree; None for one that is none."""
     try:
         return parse(schema.text, [needed.text for _, needed in schema.all_references()])
