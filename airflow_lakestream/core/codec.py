@@ -48,6 +48,9 @@ SUMMARY_MADE = "lakestream.transform-rows"
 SUMMARY_STREAM = "lakestream.stream"
 # The tool, and the position of it, that a landing without rows took the rows before it over from.
 SUMMARY_ADOPTED = "lakestream.adopted-from"
+# Columns that got their first value, and those that should have got one.
+SUMMARY_FILLED = "lakestream.filled-columns"
+SUMMARY_SILENT = "lakestream.silent-columns"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
@@ -110,6 +113,8 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         **_encode_made(landing.made),
         **({} if landing.adopted is None else {SUMMARY_ADOPTED: landing.adopted}),
         **_encode_stream(landing),
+        **({SUMMARY_FILLED: _pack(_dump(sorted(landing.filled)))} if landing.filled else {}),
+        **({SUMMARY_SILENT: _pack(_dump(dict(landing.silent)))} if landing.silent else {}),
     }
 
 
@@ -132,6 +137,8 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             bad=BadRecords(int(summary[SUMMARY_BAD])) if SUMMARY_BAD in summary else None,
             made=Made(summary[SUMMARY_TRANSFORM], int(summary[SUMMARY_MADE])) if SUMMARY_MADE in summary else None,
             adopted=summary.get(SUMMARY_ADOPTED),
+            filled=frozenset(json.loads(_unpack(summary.get(SUMMARY_FILLED, "[]")))),
+            silent=dict(json.loads(_unpack(summary.get(SUMMARY_SILENT, "{}")))),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing in the form of this version ({e!r}).") from e
@@ -148,6 +155,7 @@ def encode_property(value: LedgerProperty) -> str:
                 "run": entry.landing.run_id,
                 "topics": _topics_to_json(entry.landing.topics),
                 **({"noted": True} if entry.landing.noted else {}),
+                **_filled_to_json(entry.landing.filled),
             }
         journal.append(item)
     return _dump(
@@ -178,7 +186,7 @@ def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
     """Return the property's text for the ledgers at some snapshots."""
     items = []
     for snapshot, ledger in anchors.items():
-        short = replace(ledger, noted=ledger.noted.newest(NOTED_OF_ANCHOR))
+        short = replace(ledger, noted=ledger.noted.newest(NOTED_OF_ANCHOR), filled=frozenset())
         items.append({"snapshot": snapshot, **_ledger_to_json(short)})
     return _dump({"version": VERSION, "anchors": items})
 
@@ -289,18 +297,27 @@ def _check_version(version: object, where: str) -> None:
 def _journal_entry(item: dict[str, Any]) -> JournalEntry:
     if "id" not in item:
         return JournalEntry(item["snapshot"], None)
-    topics = _topics_from_json(item["topics"])
-    return JournalEntry(item["snapshot"], Landing(item["id"], item["run"], topics, noted=item.get("noted", False)))
+    topics, noted = _topics_from_json(item["topics"]), item.get("noted", False)
+    landing = Landing(item["id"], item["run"], topics, noted=noted, filled=_filled_from_json(item))
+    return JournalEntry(item["snapshot"], landing)
 
 
 def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:
     noted = {"noted": ledger.noted.ids, "all-noted": ledger.noted.complete} if ledger.noted != Noted() else {}
-    return {"ledger": _topics_to_json(ledger.topics), **noted}
+    return {"ledger": _topics_to_json(ledger.topics), **noted, **_filled_to_json(ledger.filled)}
 
 
 def _ledger_from_json(data: Mapping[str, Any], consumer_group: str) -> Ledger:
     noted = Noted(tuple(data.get("noted", ())), data.get("all-noted", True))
-    return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted)
+    return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted, _filled_from_json(data))
+
+
+def _filled_to_json(columns: frozenset[str]) -> dict[str, str]:
+    return {"filled": _pack(_dump(sorted(columns)))} if columns else {}
+
+
+def _filled_from_json(data: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(json.loads(_unpack(data.get("filled", "[]"))))
 
 
 def _topics_to_json(topics: Mapping[TopicIdentity, TopicEntry]) -> list[dict[str, Any]]:

@@ -249,6 +249,10 @@ class Landing:
     noted: bool = False
     # For sensors and `status`; only the snapshot's summary has it.
     engine: Engine | None = field(default=None, compare=False)
+    # The columns that got their first value of the group's.
+    filled: frozenset[str] = field(default=frozenset(), compare=False)
+    # The columns that should have got a value, see `core.column_use`; only the snapshot's summary has them.
+    silent: Mapping[str, str] = field(default_factory=dict, compare=False)
     # For the limit of the whole run; the snapshot's summary keeps only the number of bad records.
     bad: BadRecords | None = field(default=None, compare=False)
     # The first offset that each partition of the topic had when the batch was planned; nothing keeps it.
@@ -291,11 +295,13 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What one table holds of Kafka, on behalf of one consumer group."""
+    """What one table holds of Kafka, on behalf of one consumer group; `filled` are columns that got values of it."""
 
     consumer_group: str
     topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)
     noted: Noted = Noted()
+    # Not compared: no landing of an older version has it.
+    filled: frozenset[str] = field(default=frozenset(), compare=False)
 
     def entry(self, identity: TopicIdentity) -> TopicEntry:
         """Return the books of one topic; empty books for a topic never seen."""
@@ -306,7 +312,8 @@ class Ledger:
         topics = dict(self.topics)
         for identity, change in landing.topics.items():
             topics[identity] = self.entry(identity) + change
-        return replace(self, topics=topics, noted=self.noted.add(landing.landing_id) if landing.noted else self.noted)
+        noted = self.noted.add(landing.landing_id) if landing.noted else self.noted
+        return replace(self, topics=topics, noted=noted, filled=self.filled | landing.filled)
 
     def overlap(self, landing: Landing) -> RangeSet:
         """Return the offsets of `landing` that this ledger already holds; only without any may it commit."""

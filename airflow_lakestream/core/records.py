@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.ledger import Counts
 
 # Arrow arrays; the core only counts and cuts them.
@@ -44,7 +45,7 @@ class DecodedBatch:
 
     `rejected` is None if there are none; its columns are those of `decode.rejected`. `rowless` is an Arrow array with
     the offsets of all records that became no row; None if there are none. `bad` describes the rejected records, or
-    those skipped as bad.
+    those skipped as bad, `use` the columns of the rows.
     """
 
     rows: Rows
@@ -52,3 +53,4 @@ class DecodedBatch:
     rejected: Rows | None = None
     rowless: Any = None
     bad: BadRecords = BadRecords()
+    use: ColumnUse = ColumnUse()

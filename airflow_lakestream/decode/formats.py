@@ -25,6 +25,7 @@ from airflow_lakestream.decode.renamed import RenamedDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.schemas import versions_of
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,19 @@ class Payload(PayloadSettings):
         """Whether records have to be read with their keys."""
         return self.key_format is not None or "key" in self.row.fixed_columns.names
 
+    @property
+    def gets_columns(self) -> bool:
+        """Whether each field of the row gets a column, whatever `unknown_fields` says."""
+        return False
+
+    def own_columns(self, names: Sequence[str]) -> list[str]:
+        """Return which of these columns are of fields of the row."""
+        return [name for name in names if self.envelope != Envelope.DEBEZIUM or name not in self._naming.beside]
+
+    def schema_of(self, format_name: str, value: bytes) -> Found | None:
+        """Return the schema that a value names; None where it names none that is known."""
+        return self._finder.by_head(format_name, value)
+
     def tells_columns(self, first: RawBatch) -> bool:
         """Tell whether first records can be asked for the columns of a new table."""
         return True
@@ -148,15 +162,22 @@ class Payload(PayloadSettings):
         found = self._finder.foreseen(self.format, topic)
         return None if found is None else self._with_rescued(self._columns_of(found))
 
-    def newest_columns(self, topic: str) -> pa.Schema | None:
+    def newest_columns(self, topic: str, held: pa.Schema) -> pa.Schema | None:
         """Return the columns of the values by the registry's newest schema for the topic; None where there is none.
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
+
+        :param held: the table's columns; a field that has one by another name of its gets no other.
         """
         if self.row.kind is None or self.registry is None:
             return None
         found = self._finder.newest(self.format, topic, "value")
-        return None if found is None else self._columns_of(found)
+        if found is None:
+            return None
+        columns = self._columns_of(found)
+        if self.envelope is not None or self.row.held_names is None:
+            return columns
+        return self.row.held_names(found, versions_of(self.registry_client, topic, self.row.kind), columns, held)
 
     def prepare(self, topic: str) -> None:
         """Find out what decoding the topic is likely to need, once for all processes that are forked from this one.

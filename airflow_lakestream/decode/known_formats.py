@@ -5,7 +5,7 @@ A new format is a module with a decoder, a row here, and its name in `core.polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,11 +29,13 @@ from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, Lacking, SharedJsonDecoder, grow_by
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, RecordAsKey
+from airflow_lakestream.decode.other_names import HeldNames, Naming, RecordShape, avro_names, protobuf_names
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.renamed import NewNames
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.registry.schemas import RegisteredSchema
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class FormatRow:
     :param kind: the type that a registry says its schemas have; None: it needs no registry.
     :param schema_columns: the columns of a new table by a registry's schema.
     :param schema_key: the type of the keys' column by a registry's schema; by default a struct of the columns.
+    :param held_names: gives these columns the names that a table has for them, by all versions of the schema.
     :param messages: how many kinds of records a registry's schema is for (with those nested in others, if asked);
         counting them takes 0.1 s the first time. None: it is always one.
     :param needs_id: a record says by an id which schema it was written with, without which it can't be read.
@@ -182,6 +185,7 @@ class FormatRow:
     kind: str | None = None
     schema_columns: Callable[[Found], pa.Schema] | None = None
     schema_key: Callable[[Found], pa.DataType] | None = None
+    held_names: Callable[[Found, Sequence[RegisteredSchema], pa.Schema, pa.Schema], pa.Schema] | None = None
     messages: Callable[[Found, bool], int] | None = None
     needs_id: bool = False
     options: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
@@ -232,6 +236,24 @@ def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     return BytesAsKey(schema)
 
 
+def _held_names_of_avro(
+    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+) -> pa.Schema:
+    node = avro_schema.parse(found.text, found.texts)
+    record, naming = RecordShape.of_avro(node), Naming(avro_names([node], versions))
+    assert record is not None, "it has columns"
+    return pa.schema(HeldNames(naming, RecordShape.of_avro).columns(list(columns), record, list(held)))
+
+
+def _held_names_of_protobuf(
+    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+) -> pa.Schema:
+    message = protobuf_schema.compile_proto(found.text, found.references).descriptor(found.message)
+    record, naming = RecordShape.of_protobuf(message), Naming(protobuf_names(versions))
+    assert record is not None, "it has columns"
+    return pa.schema(HeldNames(naming, RecordShape.of_protobuf).columns(list(columns), record, list(held)))
+
+
 FORMATS: Mapping[str, FormatRow] = {
     KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda payload, keys: pa.string()),
     Format.RAW: FormatRow(
@@ -253,6 +275,7 @@ FORMATS: Mapping[str, FormatRow] = {
         key=lambda payload, schema: AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, whole=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
+        held_names=_held_names_of_avro,
         needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.CSV: FormatRow(
@@ -264,6 +287,7 @@ FORMATS: Mapping[str, FormatRow] = {
         decoder=lambda payload, schema: ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client),
         kind=ProtobufDecoder.kind, needs_id=True,
         schema_columns=lambda found: protobuf_schema.arrow_schema(found.text, found.references, found.message),
+        held_names=_held_names_of_protobuf,
         messages=lambda found, nested: protobuf_schema.messages_in(found.text, found.references, nested=nested),
         modules={"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"},
     ),

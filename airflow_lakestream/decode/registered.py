@@ -64,7 +64,7 @@ class SchemaFinder:
             schema = self.registry.schema(int.from_bytes(head[1:HEADER], "big"))
         except SchemaNotFound:
             return None
-        return _found(format_name, schema, []) if schema.kind == FORMATS[format_name].kind else None
+        return _found(format_name, schema, [head]) if schema.kind == FORMATS[format_name].kind else None
 
     def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> Found | None:
         """Return the newest schema of the subject; None where the registry has none, or it does not say enough.

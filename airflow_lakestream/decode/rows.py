@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder, Trial
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
+from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns
 from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
@@ -73,6 +75,7 @@ class RowDecoders:
         return RowDecoder(
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
+            watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
         )
 
     def waits(self, first: RawBatch) -> bool:
@@ -136,31 +139,38 @@ class RowDecoder:
     trial: Trial | None = None
     # Whether Debezium's own records are passed over: they are no table's events.
     passes_own: bool = False
+    watch: ColumnWatch | None = None
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return what becomes of each record; see `core.ports.Decoder`."""
         sieve = _Sieve(batch)
         self._look_at_records(sieve)
-        names = metadata_schema(self.metadata)
+        names, use = metadata_schema(self.metadata), ColumnUse()
         beside = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
         if self.sql is not None and self.sql.reads_raw_records:
             rows, beside = self._transformed(sieve, self.sql, sieve.records, beside)
         else:
             decoded = self.payload.decode(sieve.records)
             rows = decoded.rows
+            if self.watch is not None:
+                places = all_but(len(sieve.records), [row.index for row in decoded.bad])
+                use = self.watch.of(sieve.records, rows, places)
             if decoded.bad:
                 own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
                 bad = [row for row in decoded.bad if row.index not in own]
                 beside = _taken(beside, sieve.leave_out(bad, "decode", skipped=list(own)))
             if self.sql is not None:
                 rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
+        if self.sql is not None:
+            # What the statement reads are no columns of the table.
+            use = replace(use, columns=frozenset()) + filled_columns(rows)
         rows = _joined(rows, beside)
         rows = _without(sieve, rows, out_of_range(rows), "decode" if self.sql is None else "sql")
         if self.router is not None:
             rows = self._routed(sieve, rows, self.router)
         if self.trial is not None:
             rows = _without(sieve, rows, self.trial(rows), "write")
-        return self._outcome(sieve, rows)
+        return replace(self._outcome(sieve, rows), use=use)
 
     def _own(self, batch: RawBatch, bad: Sequence[BadRow]) -> dict[int, str]:
         """Return which of the bad records are Debezium's own, and what they are."""

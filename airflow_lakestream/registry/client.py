@@ -143,6 +143,16 @@ class RegistryClient:
         return [self._version(subject, number, 0) for number in sorted(numbers)]
 
     def _version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
+        # A number's schema never changes, the newest one does.
+        key = (self.config, subject, version)
+        found: RegisteredSchema | None = _FOUND.get(key)
+        if found is None:
+            found = self._version_anew(subject, version, depth)
+            if version != "latest":
+                _FOUND.put(key, found)
+        return found
+
+    def _version_anew(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}"
         answer = self._get(path)
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class SchemaSource(Protocol):
         """Return the schema of this id. Raises SchemaNotFound, and its own errors if it can't ask."""
         ...
 
+    def versions(self, subject: str) -> list[RegisteredSchema]:
+        """Return all schemas of a subject, the oldest first. Raises likewise."""
+        ...
+
 
 class SchemaNotFound(LakestreamError, Terminal):
     """The registry answered that it has no such schema."""
@@ -48,3 +55,14 @@ class RegistryUnavailable(LakestreamError, Transient):
 
 class RegistryRefused(LakestreamError, Terminal):
     """The registry's answer is an error that no retry changes, such as wrong credentials."""
+
+
+def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> list[RegisteredSchema]:
+    """Return all versions of a topic's schemas that can be had, those of keys too. Raises RegistryUnavailable."""
+    found: list[RegisteredSchema] = []
+    for subject in (f"{topic}-value", f"{topic}-key"):
+        try:
+            found += [] if registry is None else registry.versions(subject)
+        except (SchemaNotFound, RegistryRefused) as e:
+            log.debug("Other versions of a schema are not looked at: %s", e)
+    return [one for one in found if one.kind == kind]

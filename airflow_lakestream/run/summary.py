@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from airflow_lakestream.run.topics import RunReport
 
 ICEBERG_DEFAULT = "iceberg_default"
+# More columns than these would hide the rest of the line.
+_SHOWN = 8
 
 
 def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
@@ -37,9 +39,17 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
     return (
         f"{did}, in {number}."
         + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
+        + _silent(run)
         + "".join(rejects_of(home, run.consumer_group, iceberg_conn) for home in sorted(homes))
         + (_left(run, config) or " Nothing is left to land.")
     )
+
+
+def _silent(run: RunReport) -> str:
+    """Return a sentence about columns that should have got a value, with a blank before it; empty without any."""
+    texts = [text for _, text in run.silent]
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return f" Silent columns, without a value in this run: {', '.join(texts[:_SHOWN])}{more}." if texts else ""
 
 
 def figures(counts: Mapping[str, Any], of: str = "rows") -> str:

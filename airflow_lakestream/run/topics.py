@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
@@ -66,6 +67,11 @@ class RunReport:
         return not self.counts.read and not any(report.entry.lost for report in self.reports.values())
 
     @property
+    def silent(self) -> list[tuple[str, str]]:
+        """The tables with columns that should have got a value and got none, and these as text."""
+        return [(one.table, text) for one in self.reports.values() for text in silent_texts(one.silent or {})]
+
+    @property
     def recovered(self) -> int:
         """How many snapshots earlier tries of the run had landed."""
         return sum(report.recovered for report in self.reports.values())
@@ -100,6 +106,7 @@ class RunReport:
             "schema_changes": [
                 f"{report.table}: {text}" for report in self.reports.values() for text in report.schema_changes
             ],
+            "silent_columns": [f"{name}: {text}" for name, text in self.silent],
             "topics": {topic: report.to_dict() for topic, report in self.reports.items()},
         }
 

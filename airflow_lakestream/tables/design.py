@@ -18,7 +18,8 @@ class TableDesign:
     `partition_by` and `sort_order` of None ask for nothing: a new table gets none, an existing one keeps its own.
     `evolution` says how far an existing table's schema may change, `rescues` that rows come with the column RESCUED,
     which it is given in any case, and `grows` that rows may come with columns that nobody has asked for. Without a
-    `schema`, `incoming` tells the columns that records have by now, for `evolution`; it may answer None.
+    `schema`, `incoming` tells the columns that records have by now, for `evolution`, given those of the table, whose
+    names it keeps; it may answer None.
 
     `argument` is what the user gave the schema by, for errors; `notes` are table properties set with each landing.
     """
@@ -31,6 +32,6 @@ class TableDesign:
     evolution: SchemaEvolution = SchemaEvolution.NONE
     rescues: bool = False
     grows: bool = False
-    incoming: Callable[[], pa.Schema | None] | None = None
+    incoming: Callable[[pa.Schema], pa.Schema | None] | None = None
     argument: str = "schema"
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -36,6 +36,7 @@ class Cause(StrEnum):
     UNUSABLE = "unusable"
     CAUGHT_UP = "caught up"
     EXPIRING_RECORDS = "expiring records"
+    SILENT_COLUMNS = "silent columns"
 
 
 @dataclass(frozen=True, slots=True)

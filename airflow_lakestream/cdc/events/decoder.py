@@ -66,6 +66,16 @@ class EventPayload(Payload):
         """Whether records must be read with their keys, which show when the database's key has changed."""
         return True
 
+    @property
+    def gets_columns(self) -> bool:
+        """Whether each field of the row gets a column."""
+        return True
+
+    def own_columns(self, names: Sequence[str]) -> list[str]:
+        """Return which columns of events are the row's."""
+        own: list[str] = _own(pa.schema([(name, pa.null()) for name in names])).names
+        return own
+
     def tells_columns(self, first: RawBatch) -> bool:
         """Tell whether first records may have a row: tombstones, Debezium's own records and truncations have none."""
         keyless = self._keyless_events(first)

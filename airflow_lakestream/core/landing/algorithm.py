@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_first, read_rows, take
@@ -27,7 +28,7 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan
+from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan, tell_silent
 from airflow_lakestream.core.landing.streamed import refuse_beside
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
@@ -74,6 +75,8 @@ def land(job: Job) -> LandingReport:
             report.add(*replaced)
         report.recover(table.landed_by_run)
         pieces = job.usable(now.identity, entry.held)
+        report.known |= table.ledger.filled
+        report.is_first = report.is_first and not entry.landed
         landed_before = len(report.snapshot_ids)
         try:
             plan = plan_of(job, table, entry, now, ends, pieces)
@@ -243,7 +246,8 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     check_still_there(job, identity)
     counts = batch.total
     check_bad(job, counts.read, batch.bad, report, at_commit=True)
-    landing = batch.landing(job.run_id, job.engine, is_last=is_last)
+    check_use(job.table, batch.use, is_first=report.is_first)
+    landing = batch.landing(job.run_id, job.engine, report.known, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     seconds = time.monotonic() - started
@@ -252,6 +256,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     job.handed.take(batch.pieces)
     left = (batch.plan.ranges - report.entry.landed).width
     tell_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, left)
+    tell_silent(job.table, landing.silent)
     return batch.next()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.bad_records import USUAL, BadRecords, RejectLimit
+from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.ports import Chunk, Decoder
@@ -55,6 +56,11 @@ class Decoded:
         """The bad ones among its records."""
         return BadRecords() if self.outcome is None else self.outcome.bad
 
+    @property
+    def use(self) -> ColumnUse:
+        """The columns that its records had values for."""
+        return ColumnUse() if self.outcome is None else self.outcome.use
+
 
 def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
     """Decode a chunk. One without records needs no decoder, nor one whose records are no rows whatever the columns."""
@@ -81,6 +87,7 @@ class Batch:
         self._covered: list[OffsetRange] = []
         self.counts: dict[int, Counts] = {}
         self.bad = BadRecords()
+        self.use = ColumnUse()
         self.pieces: list[Piece] = []
         self._bytes = 0
         self._since = time.monotonic()
@@ -92,6 +99,7 @@ class Batch:
         self._covered.append(chunk.covers)
         self.counts = add_counts(self.counts, {chunk.covers.partition: chunk.counts})
         self.bad += chunk.bad
+        self.use += chunk.use
         self._bytes += chunk.size
 
     def take(self, piece: Piece) -> None:
@@ -99,6 +107,7 @@ class Batch:
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
         self.bad += piece.bad
+        self.use += piece.use
 
     def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
         """Tell whether to commit now; `more` bytes in `records` are read but not yet handed over.
@@ -142,8 +151,11 @@ class Batch:
         """Whether there is anything to commit, rows or not."""
         return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
 
-    def landing(self, run_id: str, engine: Engine | None, *, is_last: bool = False) -> Landing:
-        """Return the ledger change of committing this batch; the plan's last commit adds the covered time."""
+    def landing(self, run_id: str, engine: Engine | None, known: frozenset[str], *, is_last: bool = False) -> Landing:
+        """Return the ledger change of committing this batch; the plan's last commit adds the covered time.
+
+        :param known: the columns that got values of the group before.
+        """
         # Origin and loss receipts go with the first commit: they hold from there on.
         entry = TopicEntry(
             landed=RangeSet(self._covered) | union(piece.ranges for piece in self.pieces),
@@ -163,13 +175,16 @@ class Batch:
             {identity: self.counts},
             engine=engine,
             bad=self.bad,
+            filled=(self.use.filled & self.use.columns) - known,
+            silent=self.use.silent(known),
             lows={partition: marks.low for partition, marks in self.plan.state.marks.items()},
             made=functools.reduce(operator.add, made) if made else None,
         )
 
     def piece(self, files: Files) -> Piece:
         """Return this batch as a piece to be handed over, with its files."""
-        return Piece(self.plan.state.identity, RangeSet(self._covered), self.counts, self.plan.epochs, files, self.bad)
+        ranges, counts = RangeSet(self._covered), self.counts
+        return Piece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
 
     def _epochs(self) -> dict[int, int]:
         # The epochs from before a piece was read: the next reader must notice an unclean election after it.

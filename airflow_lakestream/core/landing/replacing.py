@@ -7,12 +7,13 @@ import time
 from contextlib import closing
 from dataclasses import replace
 
+from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.landing.modes import Look, reading_plan
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.story import Progress, tell_commit, tell_plan
+from airflow_lakestream.core.landing.story import Progress, tell_commit, tell_plan, tell_silent
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -59,8 +60,10 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     else:
         _read_again(job, table, batch)
     check_bad(job, batch.records, batch.bad, None, at_commit=True)
+    known = table.ledger.filled
+    check_use(job.table, batch.use, is_first=False)
     check_still_there(job, identity)
-    landing = batch.landing(job.run_id, job.engine)
+    landing = batch.landing(job.run_id, job.engine, known)
     read = landing.topics[identity]
     if read.landed != plan.ranges:
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
@@ -70,6 +73,7 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     seconds = time.monotonic() - started
     job.tell(snapshot_id, replaced, seconds)
     tell_commit(job.table, snapshot_id, read.counts, batch.bad, plan.ranges, seconds)
+    tell_silent(job.table, landing.silent)
     return snapshot_id, replaced
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts
 from airflow_lakestream.core.ranges import Interval, RangeSet
 
@@ -23,7 +24,8 @@ class LandingReport:
     milliseconds since the epoch; `completes` says that all its records are landed and no more can come. `bad` are the
     records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
     did not double. `lacks_columns`: there is no table, and no record that came tells its columns.
-    `made` counts rows that a function made of records, which count as filtered.
+    `made` counts rows that a function made of records, which count as filtered. `silent` are the columns that should
+    have got a value and got none in any landing of the run, see `core.column_use`; None before one with rows.
     """
 
     topic: str
@@ -41,6 +43,10 @@ class LandingReport:
     rows_beside: int = 0
     lacks_columns: bool = False
     made: int = 0
+    silent: Mapping[str, str] | None = None
+    # The columns that got values of the group, by its ledger and in this run; and whether nothing had landed before.
+    known: frozenset[str] = frozenset()
+    is_first: bool = True
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -60,6 +66,10 @@ class LandingReport:
         self._counted.add(landing.landing_id)
         self.snapshot_ids.append(snapshot_id)
         self.made += 0 if landing.made is None else landing.made.rows
+        self.known |= landing.filled
+        self.is_first = False
+        if landing.rows:
+            self.silent = in_both(self.silent, landing.silent)
         for identity, change in landing.topics.items():
             if identity.topic == self.topic:
                 # Rows that were taken out and put in again count as landed by this run.
@@ -99,6 +109,7 @@ class LandingReport:
             "complete": self.completes,
             "schema_changes": list(self.schema_changes),
             "rows_beside": self.rows_beside,
+            "silent_columns": silent_texts(self.silent or {}),
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.report import iso
 from airflow_lakestream.core.ledger import Counts
@@ -46,6 +48,15 @@ def tell_commit(
     )
     if bad.count:
         log.warning("%s of these records are bad: %s", f"{bad.count:,}", bad.reasons)
+
+
+def tell_silent(table: str, silent: Mapping[str, str]) -> None:
+    """Log the columns that should have got a value in a commit."""
+    if not silent:
+        return
+    # Fields that are left out for a name are lost; a column that nothing was sent for is usual.
+    level = logging.WARNING if any(silent.values()) else logging.INFO
+    log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(silent_texts(silent)))
 
 
 class Progress:

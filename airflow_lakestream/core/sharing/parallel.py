@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.bad_records import TooManyRejected
+from airflow_lakestream.core.column_use import NoFieldHasColumn
 from airflow_lakestream.core.landing.algorithm import land, plan_of
 from airflow_lakestream.core.landing.batch import Batch, first_records
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
@@ -114,14 +115,14 @@ def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, fold
     """Land the pieces in one snapshot, and what else the run lacks; then delete what is left below `folder`.
 
     Raises what `land` raises. The files then stay, for another try; but they are deleted if too many of their
-    records are bad, since another try would have to read these again.
+    records are bad, or have no column, since another try would have to read these again.
     """
     _refuse(job)
     # The plan was made with the limit on records already: the landing keeps to the plan.
     limits = replace(job.limits, max_records=None)
     try:
         report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
-    except TooManyRejected:
+    except (TooManyRejected, NoFieldHasColumn):
         job.shared.sweep(folder)
         raise
     job.shared.sweep(folder)
@@ -169,7 +170,7 @@ def _found(job: Job, table: TableState, plan: Plan) -> bool:
             return False
         job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
     founding = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None))
-    landing = founding.landing(f"{job.run_id}/plan", job.engine)
+    landing = founding.landing(f"{job.run_id}/plan", job.engine, table.ledger.filled)
     check_still_there(job, plan.state.identity)
     job.sink.commit(landing)
     return True

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
+from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, Made, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -21,7 +22,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 Read = TypeVar("Read")
 
 # What one worker's sink tells another's about its files; the core only passes it on.
@@ -94,6 +95,7 @@ class Piece:
     files: Files
     bad: BadRecords = BadRecords()
     made: Made | None = None
+    use: ColumnUse = ColumnUse()
 
     @property
     def counts(self) -> Counts:
@@ -108,6 +110,7 @@ class Piece:
             "epochs": _numbers(self.epochs),
             "files": dict(self.files),
             "bad": self.bad.to_dict(),
+            "use": self.use.to_dict(),
         }
 
     @classmethod
@@ -121,6 +124,7 @@ class Piece:
                 _mapping(data["epochs"]),
                 dict(data["files"]),
                 BadRecords.from_dict(data["bad"]),
+                use=ColumnUse.from_dict(data["use"]),
             ),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node,
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Lanes, last_of_each_key, list_array, map_array, merged
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.other_names import Naming
 from airflow_lakestream.decode.values.outcome import no_such_field
 
 Read = Callable[[Lanes], pa.Array]
@@ -26,7 +27,8 @@ _DEEPEST = 64
 class Compiler:
     """Makes readers. All its methods raise Unfit where no value of the schema's type can become one of the column's."""
 
-    def __init__(self, *, ignore_unknown: bool, ignored: Collection[str] = ()) -> None:
+    def __init__(self, naming: Naming, *, ignore_unknown: bool, ignored: Collection[str] = ()) -> None:
+        self._naming = naming
         self._ignore_unknown = ignore_unknown
         self._ignored = ignored
         self._depth = 0
@@ -38,11 +40,12 @@ class Compiler:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise Unfit(f"{path}: nested deeper than {_DEEPEST} levels")
-        places = {field.name: index for index, field in enumerate(fields)}
+        names = [(name, None) for name, _ in node.fields]
+        places = self._naming.places(node.name, names, [field.name for field in fields], path)
         steps = [self._step(name, kind, places, fields, path) for name, kind in node.fields]
         kinds = [leaves.plain(field.type) for field in fields]
         written = {name for name, _ in node.fields}
-        absent = [place for place, field in enumerate(fields) if field.name not in written]
+        absent = sorted(set(range(len(fields))).difference(places.values()))
         for field in (fields[place] for place in absent):
             if not field.nullable:
                 inner = _inner(path, field.name)
@@ -140,11 +143,15 @@ class Compiler:
 
     def _union(self, node: Union, kind: pa.DataType, path: str) -> Read:
         branches: list[Read | Unfit | None] = [None] * len(node.branches)
-        names = [branch_name(branch) for _, branch in node.values]
-        apart = t.is_struct(kind) and len(names) > 1 and {field.name for field in kind} <= set(names)
+        columns = [field.name for field in kind] if t.is_struct(kind) else []
+        names = {index: self._branch_column(branch, columns) for index, branch in node.values}
+        apart = t.is_struct(kind) and len(names) > 1 and set(columns) <= set(names.values())
+        self._naming.has_gaps |= bool(columns) and len(names) > 1 and not apart
         for index, branch in node.values:
             try:
-                branches[index] = self._branch(branch, kind, path) if apart else self.value(branch, kind, path)
+                branches[index] = (
+                    self._branch(branch, names[index], kind, path) if apart else self.value(branch, kind, path)
+                )
             except Unfit as unfit:
                 branches[index] = unfit
         refused = [branch for branch in branches if isinstance(branch, Unfit)]
@@ -152,9 +159,13 @@ class Compiler:
             raise refused[0]
         return partial(_read_union, branches=branches, kind=leaves.plain(kind), path=path)
 
-    def _branch(self, node: Node, kind: pa.DataType, path: str) -> Read:
+    def _branch_column(self, node: Node, columns: Sequence[str]) -> str:
+        """Return the name of the column for a branch of a union: the branch's, or another name of its type."""
+        own, others = branch_name(node), self._naming.type_names(node)
+        return own if own in columns else next((name for name in columns if name in others), own)
+
+    def _branch(self, node: Node, name: str, kind: pa.DataType, path: str) -> Read:
         """Return the reader of a branch that is one of several columns of a struct."""
-        name = branch_name(node)
         if name not in [field.name for field in kind]:
             return lambda lanes: self._unwanted(node, leaves.plain(kind), lanes, f"{path}.{name}")
         fields = list(leaves.plain(kind))

@@ -17,6 +17,7 @@ from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.other_names import Naming, avro_names
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import SchemaSource
 
@@ -79,12 +80,17 @@ class AvroDecoder(FramedDecoder):
 
     def _compile(self, key: Hashable) -> Read:
         text, references = self._text(key)
-        compiler = Compiler(ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, ignored=self._ignored)
         try:
             node = avro_schema.parse(text, references)
         except SchemaRefused as refused:
             raise Unfit(str(refused)) from None
-        read = self._columns(compiler, node)
+
+        def columns_by(naming: Naming) -> Read:
+            ignore = self.unknown_fields is UnknownFields.IGNORE
+            return self._columns(Compiler(naming, ignore_unknown=ignore, ignored=self._ignored), node)
+
+        given = [node, *avro_schema.parse_all(self._schemas)]
+        read = self._by_names(columns_by, lambda versions: avro_names(given, versions))
 
         def whole(lanes: Lanes) -> list[pa.Array]:
             columns = read(lanes)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, MOST_SCALE, column_type
 from airflow_lakestream.decode.values.outcome import SchemaRefused
-
-# Most digits that a decimal column holds.
-DECIMAL_DIGITS = 38
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
@@ -36,6 +34,7 @@ class Fixed:
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Enum:
 
     name: str
     symbols: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,15 @@ class Union:
 class Record:
     """Named fields; it may hold itself, so it is compared by identity.
 
-    `defaults` are the fields that have one: records written before there was such a field lack it.
+    `defaults` are the fields that have one: records written before there was such a field lack it. `aliases` are
+    earlier names of the record, `field_aliases` those of its fields.
     """
 
     name: str
     fields: list[tuple[str, Node]] = field(default_factory=list)
     defaults: set[str] = field(default_factory=set)
+    aliases: tuple[str, ...] = ()
+    field_aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Node = Primitive | Fixed | Enum | Array | Map | Union | Record
@@ -187,7 +190,8 @@ class _Parser:
 
     def _define(self, schema: Any, namespace: str, make: Any) -> Node:
         name = full_name(schema["name"], schema.get("namespace", namespace))
-        node: Node = make(name)
+        inner = name.rpartition(".")[0]
+        node: Node = replace(make(name), aliases=tuple(full_name(alias, inner) for alias in _aliases(schema)))
         self._names[name] = node
         return node
 
@@ -200,8 +204,15 @@ class _Parser:
         if len({name for name, _ in fields}) < len(fields):
             raise SchemaRefused(f"Two fields of the Avro record {record.name} have the same name.")
         record.fields.extend(fields)
+        record.field_aliases.update({str(item["name"]): _aliases(item) for item in schema["fields"]})
         record.defaults.update(str(item["name"]) for item in schema["fields"] if "default" in item)
         return record
+
+
+def _aliases(schema: Any) -> tuple[str, ...]:
+    # The specification says of no other form that it is an error.
+    aliases = schema.get("aliases", ())
+    return tuple(one for one in aliases if isinstance(one, str)) if isinstance(aliases, list) else ()
 
 
 def full_name(name: str, namespace: str) -> str:
@@ -233,12 +244,18 @@ def _logical(kind: str, schema: Any) -> Primitive:
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
+    """Return precision and scale; None where the schema has none.
+
+    To Avro a scale below 0, or above the precision, is invalid, and the value bytes; but what Connect and Debezium
+    write so is a number.
+    """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0
-    if valid and precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
+    if type(precision) is not int or type(scale) is not int or precision < 1 or abs(scale) > MOST_SCALE:
+        return None
+    if precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
         # Connect knows the scale alone, and writes 64 for a precision that nobody told it.
         return DECIMAL_DIGITS, scale
-    return (precision, scale) if valid else None
+    return precision, scale
 
 
 def branch_name(node: Node) -> str:
@@ -302,11 +319,7 @@ def _type(node: Node, path: str, above: tuple[Record, ...]) -> pa.DataType:
 
 def _scalar(node: Primitive | Fixed, path: str) -> pa.DataType:
     if node.logical == "decimal":
-        if node.precision > DECIMAL_DIGITS:
-            raise SchemaRefused(
-                f"{path}: a decimal of {node.precision} digits; a column holds {DECIMAL_DIGITS} at most."
-            )
-        return pa.decimal128(node.precision, node.scale)
+        return column_type(node.precision, node.scale)
     if node.logical in _LOGICAL_TYPES:
         return _LOGICAL_TYPES[node.logical]
     if isinstance(node, Fixed):

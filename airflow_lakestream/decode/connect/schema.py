@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.decode.avro.schema import DECIMAL_DIGITS
+from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, column_type
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 _DEEPEST = 64
@@ -93,7 +93,7 @@ def _shape(schema: Any, depth: int) -> Shape | None:
         # What has a default is written by its producers, and was not by those before it was there.
         optional=bool(schema.get("optional")) or "default" in schema,
         scale=scale,
-        precision=max(precision, scale),
+        precision=precision,
         fields=inner,
         items=_shape(schema.get("items") or schema.get("values"), depth + 1),
         keys=_shape(schema.get("keys"), depth + 1),
@@ -128,8 +128,7 @@ def arrow_field(name: str, shape: Shape, path: str) -> pa.Field:
 
 def _logical_type(shape: Shape, logical: Logical) -> pa.DataType:
     if logical.what == "decimal":
-        fits = shape.precision <= DECIMAL_DIGITS and shape.scale <= shape.precision
-        return pa.decimal128(shape.precision, shape.scale) if fits else pa.string()
+        return column_type(shape.precision, shape.scale)
     if logical.what == "timestamp":
         return pa.timestamp("us", "UTC" if logical.zoned else None)
     return pa.date32() if logical.what == "date" else pa.time64("us")

@@ -7,7 +7,6 @@ Debezium sends as numbers and that no column can hold.
 from __future__ import annotations
 
 import re
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, 
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.values.decimals import decimal_text
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MICROS_PER_DAY, MIN_DAY, MIN_MICROS
 
@@ -79,10 +79,6 @@ def _bounds(logical: Logical) -> tuple[int, int]:
 
 VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.binary())])
 
-_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
-# PostgreSQL's largest scale. Debezium writes one below 0 as 2048 less it, with as many zeros.
-_MOST_SCALE = 1000
-
 
 def fitted(
     values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
@@ -96,14 +92,6 @@ def fitted(
         texts = [None if one is None else decimal_text(one, shape.scale) for one in values.to_pylist()]
         return pa.array(texts, kind)
     return pa.array(times(values, shape.logical), kind, mask=values.is_null().to_numpy(zero_copy_only=False))
-
-
-def decimal_text(unscaled: bytes | None, scale: int | None) -> str | None:
-    """Return a decimal's digits, without an exponent."""
-    number = Decimal(int.from_bytes(unscaled or b"\0", "big", signed=True))
-    exact = number.scaleb(-(scale or 0), _EXACT)
-    text = f"{exact:f}"
-    return text.rstrip("0").rstrip(".") if (scale or 0) > _MOST_SCALE and "." in text else text
 
 
 def _decimals(

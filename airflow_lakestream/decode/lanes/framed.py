@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +15,11 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, with_uuids
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.other_names import Naming, OtherNames
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded, SchemaDecoder
-from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource
+from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource, versions_of
+
+log = logging.getLogger(__name__)
 
 # So many that numpy's calls cost little next to what they do, so few that all of it stays in the cache.
 _ROWS = 12_500
@@ -43,12 +47,16 @@ class FramedDecoder(SchemaDecoder, ABC):
         super().__init__(schema, unknown_fields)
         self.registry = registry
         self._readers: dict[Hashable, Read | str] = {}
+        self._topic = ""
+        # The fields of which was said that their column has another name.
+        self._told: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self.registry)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records. Raises the registry's errors, see `registry.client`."""
+        self._topic = batch.topic
         tables: list[pa.Table] = []
         rows: list[Integers] = []
         bad: list[BadRow] = []
@@ -128,6 +136,33 @@ class FramedDecoder(SchemaDecoder, ABC):
         if schema.kind != self.kind:
             raise Unfit(f"schema {schema_id} is of type {schema.kind}, not {self.kind}")
         return schema
+
+    def _by_names(
+        self, compile_by: Callable[[Naming], Read], names: Callable[[Sequence[RegisteredSchema]], OtherNames]
+    ) -> Read:
+        """Return the reader by the names that fields have in their schema, or else in its other versions.
+
+        :param names: the other names by these versions, and by the schema itself.
+        """
+        naming, read, refused = Naming(names([])), None, None
+        try:
+            read = compile_by(naming)
+        except Unfit as unfit:
+            refused = unfit
+        if naming.has_gaps and (versions := versions_of(self.registry, self._topic, self.kind)):
+            wider = Naming(names(versions))
+            try:
+                read, naming = compile_by(wider), wider
+            except Unfit as unfit:
+                refused = unfit
+        if read is None:
+            assert refused is not None, "it is compiled, or it is not"
+            raise refused
+        for field, column in naming.found.items():
+            if field not in self._told:
+                self._told.add(field)
+                log.info("%s: the field %s goes into the column %s, another name of it.", self._topic, field, column)
+        return read
 
     @abstractmethod
     def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Lanes, Mask
 from airflow_lakestream.decode.values import iso8601
+from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, decimal_text, fitting_decimal
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
@@ -289,8 +291,12 @@ def fixed_binary(rows: Bytes) -> pa.Array:
 
 def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
     """Return the fit of unscaled numbers, big-endian two's complement in bytes. Raises Unfit."""
+    if t.is_string(kind) or t.is_large_string(kind):
+        return _decimal_texts(kind, path, scale)
     if not t.is_decimal128(kind):
         raise Unfit(f"{path}: a decimal can't become {kind}")
+    if not 0 <= scale <= DECIMAL_DIGITS:
+        return _odd_decimals(kind, path, scale)
     # More fraction digits than the number has fit; whole digits are counted below.
     whole = kind.precision - kind.scale
     out_of_range = f"{path}: out of range for {kind}"
@@ -317,6 +323,28 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
 
     if whole + scale < 0:
         raise Unfit(out_of_range)
+    return fit
+
+
+def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
+    """Return the fit of numbers whose scale no decimal of Arrow's has: one by one."""
+
+    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+        found = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]
+        wrong = np.fromiter((one is None for one in found), np.bool_, len(found))
+        lanes.fail(wrong, f"{path}: out of range for {kind}, or of more fraction digits")
+        return pa.array([Decimal(0) if one is None else one for one in found], kind)
+
+    return fit
+
+
+def _decimal_texts(kind: pa.DataType, path: str, scale: int) -> Fit:
+    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+        lanes.fail(
+            pc.equal(pc.binary_length(values), 0).to_numpy(zero_copy_only=False), f"{path}: a decimal of no bytes"
+        )
+        return pa.array([decimal_text(value, scale) for value in values.to_pylist()], kind)
+
     return fit
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Words
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.other_names import Naming, identity_of
 from airflow_lakestream.decode.protobuf import fields as protobuf_fields
 from airflow_lakestream.decode.protobuf import walk as protobuf_walk
 from airflow_lakestream.decode.protobuf.fields import Column
@@ -41,14 +42,16 @@ class MessageReader:
         self._path = path
         self._compiler = compiler
         self._descriptor = descriptor
-        self._wanted = {field.name: place for place, field in enumerate(fields)}
+        names = [(field.name, identity_of(field)) for field in descriptor.fields]
+        self._wanted = compiler.naming.places(descriptor.full_name, names, [field.name for field in fields], path)
         self._kinds = [leaves.plain(field.type) for field in fields]
         # To the official package, an entry with more than a key and a value is no entry.
         self._ignore_unknown = compiler.ignore_unknown and not descriptor.GetOptions().map_entry
         self._columns: dict[int, Column] = {}
         known = {field.name for field in descriptor.fields}
-        for field in fields:
-            if field.name not in known and not field.nullable:
+        placed = set(self._wanted.values())
+        for place, field in enumerate(fields):
+            if place not in placed and not field.nullable:
                 raise Unfit(f"{self._inner(field.name)}: {no_such_field(field.name, known, 'message')}")
         for field in descriptor.fields:
             if field.name in self._wanted:
@@ -159,7 +162,8 @@ class Compiler:
     :ivar patient: whether any number of steps is all right, and messages come without their groups.
     """
 
-    def __init__(self, *, ignore_unknown: bool) -> None:
+    def __init__(self, naming: Naming, *, ignore_unknown: bool) -> None:
+        self.naming = naming
         self.ignore_unknown = ignore_unknown
         self.patient = False
         self._checkers: dict[str, MessageReader] = {}

@@ -13,8 +13,9 @@ from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.other_names import Naming, proto_of, protobuf_names
 from airflow_lakestream.decode.protobuf.columns import Compiler, MessageReader
-from airflow_lakestream.decode.protobuf.schema import compile_proto, is_map
+from airflow_lakestream.decode.protobuf.schema import is_map
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 _MOST_INDEXES = 32
@@ -40,15 +41,17 @@ class ProtobufDecoder(FramedDecoder):
         assert isinstance(key, tuple)
         schema_id, path = key
         schema = self._registered(schema_id)
-        references = tuple((name, needed.text) for name, needed in schema.all_references())
         try:
-            descriptor = compile_proto(schema.text, references).descriptor(path)
+            descriptor = proto_of(schema).descriptor(path)
         except SchemaRefused as refused:
             raise Unfit(str(refused)) from None
-        ignore = self.unknown_fields is UnknownFields.IGNORE
-        compiler = Compiler(ignore_unknown=ignore)
-        reader = compiler.message(descriptor, list(self.schema))
-        return _WithSecondTry(descriptor, reader, compiler).read
+
+        def read_by(naming: Naming) -> Read:
+            compiler = Compiler(naming, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE)
+            reader = compiler.message(descriptor, list(self.schema))
+            return _WithSecondTry(descriptor, reader, compiler).read
+
+        return self._by_names(read_by, protobuf_names)
 
 
 def _messages(lanes: Lanes) -> list[tuple[tuple[int, ...], Integers]]:

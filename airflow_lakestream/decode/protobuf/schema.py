@@ -44,6 +44,20 @@ class Proto:
     pool: Any
     messages: Any
 
+    def all_messages(self) -> list[Any]:
+        """Return the descriptors of all messages of the file, those inside others too."""
+        found, inside = [], [self.pool.FindMessageTypeByName(name) for name in self._names]
+        while inside:
+            message = inside.pop()
+            found.append(message)
+            inside += message.nested_types
+        return found
+
+    @property
+    def _names(self) -> list[str]:
+        package = self.messages.package
+        return [f"{package}.{one.name}" if package else one.name for one in self.messages.message_type]
+
     def descriptor(self, path: Sequence[int]) -> Any:
         """Return a message's descriptor: which of the file's messages, which of those inside it, and so on.
 

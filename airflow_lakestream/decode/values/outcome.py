@@ -73,8 +73,13 @@ def excerpt(value: object, limit: int = 100) -> str:
 
 
 def near_name(name: str, others: Iterable[str]) -> str | None:
-    """Return a name among others that differs in case only; None without any."""
-    return next((other for other in others if other.lower() == name.lower()), None)
+    """Return a name among others that differs in case, `_` or `-` only; None without any."""
+    wanted = _folded(name)
+    return next((other for other in others if _folded(other) == wanted), None)
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower() or name
 
 
 def no_such_field(name: str, written: Collection[str], whose: str) -> str:

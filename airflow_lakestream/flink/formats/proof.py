@@ -97,6 +97,10 @@ class _OfTheseWays:
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._columns, self._registry, self._ways)
 
+    def versions(self, subject: str) -> list[RegisteredSchema]:
+        """Return nothing: a job reads a record by its own schema alone."""
+        return []
+
     def schema(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of this id. Raises SchemaMoved, and what the registry raises."""
         found = self._registry.schema(schema_id)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Counts, Made, add_counts, union
@@ -115,8 +116,9 @@ class FrameCrew(SparkCrew):
         after = {p: _without(one, one.written - count(there.get((topic, p)))) for p, one in counts.items()}
         log.info("%s made %s rows of %s records", self.function.name, rows, sum(c.written for c in counts.values()))
         bad = sum((piece.bad for piece in staged), BadRecords())
+        use = sum((piece.use for piece in staged), ColumnUse())
         made = None if keeps else Made(self.function.name, rows)
-        return [Piece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made)]
+        return [Piece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
 
     def _hold(self, job: Job, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
         """Hold the table to a result's columns; return its metadata columns, and whether rows keep positions.

@@ -69,7 +69,7 @@ class StreamCrew(FrameCrew):
             job.rejects.reject(rejected)
         log.info("%s made %s rows in %s", self.function.name, rows, plan.streamed)
         made = Made(self.function.name, rows)
-        return [Piece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made)]
+        return [Piece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made, sums.use)]
 
     def _keeps(self, metadata: pa.Schema) -> bool:
         # What a state has made of records is none of them, even where it is a row of one.

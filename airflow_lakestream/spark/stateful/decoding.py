@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.batch import decode
 from airflow_lakestream.core.ledger import Counts, union
 from airflow_lakestream.core.ports import Chunk
@@ -45,6 +46,7 @@ class ChunkTold:
     rowless: RangeSet = RangeSet()
     bad: BadRecords = BadRecords()
     rejected: pa.Table | None = None
+    use: ColumnUse = ColumnUse()
 
 
 # By partition, first offset and end: a chunk that is told again is the same.
@@ -95,7 +97,7 @@ class Decoding:
                 assert outcome is not None, "there are records"
                 rowless = _ranges(self.topic, raw.partition, outcome.rowless)
                 read = _ranges(self.topic, raw.partition, part.column(OFFSET))
-                self.told.add({key: ChunkTold(read, rowless, outcome.bad, outcome.rejected)})
+                self.told.add({key: ChunkTold(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
                 yield from outcome.rows.select(self.columns.names).cast(self.columns).to_batches()
 
     def _raw(self, part: pa.RecordBatch) -> RawBatch:
@@ -137,6 +139,7 @@ class Sums:
     counts: Mapping[int, Counts] = field(default_factory=dict)
     bad: BadRecords = BadRecords()
     rejected: tuple[pa.Table, ...] = ()
+    use: ColumnUse = ColumnUse()
 
 
 def sums_of(told: Told, ranges: RangeSet) -> Sums:
@@ -147,13 +150,15 @@ def sums_of(told: Told, ranges: RangeSet) -> Sums:
     chunks = [one for _, one in sorted(told.items(), key=_key) if isinstance(one, ChunkTold) and one.read & ranges]
     rowless = union(chunk.rowless for chunk in chunks) & ranges
     rejected = _once([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
-    read, bad = RangeSet(), BadRecords()
+    read, bad, use = RangeSet(), BadRecords(), ColumnUse()
     for chunk in chunks:
         # Two sources may have cut the same records into other chunks.
         bad += BadRecords() if chunk.read & read else chunk.bad
+        use += chunk.use
         read |= chunk.read
     read &= ranges
-    return Sums({key[1]: _counts(key, read, rowless, rejected) for key in read.partitions}, bad, tuple(rejected))
+    counts = {key[1]: _counts(key, read, rowless, rejected) for key in read.partitions}
+    return Sums(counts, bad, tuple(rejected), use)
 
 
 def later(told: Told, ranges: RangeSet) -> Told:

@@ -25,9 +25,14 @@ from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.columns import check_compatible, check_metadata, to_schema, with_metadata
+from airflow_lakestream.tables.schema.columns import (
+    check_compatible,
+    check_metadata,
+    to_schema,
+    with_metadata,
+)
 from airflow_lakestream.tables.schema.evolution import evolve
-from airflow_lakestream.tables.schema.types import fields_from_arrow
+from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
 
 # Beside the landing's own keys in the snapshot's summary: what its commit changed, as JSON.
 SUMMARY_KEY = "lakestream.schema-changes"
@@ -178,7 +183,7 @@ def metadata_of(schema: Schema, location: str, properties: Mapping[str, str]) ->
 
 
 def _incoming(design: TableDesign, held: Schema) -> list[NestedField]:
-    columns = design.incoming() if design.incoming is not None else None
+    columns = None if design.incoming is None else design.incoming(arrow_schema(held))
     if columns is None:
         return []
     wanted = fields_from_arrow(columns, "schema")

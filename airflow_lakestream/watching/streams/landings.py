@@ -21,6 +21,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import UnreadableLedger
+from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
@@ -33,6 +34,8 @@ from airflow_lakestream.watching.streams import told
 from airflow_lakestream.watching.streams.told import Found
 
 RECENT = 5
+# Columns that a reason names.
+_SHOWN = 8
 _SOURCE = "source-snapshot-id"
 _BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
 
@@ -95,9 +98,22 @@ class History:
         """The newest snapshot that counts."""
         return self.recent[0] if self.recent else None
 
+    @property
+    def silent(self) -> Mapping[str, str]:
+        """The columns that should have got a value in the newest run, and got none; see `core.column_use`."""
+        found: Mapping[str, str] | None = None
+        landings = [one.landing for one in self.recent if one.landing is not None and one.landing.rows]
+        for landing in landings:
+            if landing.run_id == landings[0].run_id:
+                found = in_both(found, landing.silent)
+        return found or {}
+
     def reasons(self, now_ms: int) -> list[Reason]:
         """Return reasons for which the table's newest snapshot alone would mislead."""
         found = []
+        if silent := silent_texts(self.silent):
+            texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
+            found.append(Reason(Cause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}"))
         if self.rolled_back:
             ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
             rows = sum(one.rows for one in self.rolled_back)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.ledger import Engine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
@@ -114,6 +115,7 @@ class Stream:
     partitions: dict[int, dict[str, int]] = field(default_factory=dict)
     checkpoint: str | None = None
     driver: str | None = None
+    silent: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; ids as text, since browsers round 64-bit numbers."""
@@ -141,6 +143,7 @@ class Stream:
             "partitions": {str(p): numbers for p, numbers in self.partitions.items()},
             "checkpoint": self.checkpoint,
             "driver": self.driver,
+            "silent_columns": silent_texts(self.silent),
         }
 
 
@@ -169,6 +172,7 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
         partitions={} if backlog is None else _partitions(backlog),
         checkpoint=facts.checkpoint if query is None else query.location,
         driver=None if query is None else query.lease.state(now_ms / 1000).value,
+        silent=facts.history.silent,
     )
 
 

@@ -97,13 +97,14 @@ def test_a_piece_survives_json(ranges: RangeSet, read: dict[int, Counts], epochs
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"version": 4}, "version is 4"),
+        ({"version": 5}, "version is 5"),
         ({"bad": {"count": 1}}, "kinds"),
+        ({"use": {"columns": ["n"]}}, "filled"),
         ({"counts": {"0": [2, 1]}}, "counts"),
         ({"ranges": "0"}, "ranges"),
         ({"files": 3}, "files"),
     ],
-    ids=["newer", "bad", "counts", "ranges", "files"],
+    ids=["newer", "bad", "use", "counts", "ranges", "files"],
 )
 def test_what_another_version_wrote_is_refused(change: dict[str, object], what: str) -> None:
     with pytest.raises(UnreadablePiece, match=what) as caught:

@@ -1,0 +1,200 @@
+"""A watch on columns that get no value: some of the records are looked at, for fields that may be meant for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.core.column_use import KEY, MOST_FIELDS, VALUE, ColumnUse, Foreign
+from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.field_names import FieldNames, Fields, inside
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.keys import KEY_COLUMN
+from airflow_lakestream.decode.values.outcome import Indices, near_name
+
+# Of each batch with empty columns so many records are looked at, spread over it; and so many batches with the very
+# same empty columns, since most such columns are simply seldom used.
+_LOOKED_AT = 16
+_MOST_LOOKS = 8
+_DEEPEST = 8
+# Operations of change events that delete rows.
+_NO_ROW = pa.array(["d", "t"])
+
+
+class ColumnWatch:
+    """Tells which columns got values; used by several threads, which at worst look once more.
+
+    :param schema: the columns that values and keys are decoded into; None where SQL reads raw records, and where each
+        field gets a column, so that none is looked for.
+    """
+
+    def __init__(self, payload: Payload, schema: pa.Schema | None) -> None:
+        own = [] if schema is None or payload.format == Format.RAW else payload.own_columns(schema.names)
+        self._payload, self._own = payload, frozenset(own)
+        self._parts: list[_Part] = []
+        if own and schema is not None:
+            self._parts = list(_parts(payload, schema, own))
+        self._looks: dict[frozenset[str], int] = {}
+
+    def of(self, batch: RawBatch, rows: pa.Table, places: Indices) -> ColumnUse:
+        """Return which columns of the rows got values, and what their records have besides.
+
+        :param places: where the rows' records stand in the batch.
+        """
+        own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
+        if own and self._payload.is_event and "_op" in rows.column_names and t.is_string(rows["_op"].type):
+            # Of a row that is gone the key alone may be known.
+            there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
+            rows, places = rows.filter(there), places[there.to_numpy()]
+        if not own or not len(rows):
+            return ColumnUse()
+        filled, empty = _by_use(rows, own)
+        use = ColumnUse(own - {RESCUED}, frozenset(filled))
+        for part in self._parts:
+            use += self._of_part(part, batch, places, use.filled, [path for path in empty if part.has(path)])
+        return use
+
+    def _of_part(
+        self, part: _Part, batch: RawBatch, places: Indices, filled: frozenset[str], empty: Sequence[_Path]
+    ) -> ColumnUse:
+        is_placed = not part.loses or not filled.isdisjoint(part.paths)
+        use = ColumnUse(placed=frozenset([part.name] if is_placed else ()))
+        values = part.values(batch)
+        if not empty or values is None:
+            return use
+        if not is_placed:
+            return use + _look(part, batch, values, places, empty)
+        key = frozenset(map(str, empty))
+        self._looks[key] = looks = self._looks.get(key, 0) + 1
+        if looks > _MOST_LOOKS or not part.names.are_known:
+            return use
+        some = places[:: max(1, len(places) // _LOOKED_AT)][:_LOOKED_AT]
+        return use + ColumnUse(near=_look(part, batch, values, some, empty).near)
+
+
+def filled_columns(rows: pa.Table) -> ColumnUse:
+    """Return which columns got values, of rows that are made of others."""
+    filled, _ = _by_use(rows, rows.column_names, deep=False)
+    return ColumnUse(frozenset(rows.column_names) if len(rows) else frozenset(), frozenset(filled))
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A column, or a field inside one, with the names of its siblings that have values to go to."""
+
+    steps: tuple[str, ...]
+    siblings: frozenset[str]
+
+    def __str__(self) -> str:
+        return ".".join(self.steps)
+
+    def near(self, fields: Fields) -> str | None:
+        """Return the field without a column that is almost called so, by its path; None without any."""
+        for step in self.steps[:-1]:
+            fields = inside(fields.get(step))
+        if self.steps[-1] in fields:
+            return None
+        found = near_name(self.steps[-1], (name for name in fields if name not in self.siblings))
+        return None if found is None else ".".join((*self.steps[:-1], found))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The values, or the keys, of records.
+
+    :param columns: those that are for them.
+    :param fields: the names that a field with a column has.
+    :param loses: fields without a column are left out.
+    """
+
+    name: str
+    columns: frozenset[str]
+    fields: frozenset[str]
+    names: FieldNames
+    loses: bool
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """The paths of the columns of these fields."""
+        return [f"{KEY_COLUMN}.{name}" for name in self.fields] if self.name == KEY else self.fields
+
+    def has(self, path: _Path) -> bool:
+        """Whether a column is for them."""
+        return path.steps[0] in self.columns
+
+    def values(self, batch: RawBatch) -> pa.Array | None:
+        """Return them; None where they were not read."""
+        return batch.keys if self.name == KEY else batch.values
+
+    def placed(self, fields: Fields) -> Fields:
+        """Return fields by the paths of columns."""
+        return {KEY_COLUMN: fields} if self.name == KEY else fields
+
+
+def _parts(payload: Payload, schema: pa.Schema, own: Sequence[str]) -> Iterator[_Part]:
+    values = frozenset(name for name in own if name != KEY_COLUMN or payload.key_format is None)
+    if values:
+        names = FieldNames(payload, payload.format)
+        loses = payload.unknown_fields == UnknownFields.IGNORE and not payload.gets_columns
+        yield _Part(VALUE, values, values, names, loses and names.are_known)
+    if KEY_COLUMN in own and payload.key_format is not None and t.is_struct(schema.field(KEY_COLUMN).type):
+        names = FieldNames(payload, payload.key_format, is_key=True)
+        inner = frozenset(one.name for one in schema.field(KEY_COLUMN).type)
+        yield _Part(KEY, frozenset([KEY_COLUMN]), inner, names, names.are_known)
+
+
+def _look(part: _Part, batch: RawBatch, values: pa.Array, places: Indices, empty: Sequence[_Path]) -> ColumnUse:
+    """Look at records until a field of one has a column."""
+    near: dict[str, str] = {}
+    names: dict[str, None] = {}
+    count, first = 0, -1
+    for place in places.tolist():
+        value = values[place].as_py()
+        fields = {} if value is None else part.names.of(value)
+        near |= {str(path): found for path in empty if (found := path.near(part.placed(fields))) is not None}
+        if not part.fields.isdisjoint(fields):
+            return ColumnUse(near=near, placed=frozenset([part.name]))
+        if fields:
+            count, first = count + 1, place if first < 0 else first
+            names.update(dict.fromkeys(list(fields)[:MOST_FIELDS]))
+    if not count:
+        return ColumnUse(near=near)
+    at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first]}"
+    return ColumnUse(near=near, foreign={part.name: Foreign(count, tuple(names)[:MOST_FIELDS], at)})
+
+
+def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_Path]]:
+    """Return the paths of what got values, and what got none."""
+    filled: list[str] = []
+    empty: list[_Path] = []
+
+    def add(steps: tuple[str, ...], siblings: frozenset[str], columns: Sequence[pa.Array]) -> None:
+        path = _Path(steps, siblings)
+        if all(len(column) == column.null_count for column in columns):
+            empty.append(path)
+            return
+        filled.append(str(path))
+        records = [record for column in columns for record in _records(column)] if deep else []
+        if records and len(steps) < _DEEPEST:
+            inner = frozenset(one.name for one in records[0].type)
+            for number, one in enumerate(records[0].type):
+                add((*steps, one.name), inner, [pc.struct_field(record, [number]) for record in records])
+
+    top = frozenset(rows.column_names)
+    for name in sorted(names):
+        add((name,), top, rows[name].chunks)
+    return filled, empty
+
+
+def _records(column: pa.Array) -> list[pa.Array]:
+    """Return the records in a column of records, or of lists of records."""
+    while t.is_list(column.type) or t.is_large_list(column.type):
+        column = column.flatten()
+    return [column] if t.is_struct(column.type) else []

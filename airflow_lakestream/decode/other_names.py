@@ -1,0 +1,214 @@
+"""The other names of a field: Avro's aliases, and what Protobuf's number of it was called in other versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Record, Union, parse
+from airflow_lakestream.decode.protobuf.schema import Proto, compile_proto
+from airflow_lakestream.decode.values.outcome import SchemaRefused
+from airflow_lakestream.registry.schemas import RegisteredSchema
+
+# Of Protobuf's versions the newest ones are looked at: each takes 0.1 s to compile the first time.
+_MOST_COMPILED = 32
+
+
+class OtherNames:
+    """Names of the same field of a record, and of the same type."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Any, set[str]] = {}
+
+    def join(self, key: Any, names: Iterable[str]) -> None:
+        """Note that these are names of one thing; `key` says whose."""
+        joined = set(names)
+        for name in list(joined):
+            joined |= self._groups.get((key, name), set())
+        for name in joined:
+            self._groups[key, name] = joined
+
+    def of(self, key: Any, name: str) -> set[str]:
+        """Return all names of a thing that has this one."""
+        return self._groups.get((key, name), {name})
+
+
+class Naming:
+    """Finds the column of a field, by its name or else by another name of it.
+
+    :ivar has_gaps: a column got no field, and a field no column: versions that were not asked may know more.
+    :ivar found: the columns with other names, by the paths of the fields.
+    """
+
+    def __init__(self, names: OtherNames) -> None:
+        self.has_gaps = False
+        self.found: dict[str, str] = {}
+        self._names = names
+
+    def places(
+        self, record: str, fields: Sequence[tuple[str, Any]], columns: Sequence[str], path: str
+    ) -> dict[str, int]:
+        """Return the places of the columns that fields go into, by the fields' names.
+
+        :param record: the name of the record that they are of.
+        :param fields: their names, each with what else tells fields of one record apart.
+        """
+        written = {name for name, _ in fields}
+        places = {name: place for place, name in enumerate(columns) if name in written}
+        free = {name: place for place, name in enumerate(columns) if name not in written}
+        for name, identity in fields:
+            others = [] if name in places else [one for one in free if one in self._names.of((record, identity), name)]
+            if others:
+                places[name] = free.pop(others[0])
+                self.found[f"{path}.{name}" if path else name] = others[0]
+        self.has_gaps |= bool(free) and len(places) < len(fields)
+        return places
+
+    def type_names(self, node: Node) -> set[str]:
+        """Return the names of a branch of a union, without namespaces."""
+        return {name.rpartition(".")[2] for name in self._names.of("type", node.name)}
+
+
+def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ()) -> OtherNames:
+    """Return the names by the aliases in schemas, and in those of a registry."""
+    names = OtherNames()
+    known = [*nodes, *(node for one in versions if (node := _avro_node(one)) is not None)]
+    types: list[_Named] = []
+    for root in known:
+        _add_named(root, types)
+    for node in types:
+        names.join("type", (node.name, *node.aliases))
+    for record in types:
+        if isinstance(record, Record):
+            for name, aliases in record.field_aliases.items():
+                for key in names.of("type", record.name):
+                    names.join((key, None), (name, *aliases))
+    return names
+
+
+def _avro_node(schema: RegisteredSchema) -> Node | None:
+    """Return a registered schema's tree; None for one that is none."""
+    try:
+        return parse(schema.text, [needed.text for _, needed in schema.all_references()])
+    except SchemaRefused:
+        return None
+
+
+_Named = Record | Enum | Fixed
+
+
+def _add_named(node: Node, found: list[_Named]) -> None:
+    """Add all types with a name in a schema, each once."""
+    if isinstance(node, _Named):
+        if any(node is known for known in found):
+            return
+        found.append(node)
+    for inner in _inside_avro(node):
+        _add_named(inner, found)
+
+
+def _inside_avro(node: Node) -> Iterator[Node]:
+    if isinstance(node, Record):
+        yield from (kind for _, kind in node.fields)
+    elif isinstance(node, Array | Map):
+        yield node.items if isinstance(node, Array) else node.values
+    elif isinstance(node, Union):
+        yield from node.branches
+
+
+def protobuf_names(versions: Sequence[RegisteredSchema]) -> OtherNames:
+    """Return the names by the numbers of fields in a registry's schemas. Raises what compiling them raises."""
+    names = OtherNames()
+    by_number: dict[tuple[str, Any], set[str]] = {}
+    for version in versions[-_MOST_COMPILED:]:
+        for message in _messages(version):
+            for field in message.fields:
+                by_number.setdefault((message.full_name, identity_of(field)), set()).add(field.name)
+    for key, found in by_number.items():
+        names.join(key, found)
+    return names
+
+
+def _messages(version: RegisteredSchema) -> list[Any]:
+    try:
+        return proto_of(version).all_messages()
+    except SchemaRefused:
+        return []
+
+
+def proto_of(schema: RegisteredSchema) -> Proto:
+    """Return a registered schema, compiled. Raises SchemaRefused, and what `compile_proto` raises."""
+    return compile_proto(schema.text, tuple((name, needed.text) for name, needed in schema.all_references()))
+
+
+def identity_of(field: Any) -> tuple[Any, ...]:
+    """Return what a field of a Protobuf message is, but for its name: a number may be used again for another type."""
+    inner = None if field.message_type is None else field.message_type.full_name
+    return field.number, field.type, bool(field.is_repeated), inner
+
+
+@dataclass(frozen=True)
+class RecordShape:
+    """A record of any format: its fields with what else tells them apart, and the records inside them, if any."""
+
+    name: str
+    fields: Sequence[tuple[str, Any, Any]]
+
+    @classmethod
+    def of_avro(cls, node: Node) -> RecordShape | None:
+        """Return the shape of the record that values have, or have in them; None without one."""
+        while not isinstance(node, Record):
+            inside = [one for one in _inside_avro(node) if one.name != "null"]
+            if len(inside) != 1:
+                return None
+            node = inside[0]
+        return cls(node.name, [(name, None, kind) for name, kind in node.fields])
+
+    @classmethod
+    def of_protobuf(cls, descriptor: Any) -> RecordShape | None:
+        """Return the shape of a message; None for a field without one."""
+        if descriptor is None:
+            return None
+        if descriptor.GetOptions().map_entry:
+            return cls.of_protobuf(descriptor.fields_by_name["value"].message_type)
+        return cls(descriptor.full_name, [(f.name, identity_of(f), f.message_type) for f in descriptor.fields])
+
+
+@dataclass(frozen=True)
+class HeldNames:
+    """Gives columns of a registry's schema the names that a table has for them.
+
+    :param shape: returns the shape of what is inside a field.
+    """
+
+    naming: Naming
+    shape: Callable[[Any], RecordShape | None]
+
+    def columns(self, columns: Sequence[pa.Field], record: RecordShape, held: Sequence[pa.Field]) -> list[pa.Field]:
+        """Return the columns, which are those of the record, by the names of the held ones."""
+        fields = [(name, identity) for name, identity, _ in record.fields]
+        places = self.naming.places(record.name, fields, [one.name for one in held], "")
+        found = []
+        for column, (name, _, inside) in zip(columns, record.fields, strict=True):
+            known = held[places[name]] if name in places else None
+            if known is not None:
+                column = column.with_name(known.name).with_type(self._type(column.type, inside, known.type))
+            found.append(column)
+        return found
+
+    def _type(self, kind: pa.DataType, inside: Any, held: pa.DataType) -> pa.DataType:
+        if t.is_struct(kind) and t.is_struct(held):
+            shape = self.shape(inside)
+            same = shape is not None and [name for name, *_ in shape.fields] == [one.name for one in kind]
+            return pa.struct(self.columns(list(kind), shape, list(held))) if shape is not None and same else kind
+        if t.is_list(kind) and (t.is_list(held) or t.is_large_list(held)):
+            item = self._type(kind.value_type, inside, held.value_type)
+            return pa.list_(kind.value_field.with_type(item))
+        if t.is_map(kind) and t.is_map(held):
+            item = self._type(kind.item_type, inside, held.item_type)
+            return pa.map_(kind.key_type, kind.item_field.with_type(item))
+        return kind

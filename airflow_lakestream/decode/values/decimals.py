@@ -1,0 +1,45 @@
+"""Decimals of any precision and scale: the type of their column, and their text."""
+
+from __future__ import annotations
+
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+
+import pyarrow as pa
+
+# Most digits that a decimal column holds.
+DECIMAL_DIGITS = 38
+
+# No database has a larger scale, PostgreSQL has this one. The text of one without a bound would fill the memory.
+MOST_SCALE = 16_383
+
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+# The largest scale of a declared type of PostgreSQL's. Debezium writes one below 0 as 2048 less it, with as many zeros.
+_MOST_DECLARED = 1000
+
+
+def column_type(precision: int, scale: int) -> pa.DataType:
+    """Return the type of a column for such decimals; text where no column of decimals holds them.
+
+    With a scale below 0 numbers end in zeros: these are digits, too.
+    """
+    if -DECIMAL_DIGITS < scale < 0:
+        return pa.decimal128(min(DECIMAL_DIGITS, precision - scale), 0)
+    width = max(precision, scale)
+    return pa.decimal128(width, scale) if scale >= 0 and width <= DECIMAL_DIGITS else pa.string()
+
+
+def decimal_text(unscaled: bytes | None, scale: int | None) -> str | None:
+    """Return a decimal's digits, without an exponent."""
+    number = Decimal(int.from_bytes(unscaled or b"\0", "big", signed=True))
+    exact = number.scaleb(-(scale or 0), _EXACT)
+    text = f"{exact:f}"
+    return text.rstrip("0").rstrip(".") if (scale or 0) > _MOST_DECLARED and "." in text else text
+
+
+def fitting_decimal(unscaled: bytes, scale: int, most_digits: int, most_fraction: int) -> Decimal | None:
+    """Return a decimal; None where it has no bytes, or more digits than a column of decimals has."""
+    exact = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
+    units = exact.scaleb(most_fraction, _EXACT)
+    whole = int(units)
+    fits = unscaled and whole == units and abs(whole) < 10**most_digits
+    return Decimal(whole).scaleb(-most_fraction, _EXACT) if fits else None
