@@ -214,3 +214,15 @@ def test_every_field_that_is_lost_for_its_spelling_is_told(columns: list[str], r
         refused = True
     assert refused is (bool(sent) and not placed)
     assert replace(use, near={}).silent(known=columns).keys() == set(columns) - sent
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name != "connect"])
+def test_a_field_whose_column_has_another_name_has_a_column(form: str) -> None:
+    value, settings = FORMATS[form]
+    columns = pa.schema([("order_number", pa.int64()), ("title", pa.string())])
+    renamed = (("orderId", "order_number"), ("name", "title"))
+    use = use_of([value], columns, renamed=renamed, **settings)
+    assert use.filled == {"order_number", "title"}
+    # Fields without a value have their columns, too.
+    nothing = use_of([b'{"orderId": null, "name": null}'], columns, renamed=renamed)
+    assert (nothing.filled, nothing.foreign, nothing.near) == (frozenset(), {}, {})
