@@ -13,6 +13,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.iceberg import table_properties
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.ledger_store import name_of
@@ -126,6 +127,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
             f"Leave it out: tables are created with version {WRITTEN_VERSION}.",
         )
     check_file_format(properties)
+    table_properties.check(properties)
     retention.limit(properties)
 
 

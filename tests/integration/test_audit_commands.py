@@ -82,6 +82,7 @@ def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
         "adopted": [],
         "lost": [],
         "removed": [],
+        "mended": [],
         "left": [],
     }
 

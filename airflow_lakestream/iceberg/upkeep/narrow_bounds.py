@@ -1,7 +1,7 @@
 """Wrong bounds of a table: its data files whose manifests leave values out, and the snapshot that mends these.
 
-The snapshot has the files that its parent has. Manifests that described one of them wrongly are written anew, without
-the bounds of such columns; a rewrite of manifests by another engine copies bounds as they are.
+The snapshot has the files of its parent, and other manifests for those that were described wrongly: without the bounds
+of such columns. A rewrite of manifests by another engine copies bounds as they are.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
             SUMMARY_BOUNDS: str(len(found)),
         }
         guard = ledger_edit.EditGuard(catalog, edit_id, table, {}, {})
-        return _Mending(catalog, name, guard, summary, {one.path: one.ids for one in found})
+        return _MendingAttempt(catalog, name, guard, summary, {one.path: one.ids for one in found})
 
     return ledger_edit.drive(name, attempt)
 
 
-class _Mending(AppendAttempt):
+class _MendingAttempt(AppendAttempt):
     def __init__(
         self,
         catalog: Catalog,

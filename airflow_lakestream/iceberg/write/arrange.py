@@ -20,8 +20,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
 from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform
 from pyiceberg.types import NestedField, StructType
-from pyiceberg.utils.properties import property_as_int
 
+from airflow_lakestream.iceberg.table_properties import number
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 
@@ -64,7 +64,7 @@ def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
 def _target_size(metadata: TableMetadata) -> int:
     """Return the target size of a file; like PyIceberg, it is measured in memory."""
     name, default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
-    return property_as_int(metadata.properties, name, default) or default
+    return number(metadata.properties, name, default)
 
 
 def _cuts(start: int, count: int, most: int) -> Iterator[tuple[int, int]]:

@@ -22,8 +22,8 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
-from pyiceberg.utils.properties import property_as_int
 
+from airflow_lakestream.iceberg.table_properties import codec_of, number, with_known_modes
 from airflow_lakestream.iceberg.write.bounds import unbounded
 from airflow_lakestream.tables.coordinates import OFFSET
 
@@ -62,8 +62,6 @@ class _Counted(OutputFile):
 
 
 _SURROGATES, _BEHIND_SURROGATES = 0xD800, 0xE000
-# By the names of the table properties; pyarrow's are others.
-_CODECS = {"uncompressed": "none"}
 _NOT_DONE = (
     TableProperties.PARQUET_ROW_GROUP_SIZE_BYTES,
     TableProperties.PARQUET_BLOOM_FILTER_MAX_BYTES,
@@ -87,7 +85,7 @@ def write_parquet(
     footer = writer.writer.metadata
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=footer,
-        stats_columns=compute_statistics_plan(schema, settings),
+        stats_columns=compute_statistics_plan(schema, with_known_modes(settings)),
         parquet_column_mapping=paths,
     )
     for column in unbounded(footer):
@@ -114,15 +112,15 @@ def upper_bound(text: str, length: int) -> str | None:
 
 
 def _options(properties: dict[str, str], rows: pa.Table, paths: Iterable[str]) -> dict[str, Any]:
-    codec = properties.get(TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_DEFAULT)
+    codec, level = codec_of(properties)
     page_size = _number(properties, "PARQUET_PAGE_SIZE_BYTES", TableProperties.PARQUET_PAGE_SIZE_BYTES_DEFAULT)
     # The size of a page is looked at after each so many rows: 20,000 values of 1 MiB would be one page of 20 GiB.
     fitting = max(1, page_size * rows.num_rows // max(1, rows.nbytes))
     page_rows = min(TableProperties.PARQUET_PAGE_ROW_LIMIT_DEFAULT, fitting)
     return {
         "store_decimal_as_integer": True,
-        "compression": _CODECS.get(codec, codec),
-        "compression_level": property_as_int(properties, TableProperties.PARQUET_COMPRESSION_LEVEL),
+        "compression": codec,
+        "compression_level": level,
         "data_page_size": page_size,
         "dictionary_pagesize_limit": _number(
             properties, "PARQUET_DICT_SIZE_BYTES", TableProperties.PARQUET_DICT_SIZE_BYTES_DEFAULT
@@ -135,5 +133,4 @@ def _options(properties: dict[str, str], rows: pa.Table, paths: Iterable[str]) -
 
 
 def _number(properties: dict[str, str], name: str, default: int) -> int:
-    found = property_as_int(properties, getattr(TableProperties, name), default)
-    return default if found is None else found
+    return number(properties, getattr(TableProperties, name), default)

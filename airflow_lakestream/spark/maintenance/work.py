@@ -206,7 +206,7 @@ class _Upkeep:
     def _mend(self, table: Table) -> int:
         wrong = narrow_bounds.wrong_bounds(table, ledger_store.head_of(table.metadata))
         for one in wrong:
-            log.warning("%s: %s. Its manifests are written anew.", self.procedures.table, one.text)
+            log.warning("%s: %s. Its manifests are rewritten.", self.procedures.table, one.text)
         narrow_bounds.mend(self.catalog, self.procedures.table, wrong)
         return len(wrong)
 

@@ -25,7 +25,7 @@ ALIKE = [
     ("a\U0001f600", "a_xD83D_xDE00"),
     ("a\U0001f600", "a_x1F600"),
 ]
-APART = [("order-id", "order_id"), ("a", "A"), ("a b", "a-b"), ("1st", "first"), ("order-id", "order_x2did")]
+APART = [("order-id", "order_id"), ("a b", "a-b"), ("1st", "first"), ("order-id", "order_x2did")]
 
 
 def spec(*names: str) -> PartitionSpec:
@@ -48,8 +48,6 @@ def test_names_that_are_one_in_avro_are_refused_before_a_table_is_made(
 @pytest.mark.parametrize(("one", "other"), APART)
 def test_a_table_with_other_names_is_read_back(tmp_path: Path, one: str, other: str) -> None:
     lake = GivenLake(tmp_path)
-    if one.lower() == other.lower():
-        pytest.skip("columns differ in more than case")
     lake.land([json.dumps({one: "x", other: "y"}).encode()], partition_by=[f'"{one}"', f'"{other}"'])
     assert [(row[one], row[other]) for row in lake.rows()] == [("x", "y")]
 
