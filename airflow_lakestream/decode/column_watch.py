@@ -69,14 +69,20 @@ class ColumnWatch:
         values = part.values(batch)
         if not empty or values is None:
             return use
-        if not is_placed:
-            return use + _look(part, batch, values, places, empty)
+        use += ColumnUse(near=self._near(part, values, places, empty))
+        return use if is_placed else use + _foreign(part, batch, values, places)
+
+    def _near(self, part: _Part, values: pa.Array, places: Indices, empty: Sequence[_Path]) -> dict[str, str]:
+        """Look into some records for fields without a column that are almost called as an empty column."""
         key = frozenset(map(str, empty))
         self._looks[key] = looks = self._looks.get(key, 0) + 1
+        near: dict[str, str] = {}
         if looks > _MOST_LOOKS or not part.names.are_known:
-            return use
-        some = places[:: max(1, len(places) // _LOOKED_AT)][:_LOOKED_AT]
-        return use + ColumnUse(near=_look(part, batch, values, some, empty).near)
+            return near
+        for place in places[:: max(1, len(places) // _LOOKED_AT)][:_LOOKED_AT].tolist():
+            fields = part.placed(part.fields_of(values[place].as_py()))
+            near |= {str(path): found for path in empty if (found := path.near(fields)) is not None}
+        return near
 
 
 def filled_columns(rows: pa.Table) -> ColumnUse:
@@ -133,6 +139,10 @@ class _Part:
         """Return them; None where they were not read."""
         return batch.keys if self.name == KEY else batch.values
 
+    def fields_of(self, value: bytes | None) -> Fields:
+        """Return the fields of one of them."""
+        return {} if value is None else self.names.of(value)
+
     def placed(self, fields: Fields) -> Fields:
         """Return fields by the paths of columns."""
         return {KEY_COLUMN: fields} if self.name == KEY else fields
@@ -150,24 +160,21 @@ def _parts(payload: Payload, schema: pa.Schema, own: Sequence[str]) -> Iterator[
         yield _Part(KEY, frozenset([KEY_COLUMN]), inner, names, names.are_known)
 
 
-def _look(part: _Part, batch: RawBatch, values: pa.Array, places: Indices, empty: Sequence[_Path]) -> ColumnUse:
+def _foreign(part: _Part, batch: RawBatch, values: pa.Array, places: Indices) -> ColumnUse:
     """Look at records until a field of one has a column."""
-    near: dict[str, str] = {}
     names: dict[str, None] = {}
     count, first = 0, -1
     for place in places.tolist():
-        value = values[place].as_py()
-        fields = {} if value is None else part.names.of(value)
-        near |= {str(path): found for path in empty if (found := path.near(part.placed(fields))) is not None}
+        fields = part.fields_of(values[place].as_py())
         if not part.fields.isdisjoint(fields):
-            return ColumnUse(near=near, placed=frozenset([part.name]))
+            return ColumnUse(placed=frozenset([part.name]))
         if fields:
             count, first = count + 1, place if first < 0 else first
             names.update(dict.fromkeys(list(fields)[:MOST_FIELDS]))
     if not count:
-        return ColumnUse(near=near)
+        return ColumnUse()
     at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first]}"
-    return ColumnUse(near=near, foreign={part.name: Foreign(count, tuple(names)[:MOST_FIELDS], at)})
+    return ColumnUse(foreign={part.name: Foreign(count, tuple(names)[:MOST_FIELDS], at)})
 
 
 def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_Path]]:

@@ -162,10 +162,10 @@ def test_metadata_columns_are_added_too(made: FormatTable) -> None:
 def test_columns_of_the_records_own_schema_are_added_where_none_is_given(made: FormatTable) -> None:
     newest = pa.schema([("id", pa.int32()), ("name", pa.string()), pa.field("score", pa.float64(), nullable=False)])
 
-    assert made.evolving(None, incoming=lambda: newest).schema.names == ["id", "name"]
-    run = made.evolving(None, "add", incoming=lambda: newest)
+    assert made.evolving(None, incoming=lambda held: newest).schema.names == ["id", "name"]
+    run = made.evolving(None, "add", incoming=lambda held: newest)
     assert run.land(3, [{"id": 3, "score": 1.5}]) == ["add column score double"]
-    assert made.evolving(None, "add", incoming=lambda: None).schema.names == ["id", "name", "score"]
+    assert made.evolving(None, "add", incoming=lambda held: None).schema.names == ["id", "name", "score"]
 
 
 def test_the_rescued_column_is_added_whatever_the_policy(made: FormatTable) -> None:

@@ -102,8 +102,8 @@ def test_a_widened_column_that_is_partitioned_by_and_has_bounds_of_both_widths(e
 def test_columns_become_as_wide_as_in_the_records_own_schema(made: IcebergTable) -> None:
     newest = pa.schema([("id", pa.int64()), ("name", pa.string()), pa.field("score", pa.float64(), nullable=False)])
     with pytest.raises(InvalidArgument, match="would make it bigint"):
-        made.evolving(None, "add", incoming=lambda: newest)
-    run = made.evolving(None, "widen", incoming=lambda: newest)
+        made.evolving(None, "add", incoming=lambda held: newest)
+    run = made.evolving(None, "widen", incoming=lambda held: newest)
     assert run.land(3, [{"id": 2**40, "score": 1.5}]) == [
         "widen column id from int to bigint",
         "add column score double",
@@ -113,7 +113,7 @@ def test_columns_become_as_wide_as_in_the_records_own_schema(made: IcebergTable)
 def test_what_records_have_no_more_is_not_required_any_more(empty: IcebergTable) -> None:
     empty.evolving("id int, old int not null").land(0, [{"id": 0, "old": 1}])
 
-    run = empty.evolving(None, "widen", incoming=lambda: pa.schema([("id", pa.int32())]))
+    run = empty.evolving(None, "widen", incoming=lambda held: pa.schema([("id", pa.int32())]))
 
     assert run.land(1, [{"id": 1}]) == ["make column old optional"]
     assert empty.payload() == [{"id": 0, "old": 1}, {"id": 1, "old": None}]
