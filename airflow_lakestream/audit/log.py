@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from airflow_lakestream.audit.tally import Tally
-from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.ledger import TopicIdentity, union
 from airflow_lakestream.core.ports import OffsetsGone, Reader, Source
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
@@ -27,11 +27,16 @@ class AuditStopped(LakestreamError, Transient):
 
 @dataclass
 class LogFound:
-    """`readable` counts the offsets that have a record; `shown` are the landed ranges that were read."""
+    """What Kafka shows of landed ranges.
+
+    `readable` counts the offsets that have a record; `shown` are the landed ranges that were read; `damaged` are those
+    that can't be, since their batches are damaged.
+    """
 
     identity: TopicIdentity
     readable: dict[PartitionKey, Tally] = field(default_factory=dict)
     shown: RangeSet = RangeSet()
+    damaged: RangeSet = RangeSet()
 
 
 def read_log(
@@ -41,27 +46,30 @@ def read_log(
 
     Raises the errors of source and reader, and AuditStopped.
     """
-    done = RangeSet()
+    done, damaged = RangeSet(), RangeSet()
     found: LogFound | None = None
-    for number in range(_TRIES):
+    tries = 0
+    while True:
         state = source.look()
         topic = state.identity.topic
         found = found or LogFound(state.identity)
         landed = landed_of(found.identity)
         left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         try:
-            for chunk in reader.read(Plan(state, RangeSet(bridged(left - done))), stop):
+            for chunk in reader.read(Plan(state, RangeSet(bridged(left - done)) - damaged), stop):
                 covers = chunk.covers
                 found.readable.setdefault((topic, covers.partition), Tally()).add_offsets(chunk.batch.offsets)
                 done |= RangeSet([covers])
             if stop.is_set():
                 raise AuditStopped
-            found.shown = done & landed
+            found.shown, found.damaged = done & landed, damaged & landed
             return found
+        except DamagedBatch as e:
+            damaged |= e.ranges
         except OffsetsGone:
-            if number == _TRIES - 1:
+            tries += 1
+            if tries == _TRIES:
                 raise
-    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:

@@ -185,6 +185,8 @@ class Audit:
         except TopicMissing:
             result.blind.append(f"topic {topic} no longer exists in Kafka: which rows are missing can't be told.")
             return None
+        if log.damaged:
+            result.blind.append(f"{log.damaged}: damaged in Kafka, so that their rows can't be compared with it.")
         if log.identity not in books.identities(topic):
             result.blind.append(
                 f"topic {topic} is another topic now (deleted and created again, or another cluster): which rows of "

@@ -29,7 +29,8 @@ _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING
 _AS_LIBRARY = "_AIRFLOW__AS_LIBRARY"
 
 
-def _of_iceberg(table: str) -> str:
+def of_iceberg(table: str) -> str:
+    """Return the name of a table that is one of Iceberg's. Raises BadParameter."""
     if TableFormat.of(table) is TableFormat.DELTA:
         raise typer.BadParameter(
             f"{table} is the path of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
@@ -38,7 +39,7 @@ def _of_iceberg(table: str) -> str:
     return table
 
 
-Table = Annotated[str, typer.Option("--table", help="namespace.table", callback=_of_iceberg)]
+Table = Annotated[str, typer.Option("--table", help="namespace.table", callback=of_iceberg)]
 AnyTable = Annotated[str, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")]
 StorageConn = Annotated[str | None, typer.Option("--storage-conn", help="Airflow connection of a Delta table's store")]
 Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]

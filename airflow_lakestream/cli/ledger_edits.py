@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airflow_lakestream.cli.connections import (
+    AnyTable,
     Group,
     IcebergConn,
     KafkaConn,
     KafkaConnection,
+    StorageConn,
     Table,
     aside,
+    of_iceberg,
     open_catalog,
     open_kafka,
+    open_lake,
 )
 from airflow_lakestream.core.ledger import Counts, Ledger, Noted, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
@@ -136,24 +140,42 @@ def rebuild(
 
 
 def forget(
-    table: Table,
+    table: AnyTable,
     group: Group,
     rows: Annotated[
         list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; repeatable")
     ] = None,
     missing: Annotated[bool, typer.Option("--missing", help="all that a full audit finds missing now")] = False,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="batches that can't be read, of what the group still lacks")
+    ] = False,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="with --damaged; default: the topics of the ledger")
+    ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
 ) -> None:
-    """Record an intended deletion by a receipt: these offsets need no row any more. Delete the rows first."""
+    """Record by a receipt that offsets need no row: of rows that were deleted on purpose, or of damaged batches."""
+    if bool(rows) + missing + damaged != 1:
+        raise InvalidArgument("--rows", "or --missing or --damaged is needed, one of them.")
+    if damaged:
+        with aside():
+            from airflow_lakestream.run.damaged import Forgetting
+
+            kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
+            forgetting = Forgetting(lake, table, group, kafka.configuration, kafka.where)
+            receipts = forgetting.forget([topic] if topic else [])
+        for receipt in receipts:
+            typer.echo(f"{table}: recorded as lost, in snapshot {receipt.snapshot_id}: {receipt.ranges}")
+        return
+    of_iceberg(table)
     with aside():
         from airflow_lakestream.adopt.sources.told import parse_ranges
         from airflow_lakestream.audit.run import Audit, load
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit
 
-        if bool(rows) == missing:
-            raise InvalidArgument("--rows", "or --missing is needed, but not both.")
         given = parse_ranges(rows or (), "--rows")
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))

@@ -123,6 +123,8 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
     """Return the configuration of a consumer that reads assigned ranges and never commits."""
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
+    # Else a changed byte on a broker's disk becomes a row. Java's clients check by default, too.
+    config.setdefault("check.crcs", True)
     # Bounds what librdkafka reads ahead; our own batches take the rest of the memory. It also bounds an answer:
     # `fetch.max.bytes` follows it unless given, and a given one would make a larger `message.max.bytes` an error.
     config.setdefault("queued.max.messages.kbytes", 16 * 1024)

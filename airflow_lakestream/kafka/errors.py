@@ -101,11 +101,11 @@ class BatchTooLarge(LakestreamError, Terminal):
 
 
 class ReadFailed(LakestreamError, Transient):
-    """A partition answered with another error, such as a broken checksum."""
+    """A partition answered with an error that may pass."""
 
     def __init__(self, topic: str, partition: int, position: int, problem: str) -> None:
         self.topic, self.partition, self.position = topic, partition, position
         super().__init__(
             f"{topic}[{partition}] can't be read from offset {position}: {problem}. What was not committed yet was "
-            "discarded. If a retry fails at the same offset, the log itself is damaged there."
+            "discarded. If a retry fails at the same offset, look into the broker's log."
         )

@@ -12,7 +12,8 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its 
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
-from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable, ReadFailed
+from airflow_lakestream.kafka.damage import read_error
+from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
 from airflow_lakestream.kafka.watch import KafkaWatch
 
@@ -131,7 +132,7 @@ class Groups(Requests):
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard(int(message.partition() or 0))
                 else:
-                    raise ReadFailed(topic, int(message.partition() or 0), int(message.offset() or 0), error.str())
+                    raise read_error(topic, int(message.partition() or 0), int(message.offset() or 0), error)
         finally:
             consumer.close()
 

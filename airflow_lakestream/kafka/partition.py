@@ -55,6 +55,11 @@ class Partition:
         return self.seen >= self.end
 
     @property
+    def reached(self) -> int:
+        """The offset up to which all is taken or known to be empty."""
+        return max(self.next_offset, self.seen)
+
+    @property
     def is_full(self) -> bool:
         """Whether enough was taken for a chunk."""
         return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from airflow_lakestream.core.landing.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
+from airflow_lakestream.kafka.damage import SILENCE, Fault, LogProbe
 from airflow_lakestream.kafka.errors import (
     AUTHENTICATION,
     AUTHORIZATION,
@@ -31,6 +32,8 @@ CONSUME = 1_000
 # Fewer for large records, about this many bytes: until they are in columns they are held twice.
 CONSUME_BYTES = 4 * 2**20
 POLL = 0.1
+# A look at a single offset takes at most so long.
+PROBE = 10.0
 # When all partitions together hold this much, the fullest are handed on: with many partitions none gets full.
 HELD_BYTES = 4 * CHUNK_BYTES
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
@@ -60,6 +63,7 @@ class KafkaReader:
         self._where = where
         self._with_keys = with_keys
         self._with_headers = with_headers
+        self._probe = LogProbe(connection, consumer_group, where, min(poll_timeout, PROBE))
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
         """Yield the plan's records, each partition in offset order; see `core.ports.Reader`."""
@@ -91,7 +95,7 @@ class KafkaReader:
                     raise KafkaRefused(self._where, f"reading {plan.state.identity.topic}", errors.fatal.str())
                 if errors.too_large:
                     # The batch would fail again and again, and nothing behind it would ever come.
-                    stuck = {p: max(part.next_offset, part.seen) for p, part in parts.items()}
+                    stuck = {p: part.reached for p, part in parts.items()}
                     raise BatchTooLarge(plan.state.identity.topic, stuck, self._where, errors.too_large)
                 count, size = len(messages), 0
                 heard = self._sort_in(messages, parts, positions)
@@ -120,7 +124,12 @@ class KafkaReader:
                 yield from _advance(consumer, parts, part)
         stalled = [part for part in parts.values() if polled - part.heard_at >= self._poll_timeout]
         if stalled:
-            missing = {part.partition: (max(part.next_offset, part.seen), part.end) for part in stalled}
+            for part in stalled:
+                # librdkafka says nothing of a batch that it can't take apart, and asks for it again and again.
+                fault = self._probe.fault(part.topic, part.partition, part.reached)
+                if fault is not None and fault is not SILENCE:
+                    self._raise_damaged(fault, part, part.reached)
+            missing = {part.partition: (part.reached, part.end) for part in stalled}
             raise StalledPartition(stalled[0].topic, missing, self._poll_timeout, errors.last)
 
     def _sort_in(
@@ -140,16 +149,35 @@ class KafkaReader:
         return [*heard.values(), *(part for p, part in parts.items() if part.at_end and p not in heard)]
 
     def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, Partition]) -> list[Any]:
-        good = []
+        good: list[Any] = []
         for message in messages:
             error = message.error()
             if error is None:
                 good.append(message)
             elif (part := parts.get(message.partition())) is not None:
-                self._sort_in_error(error, message, part)
+                before = next((m.offset() + 1 for m in reversed(good) if m.partition() == part.partition), 0)
+                self._sort_in_damage(error, message, part, max(part.reached, before))
             elif error.code() in AUTHENTICATION | AUTHORIZATION - {KafkaError.GROUP_AUTHORIZATION_FAILED}:
                 raise KafkaRefused(self._where, "reading", error.str())
         return good
+
+    def _sort_in_damage(self, error: KafkaError, message: Any, part: Partition, position: int) -> None:
+        """Take note of an error at a position. Raises DamagedBatch, and what other errors mean."""
+        fault = Fault.of(error, message.offset())
+        if position >= part.end:
+            # Nobody asked for what follows the range.
+            return
+        if fault is not None and fault.first == part.end:
+            part.seen = part.end
+            return
+        if fault is not None:
+            self._raise_damaged(fault, part, position)
+        self._sort_in_error(error, message, part)
+
+    def _raise_damaged(self, fault: Fault, part: Partition, position: int) -> None:
+        """Raise DamagedBatch, unless it is not the same any more when it is looked at again."""
+        if damaged := self._probe.damage(part.topic, part.partition, position, part.end, fault):
+            raise damaged
 
     def _sort_in_error(self, error: KafkaError, message: Any, part: Partition) -> None:
         code = error.code()

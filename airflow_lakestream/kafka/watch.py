@@ -28,7 +28,8 @@ from airflow_lakestream.core.landing.plan import TopicState
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client
-from airflow_lakestream.kafka.errors import AUTHORIZATION, KafkaRefused, KafkaUnavailable, ReadFailed
+from airflow_lakestream.kafka.damage import read_error
+from airflow_lakestream.kafka.errors import AUTHORIZATION, KafkaRefused, KafkaUnavailable
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.kafka.stamps import Stamps, StampsRead
@@ -197,7 +198,7 @@ def _first(message: Message, p: int, where: str, doing: str) -> dict[int, First 
         return {}
     if error.code() in AUTHORIZATION:
         raise KafkaRefused(where, doing, error.str())
-    raise ReadFailed(str(message.topic()), p, int(message.offset() or 0), error.str())
+    raise read_error(str(message.topic()), p, int(message.offset() or 0), error)
 
 
 class _Requests(KafkaSource):

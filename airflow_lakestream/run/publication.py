@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.landing.job import Stopped
-from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ports import Reader
 from airflow_lakestream.core.publishing.branch import Shown
@@ -33,9 +33,18 @@ class LookIntoLog:
         """Return what Kafka shows at these offsets. Raises Stopped, and Conflict where the log loses some meanwhile."""
         gone = ranges & _below(state)
         there = ranges - gone
+        try:
+            return self._read(ranges, Plan(state, RangeSet(_stretches(there))), gone, stop)
+        except DamagedBatch as damaged:
+            if damaged.ranges & there:
+                raise
+            # Of a stretch between the offsets that were asked for.
+            return self._read(ranges, Plan(state, there), gone, stop)
+
+    def _read(self, ranges: RangeSet, plan: Plan, gone: RangeSet, stop: threading.Event) -> Shown:
         values: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         empty: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
-        with closing(self._reader.read(Plan(state, RangeSet(_stretches(there))), stop)) as chunks:
+        with closing(self._reader.read(plan, stop)) as chunks:
             for chunk in chunks:
                 batch = chunk.batch
                 key, offsets = (batch.topic, batch.partition), np.asarray(batch.offsets, np.int64)

@@ -333,7 +333,7 @@ class _Try:
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         there = damage.ranges & in_kafka
         entry = damage.entry
-        plan = Plan(state, RangeSet(bridged(there)), known_epochs=entry.epochs, known_until=reach(entry))
+        plan = Plan(state, RangeSet(bridged(there)) - entry.lost, known_epochs=entry.epochs, known_until=reach(entry))
         found: dict[PartitionKey, Tally] = {}
         counts, bad = Counts(), BadRecords()
         job = replace(job, reader=_Only(job.reader, there))

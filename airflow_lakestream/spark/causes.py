@@ -68,6 +68,12 @@ _KNOWN = (
         "the driver's JVM ended",
         "Look into the driver's log: it was stopped, or killed for its memory (spark.driver.memory).",
     ),
+    (
+        r"CorruptRecordException|InvalidRecordException|Record batch for partition|seek past the record",
+        "a batch of records is damaged in Kafka",
+        "Let a replica lead that has it whole, or give it up by `lakestream ledger forget --damaged`. With "
+        "stream_transform the state would lack it: begin anew.",
+    ),
     (r"SPARK_JOB_CANCELLED|cancelled as part of", "somebody cancelled the job", "Start it again."),
 )
 
@@ -86,7 +92,7 @@ class QueryRefused(QueryFailed, Terminal):
 def query_failed(location: str, error: Exception) -> QueryFailed:
     """Return our error for the error with which Spark ended a query."""
     known = _found(str(error))
-    is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused"))
+    is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused", "a batch of"))
     return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
 
 

@@ -27,6 +27,7 @@ from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.damaged_log import batches
 from tests.support.faults import Fault, FaultyCatalog, applied, unapplied
 from tests.support.lake import assert_files_are_whole, compact
 from tests.support.lake_reading import numbers
@@ -287,6 +288,26 @@ def test_an_intended_deletion_is_no_damage_once_it_has_its_receipt(
     assert not land_it(landed, "r3").snapshot_ids
     for wrong in (["--missing"], ["--rows", "x"], ["--rows", f"{landed}[0]:90-99"], [], ["--rows", "x", "--missing"]):
         assert told("ledger", "forget", *ON, *wrong)[0] == 2
+
+
+def test_damaged_batches_are_forgotten(
+    kafka: Kafka, topic: Topics, produce: Producing, land_it: Land, told: Told
+) -> None:
+    name = topic(partitions=1)
+    for batch in range(3):
+        produce(name, 0, numbers(10, 10 * batch))
+    land_it(name, "r1", mode="ranges", ranges=[[0, 0, 10]])
+    code, text = told("ledger", "forget", *ON, "--damaged")
+    assert (code, "can be read" in text) == (2, True)
+    stored = batches(kafka.folder, name)[1]
+    stored.write(stored.read()[:-1] + b"?")
+
+    code, text = told("ledger", "forget", *ON, "--damaged")
+
+    assert (code, f"{name}[0] [10,20)" in text) == (0, True)
+    land_it(name, "r2")
+    assert "lost [10,20)" in told("ledger", "show", *ON)[1]
+    assert told("audit", *ON, "--full")[0] == 0
 
 
 def test_what_was_deleted_below_the_logs_start_can_be_forgotten_too(

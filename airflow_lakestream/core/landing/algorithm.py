@@ -18,12 +18,14 @@ from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_first, read_rows, take
 from airflow_lakestream.core.landing.modes import Look, Resume
 from airflow_lakestream.core.landing.plan import (
+    DamagedBatch,
     LandedByAnotherGroup,
     Plan,
     TopicState,
     check_log,
     first_hole,
     resume_plan,
+    without,
 )
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
@@ -85,8 +87,8 @@ def land(job: Job) -> LandingReport:
                 if _exhausted(job, report) or not _new_records_came(job, plan.state):
                     break
                 ends = None
-        except RowsNotWritable as error:
-            job = job.carefully(error)
+        except (RowsNotWritable, DamagedBatch) as error:
+            job = job.despite(error)
             continue
         except Conflict as conflict:
             job.sink.discard()
@@ -121,7 +123,7 @@ def plan_of(
     # The pieces' offsets are read already: it does not matter whether Kafka still has them.
     after = replace(entry, landed=entry.landed | handed)
     check_log(after, now, job.table)
-    plan = job.mode.plan(Look(job.table, after, state, job.source, job.on_data_loss))
+    plan = without(job.mode.plan(Look(job.table, after, state, job.source, job.on_data_loss)), job.unreadable)
     if not job.allow_group_overlap:
         for other, ledger in table.others.items():
             if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:

@@ -14,7 +14,14 @@ from typing import Protocol, TypeAlias
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch, Decoded, Limits, at_most, decode
 from airflow_lakestream.core.landing.modes import Mode, Resume
-from airflow_lakestream.core.landing.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
+from airflow_lakestream.core.landing.plan import (
+    DamagedBatch,
+    Plan,
+    TopicReplaced,
+    TopicState,
+    check_identity,
+    check_log,
+)
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
@@ -94,6 +101,7 @@ class Job:
     `children` are processes that may read in its place, `crew` are Spark's executors. `committed` is called with each
     commit, and raises nothing. `foresee` may know a new table's columns before a record is read.
     `careful`: the decoders try to write each row, since some rows can't be written. `engine` is what lands.
+    `unreadable` are offsets that are lost, since their batches are damaged.
     """
 
     run_id: str
@@ -117,7 +125,22 @@ class Job:
     committed: Callable[[Committed], None] | None = None
     foresee: Foresee | None = None
     careful: bool = False
+    unreadable: RangeSet = RangeSet()
     engine: Engine = Engine.EXTRACT
+
+    def gives_up(self, damaged: DamagedBatch) -> bool:
+        """Tell whether the offsets of a damaged batch are recorded as lost."""
+        return damaged.is_refused and self.on_data_loss is OnDataLoss.RECORD
+
+    def despite(self, error: RowsNotWritable | DamagedBatch) -> Job:
+        """Return the job that goes on after an error; see `carefully`. Raises the error if none can."""
+        if isinstance(error, RowsNotWritable):
+            return self.carefully(error)
+        self.sink.discard()
+        if not self.gives_up(error):
+            raise error
+        log.warning("%s They are recorded as lost.", error)
+        return replace(self, unreadable=self.unreadable | error.ranges)
 
     def carefully(self, error: RowsNotWritable) -> Job:
         """Return the job that tries each chunk's rows before the sink gets them. Raises the error if that can't help.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core.ledger import Ledger, Streamed, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.policies import OnDataLoss
@@ -109,6 +109,27 @@ class BeginningGone(RangesGone):
         )
 
 
+class DamagedBatch(LakestreamError, Terminal):
+    """A batch of records that is not what was produced; `ranges` are the offsets that can't be read because of it.
+
+    `is_refused`: the broker itself can't read it, and gives nothing.
+    """
+
+    def __init__(
+        self, topic: str, partition: int, first: int, end: int, problem: str, *, is_refused: bool = False
+    ) -> None:
+        self.ranges = RangeSet.of(topic, partition, first, end)
+        self.is_refused = is_refused
+        recorded = ', or by runs with on_data_loss="record"' if is_refused else ""
+        super().__init__(
+            f"{topic}[{partition}] [{first},{end}): the batch of records at offset {first} is damaged in Kafka: "
+            f"{problem}. What was not committed yet was discarded, and a retry meets it again. If another replica has "
+            "it whole, let that one lead the partition (kafka-leader-election.sh). Else give these offsets up by "
+            f"`lakestream ledger forget --damaged`{recorded}: a receipt of exactly these is written into the ledger, "
+            "and the next run goes on behind them."
+        )
+
+
 class TopicReplaced(LakestreamError, Terminal):
     """The topic's name now stands for another topic, or another cluster."""
 
@@ -194,6 +215,12 @@ def resume_plan(
         known_epochs=entry.epochs,
         known_until=reach(entry),
     )
+
+
+def without(plan: Plan, unreadable: RangeSet) -> Plan:
+    """Return a plan in which offsets that can't be read are lost."""
+    lost = plan.ranges & unreadable
+    return replace(plan, ranges=plan.ranges - lost, lost=plan.lost | lost) if lost else plan
 
 
 def first_origin(entry: TopicEntry, state: TopicState, starts: Mapping[int, int]) -> dict[int, int]:

@@ -20,7 +20,7 @@ from airflow_lakestream.core.landing.batch import Batch, first_records
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.landing.job import Job, Stopped, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.landing.modes import ByInterval
-from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.story import Progress, offsets
 from airflow_lakestream.core.ledger import TopicIdentity
@@ -188,7 +188,9 @@ def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
                 if batch.is_due(job.limits):
                     pieces.append(batch.piece(job.shared.hand_over()))
                     batch = batch.next()
-    except OffsetsGone as e:
+    except (OffsetsGone, DamagedBatch) as e:
+        if isinstance(e, DamagedBatch) and not job.gives_up(e):
+            raise
         log.warning("%s What was read before is handed over.", e)
     if batch.covers_anything:
         pieces.append(batch.piece(job.shared.hand_over()))

@@ -36,6 +36,7 @@ def test_a_consumer_never_commits_never_resets_and_sees_the_ends() -> None:
     assert config["auto.offset.reset"] == "error"
     assert config["enable.partition.eof"] is True
     assert config["isolation.level"] == "read_committed"
+    assert config["check.crcs"] is True
     assert "group.instance.id" not in config
     open_client(Consumer, config, "here").close()
 
@@ -47,7 +48,7 @@ def test_an_admin_client_takes_nothing_of_groups() -> None:
 
 
 def test_what_the_connection_says_of_sizes_times_and_isolation_stands() -> None:
-    said = {"isolation.level": "read_uncommitted", "queued.max.messages.kbytes": 64, "reconnect.backoff.ms": 50}
+    said = {"isolation.level": "read_uncommitted", "queued.max.messages.kbytes": 64, "check.crcs": False}
     assert consumer_config({**BROKER, **said}, "g", ClientErrors()).items() >= said.items()
 
 

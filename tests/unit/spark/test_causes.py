@@ -50,5 +50,8 @@ def test_the_root_cause_is_told_with_its_remedy(said: str, told: str) -> None:
 def test_what_a_restart_cant_help_is_told_apart() -> None:
     lost = "[STREAM_FAILED] x\nCaused by: org.apache.kafka.common.errors.UnknownTopicOrPartitionException: x"
     assert isinstance(query_failed("c", Exception(lost)), QueryRefused)
+    damaged = "x\nCaused by: org.apache.kafka.common.errors.CorruptRecordException: Record is corrupt (stored crc = 1)"
+    assert isinstance(query_failed("c", Exception(damaged)), QueryRefused)
+    assert "forget --damaged" in cause_of(Exception(damaged))
     assert not isinstance(query_failed("c", Exception("TimeoutException: x")), QueryRefused)
     assert cause_of(Exception("")) == "Exception."

@@ -1,0 +1,146 @@
+"""Damage to a partition's log: told from other trouble, and measured by one look after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from airflow_lakestream.core.landing.plan import DamagedBatch
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
+from airflow_lakestream.kafka.errors import ReadFailed
+
+# By librdkafka: a wrong checksum, or bytes that do not decompress. It names the batch's first offset.
+_DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+# By the broker, which fails over the batch's header.
+_REFUSED = frozenset({KafkaError.INVALID_MSG, KafkaError.UNKNOWN})
+# So often has librdkafka to find an answer too short for what it says of itself. One answer may be cut by its limit.
+_SHORT_ANSWERS = 5
+# More at once could pass over what lies whole between two damaged batches.
+_WIDEST = 1000
+# A batch is in one answer, however large it is.
+_WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with the log at an offset.
+
+    :param first: the first offset of the damaged batch; None where nobody knows.
+    :param is_refused: the broker itself does not give what is there.
+    """
+
+    problem: str
+    first: int | None = None
+    is_refused: bool = False
+
+    @classmethod
+    def of(cls, error: KafkaError, offset: int) -> Fault | None:
+        """Return the fault that an error means, one that comes with this offset; None for other trouble."""
+        if error.code() in _DAMAGED or "MagicByte" in error.str():
+            return cls(error.str(), first=offset)
+        if error.code() in _REFUSED:
+            return cls(error.str(), is_refused=True)
+        return None
+
+
+# Neither readable, nor known to be damaged.
+SILENCE = Fault("nothing comes from there")
+
+
+def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> LakestreamError:
+    """Return the error for one of a reading that only looks: how far damage reaches, it does not say."""
+    fault = Fault.of(error, offset)
+    if fault is None or fault.is_refused:
+        return ReadFailed(topic, partition, offset, error.str())
+    return DamagedBatch(topic, partition, offset, offset + 1, error.str())
+
+
+class _Unparsed(ClientErrors):
+    """Counts the answers that librdkafka can't take apart, of which it tells nobody but its log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short = 0
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        """Count; nothing is passed on, since debugging says much."""
+        self.short += facility == "PROTOUFLOW" and " for Fetch " in text
+
+
+class LogProbe:
+    """Looks at single offsets of a topic.
+
+    :param connection: librdkafka configuration.
+    :param where: name of the connection for errors.
+    :param patience: seconds in which an offset that can be read shows something.
+    """
+
+    def __init__(self, connection: Mapping[str, Any], group: str, where: str, patience: float) -> None:
+        self._connection = connection
+        self._group = group
+        self._where = where
+        self._patience = patience
+
+    def fault(self, topic: str, partition: int, offset: int) -> Fault | None:
+        """Return what keeps an offset from being read, perhaps SILENCE; None if something comes from there."""
+        errors = _Unparsed()
+        config = {**consumer_config(self._connection, self._group, errors), **_WHOLE_BATCHES, "debug": "protocol"}
+        consumer = open_client(Consumer, config, self._where)
+        deadline = time.monotonic() + self._patience
+        try:
+            consumer.assign([TopicPartition(topic, partition, offset)])
+            while time.monotonic() < deadline:
+                message = consumer.poll(0.1)
+                error = None if message is None else message.error()
+                if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+                    return None
+                if message is not None and error is not None:
+                    if (fault := Fault.of(error, int(message.offset() or 0))) is not None:
+                        return fault
+                elif consumer.position([TopicPartition(topic, partition)])[0].offset > offset:
+                    return None
+                if errors.short >= _SHORT_ANSWERS:
+                    return Fault("the lengths in it contradict each other")
+        finally:
+            consumer.close()
+        return SILENCE
+
+    def damage(self, topic: str, partition: int, position: int, end: int, fault: Fault) -> DamagedBatch | None:
+        """Return the error for a fault met at a position, with the offsets that it keeps from being read.
+
+        None where what is seen changes meanwhile: then it may be a broker that comes or goes.
+
+        :param end: how far the log is known to reach.
+        """
+        first = position if fault.first is None or not 0 <= fault.first < end else fault.first
+        good = self._end(topic, partition, max(first, position), end, fault)
+        last = self.fault(topic, partition, good - 1)
+        behind = self.fault(topic, partition, good)
+        if not _is_same(last, fault) or _is_same(behind, fault):
+            return None
+        return DamagedBatch(topic, partition, first, good, fault.problem, is_refused=fault.is_refused)
+
+    def _end(self, topic: str, partition: int, bad: int, end: int, fault: Fault) -> int:
+        good, step = end, 1
+        while bad + step < good:
+            if _is_same(self.fault(topic, partition, bad + step), fault):
+                bad, step = bad + step, min(2 * step, _WIDEST)
+            else:
+                good = bad + step
+        while good - bad > 1:
+            middle = (bad + good) // 2
+            if _is_same(self.fault(topic, partition, middle), fault):
+                bad = middle
+            else:
+                good = middle
+        return good
+
+
+def _is_same(found: Fault | None, fault: Fault) -> bool:
+    """Tell whether what was found at an offset may come of a fault before it."""
+    return found is not None and (found is SILENCE or found.first == fault.first)

@@ -1,0 +1,107 @@
+"""Receipts for damaged batches: what nobody can read is lost to a group, and its stream goes on behind it."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.core.landing.plan import (
+    DamagedBatch,
+    Plan,
+    check_identity,
+    check_log,
+    resume_plan,
+)
+from airflow_lakestream.core.ledger import Landing, TopicEntry
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import Reader, Sink, TableState
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.tables.design import TableDesign
+
+
+@dataclass(frozen=True)
+class DamageReceipt:
+    """Damaged batches of a topic, and the snapshot in which they are recorded as lost."""
+
+    ranges: RangeSet
+    snapshot_id: int
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """Writes the receipts of one group.
+
+    :param lake: the table's catalog, or for a Delta table its store.
+    :param kafka: librdkafka configuration of the connection.
+    :param where: name of the Kafka connection for errors.
+    """
+
+    lake: Any
+    table: str
+    group: str
+    kafka: Mapping[str, Any]
+    where: str
+    poll_timeout: float = 30.0
+
+    def forget(self, topics: Sequence[str] = ()) -> list[DamageReceipt]:
+        """Record damaged batches as lost, of what the group lacks of the topics; default: those of its ledger.
+
+        Raises InvalidArgument where there is nothing to record, or no table, what planning and reading raise, and
+        Conflict if another run came first.
+        """
+        topics = topics or sorted({identity.topic for identity in self._load("a look")[1].ledger.topics})
+        if not topics:
+            raise InvalidArgument("--topic", f"is needed: {self.group!r} has no ledger on {self.table}.")
+        if not (receipts := [one for topic in topics if (one := self._forget(topic)) is not None]):
+            raise InvalidArgument("--damaged", f"all that {self.group!r} lacks of {', '.join(topics)} can be read.")
+        return receipts
+
+    def _load(self, run_id: str) -> tuple[Sink, TableState]:
+        design = TableDesign(pa.schema([]))
+        sink = lake_of(self.table).part("sink")(self.lake, self.table, self.group, design, allow_group_overlap=True)
+        found = sink.load(run_id)
+        if not found.exists:
+            problem = f"{self.table} does not exist yet, so there is no ledger to write a receipt into."
+            raise InvalidArgument("--table", problem, 'Land what is before or behind the damage, by mode="ranges".')
+        return sink, found
+
+    def _forget(self, topic: str) -> DamageReceipt | None:
+        this = f"ledger forget {uuid.uuid4().hex}"
+        sink, found = self._load(this)
+        source = KafkaSource(self.kafka, topic, self.group, StartAt(), self.where)
+        state = source.look()
+        check_identity(found.ledger, state.identity, self.table)
+        entry = found.ledger.entry(state.identity)
+        check_log(entry, state, self.table)
+        plan = resume_plan(entry, state, source.starts(state), OnDataLoss.RECORD, self.table)
+        reader = KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
+        if not (damaged := find_damaged(plan, reader)):
+            return None
+        change = TopicEntry(lost=damaged)
+        return DamageReceipt(damaged, sink.commit(Landing(this, this, {state.identity: change})))
+
+
+def find_damaged(plan: Plan, reader: Reader) -> RangeSet:
+    """Return what of a plan's ranges is in damaged batches."""
+    left, damaged = plan.ranges, RangeSet()
+    while left:
+        try:
+            with closing(reader.read(replace(plan, ranges=left), threading.Event())) as chunks:
+                for chunk in chunks:
+                    left -= RangeSet([chunk.covers])
+        except DamagedBatch as found:
+            if not (mine := found.ranges & left):
+                raise
+            damaged |= mine
+            left -= mine
+    return damaged

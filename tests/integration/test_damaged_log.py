@@ -1,0 +1,222 @@
+"""A log that was damaged on a broker's disk: no changed byte lands, and what can't be read is given up by a receipt."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.core.landing.plan import DamagedBatch
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument, Terminal
+from airflow_lakestream.run.damaged import DamageReceipt, Forgetting
+from dev.services.kafka import Kafka
+from tests.support.broker import Topics
+from tests.support.damaged_log import (
+    ATTRIBUTES,
+    FIRST_TIME,
+    LENGTH,
+    MAGIC,
+    RECORDS,
+    StoredBatch,
+    batches,
+)
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import GROUP, Lake
+from tests.support.lake_reading import at
+from tests.support.shared_run import SharedRun
+from tests.support.spark import by_spark
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = "v bigint, pad string"
+PER_BATCH, BATCHES = 10, 6
+ALL = PER_BATCH * BATCHES
+Damage = Callable[[StoredBatch], None]
+
+
+@dataclass
+class DamagedTopics:
+    """Makes topics of batches of ten records, of which the third is damaged."""
+
+    kafka: Kafka
+    topic: Topics
+
+    def __call__(self, damage: Damage | None, codec: str = "none", which: int = 2) -> str:
+        name = self.topic(1, retention_ms=-1)
+        config = {**self.kafka.client_config(), "linger.ms": 1000, "enable.idempotence": True, "log_level": 2}
+        producer = Producer({**config, "compression.type": codec})
+        for batch in range(BATCHES):
+            for number in range(batch * PER_BATCH, (batch + 1) * PER_BATCH):
+                # Of one length, so that a change of one byte keeps it valid.
+                value = json.dumps({"v": 1000 + number, "pad": "x" * 30})
+                producer.produce(
+                    name, value=value.encode(), key=f"k{number:03}", partition=0, timestamp=1_700_000_000_000
+                )
+            producer.flush()
+        assert [batch.first for batch in self.stored(name)] == list(range(0, ALL, PER_BATCH))
+        if damage is not None:
+            self.damage(name, damage, which)
+        return name
+
+    def stored(self, name: str) -> list[StoredBatch]:
+        return batches(self.kafka.folder, name)
+
+    def damage(self, name: str, damage: Damage, which: int = 2) -> None:
+        damage(self.stored(name)[which])
+
+
+@pytest.fixture
+def damaged(kafka: Kafka, topic: Topics) -> DamagedTopics:
+    """Give the maker of topics with damage."""
+    return DamagedTopics(kafka, topic)
+
+
+def put(at: int, content: bytes, *, sealed: bool) -> Damage:
+    def change(batch: bytearray) -> None:
+        batch[at : at + len(content)] = content
+
+    return lambda batch: batch.change(change, sealed=sealed)
+
+
+def garble(batch: bytearray) -> None:
+    for n in range(RECORDS + 1, len(batch)):
+        batch[n] ^= 0x5A
+
+
+def lengthen(by: int) -> Damage:
+    def change(batch: bytearray) -> None:
+        struct.pack_into(">i", batch, LENGTH, struct.unpack_from(">i", batch, LENGTH)[0] + by)
+
+    return lambda batch: batch.change(change, sealed=False)
+
+
+# What keeps the format whole: without the checksum each of them lands.
+CHANGES: dict[str, Damage] = {
+    "value": lambda batch: batch.replace(b'"v": 1025', b'"v": 1725'),
+    "key": lambda batch: batch.replace(b"k025", b"k725"),
+    "timestamp": put(FIRST_TIME, struct.pack(">q", 1_600_000_000_000), sealed=False),
+    "tombstone's flag": put(ATTRIBUTES, b"\x00\x08", sealed=False),
+}
+# What can't be read, whatever the checksum says: where it ends, how it was compressed.
+BROKEN: dict[str, tuple[Damage, int, str]] = {
+    **{
+        f"{codec} does not decompress": (lambda batch: batch.change(garble, sealed=True), 30, codec)
+        for codec in ("gzip", "snappy", "lz4", "zstd")
+    },
+    "length of a record": (put(RECORDS, b"\xfe\xff", sealed=True), 30, "none"),
+    "unknown format": (put(MAGIC, b"\x09", sealed=False), 30, "none"),
+    # The broker finds nothing behind it in the segment.
+    "length of 0": (put(LENGTH, bytes(4), sealed=False), ALL, "none"),
+    "negative length": (put(LENGTH, struct.pack(">i", -5), sealed=False), ALL, "none"),
+}
+REFUSED = ("length of 0", "negative length")
+
+
+def forget(lake: Lake, name: str) -> list[DamageReceipt]:
+    return Forgetting(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([name])
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_changed_byte_lands(change: str, lake: Lake, damaged: DamagedTopics) -> None:
+    name = damaged(CHANGES[change])
+    given: dict[str, Any] = {"schema": SCHEMA, "metadata_columns": ["topic", "partition", "offset", "timestamp", "key"]}
+    lake.land(name, mode="ranges", ranges=[[0, 0, 5]], **given)
+
+    with pytest.raises(DamagedBatch, match=r"\[0\] \[20,30\): .*forget --damaged") as caught:
+        lake.land(name, **given)
+
+    assert isinstance(caught.value, Terminal)
+    assert caught.value.ranges == RangeSet.of(name, 0, 20, 30)
+    assert lake.offsets() == at(0, range(5))
+    # What is before it lands, and what is behind it.
+    lake.land(name, mode="ranges", ranges=[[0, 0, 20], [0, 30, 40]], **given)
+    assert lake.offsets() == at(0, [*range(20), *range(30, 40)])
+    # The user's choice.
+    lake.land(name, kafka={"check.crcs": False}, **given)
+    assert lake.offsets() == at(0, range(ALL))
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_damaged_batch_is_given_up_by_a_receipt_and_the_stream_goes_on(
+    broken: str, lake: Lake, damaged: DamagedTopics
+) -> None:
+    damage, end, codec = BROKEN[broken]
+    name = damaged(damage, codec)
+    given: dict[str, Any] = {"schema": SCHEMA, "poll_timeout": 5}
+    with pytest.raises(DamagedBatch) as caught:
+        lake.land(name, **given)
+    assert caught.value.ranges == RangeSet.of(name, 0, 20, end)
+    assert lake.has_nothing()
+    with pytest.raises(InvalidArgument, match=r'does not exist yet.*mode="ranges"'):
+        forget(lake, name)
+    lake.land(name, mode="ranges", ranges=[[0, 0, 20]], **given)
+    if broken in REFUSED:
+        lake.land(name, on_data_loss="record", **given)
+    else:
+        with pytest.raises(DamagedBatch):
+            lake.land(name, on_data_loss="record", **given)
+        assert [receipt.ranges for receipt in forget(lake, name)] == [RangeSet.of(name, 0, 20, end)]
+        lake.land(name, **given)
+    entry = lake.entry(name)
+    assert (entry.lost, entry.origin) == (RangeSet.of(name, 0, 20, end), {0: 0})
+    assert lake.offsets() == at(0, [*range(20), *range(end, ALL)])
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+    with pytest.raises(InvalidArgument, match="can be read"):
+        forget(lake, name)
+
+
+@EACH_FORMAT
+def test_each_of_several_damaged_batches_has_its_receipt(lake: Lake, damaged: DamagedTopics) -> None:
+    name = damaged(CHANGES["value"])
+    for which in (3, 5):
+        damaged.damage(name, put(FIRST_TIME, bytes(8), sealed=False), which)
+    lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 1]])
+    lost = RangeSet.of(name, 0, 20, 40) | RangeSet.of(name, 0, 50, 60)
+    assert [receipt.ranges for receipt in forget(lake, name)] == [lost]
+    lake.land(name)
+    assert lake.offsets() == at(0, [*range(20), *range(40, 50)])
+
+
+@EACH_FORMAT
+def test_tasks_of_a_group_leave_what_the_broker_refuses_to_the_commit(lake: Lake, damaged: DamagedTopics) -> None:
+    name = damaged(BROKEN["length of 0"][0])
+    lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 1]])
+    shared = SharedRun(lake, name, {"on_data_loss": "record", "poll_timeout": 5})
+    plan = shared.plan(most=1)
+    shared.commit(plan, shared.read_all(plan))
+    assert lake.entry(name).lost == RangeSet.of(name, 0, 20, ALL)
+    assert lake.offsets() == at(0, range(20))
+
+
+@EACH_FORMAT
+def test_an_audit_says_which_landed_batch_is_damaged_now(lake: Lake, damaged: DamagedTopics) -> None:
+    name = damaged(None)
+    lake.land(name, schema=SCHEMA)
+    damaged.damage(name, CHANGES["value"])
+    found = lake.audit()
+    assert found.verdict is not AuditVerdict.DAMAGE, found.render()
+    assert f"{name}[0] [20,30): damaged in Kafka" in found.render()
+
+
+@EACH_FORMAT
+def test_spark_says_the_same_and_goes_on_behind_the_receipt(
+    lake: Lake, damaged: DamagedTopics, spark: SparkSession
+) -> None:
+    name = damaged(CHANGES["value"])
+    lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 1]])
+    run = by_spark(lake, name, {}, spark)
+    with pytest.raises(DamagedBatch, match=r"\[0\] \[20,30\)"):
+        run()
+    forget(lake, name)
+    run()
+    assert lake.offsets() == at(0, [*range(20), *range(30, ALL)])
