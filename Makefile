@@ -98,7 +98,7 @@ soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 lan
 	LAKESTREAM_LANDINGS=$(LANDINGS) LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) \
 		LAKESTREAM_AIRFLOW_DATABASE=postgresql $(BIN)/python -m pytest --timeout 0 tests/events
 
-mutants: tools setup ## Put the wrong changes of tests/dev/crossing_mutants.py into a copy, one after the other: ONLY=lease (needs all tools)
+mutants: setup ## Put wrong changes into a copy: does a suite that they reach catch each? ONLY=lease (needs what its suites need)
 	$(BIN)/python -m tests.dev.play_mutants --only '$(ONLY)'
 
 demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)

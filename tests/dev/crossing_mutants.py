@@ -159,7 +159,7 @@ MUTANTS = (
         "tests/integration/test_metrics.py::test_each_commit_of_a_landing_is_measured",
     ),
     CrossingMutant(
-        "an event of OpenLineage that leaves replaced and landed ranges out",
+        "an event of OpenLineage that leaves the landed ranges out",
         "airflow_lakestream/lineage/keeping.py",
         "read.ranges |= entry.landed | entry.replaced",
         "read.ranges |= entry.replaced",
@@ -216,10 +216,10 @@ MUTANTS = (
         "tests/faults/test_sequences.py::test_whatever_happens_the_table_equals_the_log_once_each",
     ),
     CrossingMutant(
-        "an interval that ends where it starts",
+        "an interval that is twice as long",
         "airflow_lakestream/operators/interval.py",
         'return {"interval_start": start, "interval_end": end}',
-        'return {"interval_start": start, "interval_end": start}',
+        'return {"interval_start": start, "interval_end": end + (end - start)}',
         "dags",
         "tests/dags/test_dags.py::test_the_backfill_lands_the_hour_of_its_run_and_replaces_it",
     ),

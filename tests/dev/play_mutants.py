@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from dev.errors import DevError
 from dev.service import CHECKOUT
 from dev.suites.graph import files_in
 from dev.suites.running import NEWEST, OLDEST
+from dev.suites.tools import known, missing
 from tests.dev.crossing_mutants import MUTANTS, CrossingMutant
 
 # What git does not have, and tests use: linked into the copy.
@@ -153,6 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [one for one in MUTANTS if told.only in one.name]
     if not chosen:
         print(f"No mutant's name has {told.only!r}: {'; '.join(one.name for one in MUTANTS)}.", file=sys.stderr)
+        return 2
+    try:
+        suites = known([one.suite for one in chosen])
+        problems = list(missing(suites))
+    except DevError as error:
+        problems = [str(error)]
+    if problems:
+        print(*problems, sep="\n", file=sys.stderr)
+        return 2
+    made = sorted({target for suite in suites for target in suite.prepared_by})
+    if made and subprocess.run(["make", "--no-print-directory", *made], cwd=CHECKOUT, check=False).returncode:
         return 2
     caught = list(play(chosen))
     print(f"{sum(caught)} of {len(caught)} mutants are caught by the suites that the graph chose.")
