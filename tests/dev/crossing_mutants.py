@@ -73,10 +73,16 @@ MUTANTS = (
     CrossingMutant(
         "a commit of Delta without its ledger",
         "airflow_lakestream/delta/commit/guard.py",
-        "properties = {**kept, **own}",
-        "properties = {**kept}",
+        """
+    properties = {**kept, **own}
+    actions.append(head.metadata_action(properties, target.fields))
+    actions.append({"txn": {"appId": ledger_store.app_id(consumer_group), "version": generation}})
+""",
+        """
+    actions.append(head.metadata_action(kept, target.fields))
+""",
         "units",
-        "tests/contract/test_landings.py::test_each_landing_is_one_commit_of_rows_and_ledger",
+        "tests/unit/delta/test_sink.py::test_a_landing_is_one_version_with_rows_ledger_and_transaction",
     ),
     CrossingMutant(
         "an operator for Airflow 3.3 that an older Airflow takes",
@@ -132,7 +138,7 @@ MUTANTS = (
         "        environment_context.properties.update(_expecting(new_tbl.parameters[PREVIOUS_METADATA_LOCATION]))\n",
         "",
         "services",
-        "tests/services/test_hive.py::test_what_another_commits_while_a_commit_is_held_up_stays",
+        "tests/services/test_hive.py::test_what_another_commits_while_a_commit_is_held_up_stays[a landing, rows]",
     ),
     CrossingMutant(
         "a page that shows streams of DAGs that may not be read",
@@ -159,10 +165,10 @@ MUTANTS = (
         "tests/integration/test_metrics.py::test_each_commit_of_a_landing_is_measured",
     ),
     CrossingMutant(
-        "an event of OpenLineage that leaves the landed ranges out",
+        "an event of OpenLineage that counts the last commit alone",
         "airflow_lakestream/lineage/keeping.py",
-        "read.ranges |= entry.landed | entry.replaced",
-        "read.ranges |= entry.replaced",
+        "read.counts = (read.counts or Counts()) + entry.counts",
+        "read.counts = Counts() + entry.counts",
         "integration",
         "tests/integration/test_openlineage.py::test_a_try_that_fails_after_its_commits_tells_them_as_the_ledger_has_them"
         "_and_the_retry_does_not_tell_them_again",
@@ -172,8 +178,8 @@ MUTANTS = (
         "airflow_lakestream/tables/rejects/sink.py",
         "        self._held.append(records)\n\n    def commit(",
         "        records.validate()\n\n    def commit(",
-        "integration",
-        "tests/integration/test_rejects.py::test_a_bad_record_is_kept_whole_with_its_reason",
+        "units",
+        "tests/contract/test_rejects.py::test_rejected_records_are_written_with_the_landing_and_counted",
     ),
     CrossingMutant(
         "a checkpoint of Flink that is read one offset too low",
@@ -184,10 +190,10 @@ MUTANTS = (
         "tests/engines/test_flink.py::test_a_statement_that_leaves_every_record_out_lands_offsets_alone",
     ),
     CrossingMutant(
-        "events of a mirror in the order of their versions, the newest first",
+        "a mirror in which the earlier of two versions wins",
         "airflow_lakestream/cdc/merge/newest.py",
-        'sort_keys=[(name, "ascending") for name in VERSION]',
-        'sort_keys=[(name, "descending") for name in VERSION]',
+        "later |= same & (mine > other)",
+        "later |= same & (mine < other)",
         "mirrors",
         "tests/mirrors/test_worker_mirror.py::test_a_run_whose_events_another_one_has_applied_meanwhile_applies_the_rest",
     ),
@@ -200,10 +206,10 @@ MUTANTS = (
         "tests/integration/test_fan_out_crashes.py::test_a_zombie_can_not_even_write_to_a_table_that_gets_nothing_any_more",
     ),
     CrossingMutant(
-        "a batch of Spark that forgets which one it is",
-        "airflow_lakestream/tables/guards.py",
-        "(last.query_id, last.batch_id + 1) == (streamed.query_id, streamed.batch_id)",
-        "last.query_id == streamed.query_id",
+        "a checkpoint of Spark's that is taken whichever query it is of",
+        "airflow_lakestream/spark/stateful/aligning.py",
+        "if last is not None and last.query_id != checkpoint.query_id:",
+        'if last is not None and last.query_id == "":',
         "spark",
         "tests/spark/test_spark_streams.py::test_a_checkpoint_that_is_not_the_tables_is_refused_by_name",
     ),
