@@ -39,12 +39,12 @@ MUTANTS = (
         "tests/unit/flink/test_statements.py::test_texts_are_quoted",
     ),
     CrossingMutant(
-        "a publication of another group's offsets",
-        "airflow_lakestream/core/publishing/publish.py",
-        "    _refuse_others(job, table, claim, reckoning.landed)\n",
-        "",
+        "a publication of rows that are there twice",
+        "airflow_lakestream/core/publishing/reckoning.py",
+        "    if twice:\n",
+        "    if twice < 0:\n",
         "units",
-        "tests/unit/publishing/test_publish.py::test_another_groups_offsets_are_refused",
+        "tests/unit/publishing/test_publish.py::test_a_row_twice_within_one_file_is_refused",
     ),
     CrossingMutant(
         "a position of Connect that is one event too far",
