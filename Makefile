@@ -21,7 +21,7 @@ ORDER ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told, on PostgreSQL (needs a JDK 17)
 	LAKESTREAM_LANDINGS=$(LANDINGS) LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) \
 		LAKESTREAM_AIRFLOW_DATABASE=postgresql $(BIN)/python -m pytest --timeout 0 tests/events
+
+mutants: setup ## Put wrong changes into a copy: does a suite that they reach catch each? ONLY=lease (needs what its suites need)
+	$(BIN)/python -m tests.dev.play_mutants --only '$(ONLY)'
 
 demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
