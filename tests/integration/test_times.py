@@ -253,7 +253,11 @@ def test_times_stand_where_a_look_at_each_record_finds_them(
             p: marks.low if at_ms <= 0 else _first(records[p], at_ms, 2**63, marks.end)
             for p, marks in state.marks.items()
         }
-        assert starts.starts(state) == expected_starts == watch.offsets_at(state, at_ms), at_ms
+        lows = {p: marks.low for p, marks in state.marks.items()}
+        # A start at the log's start is left out.
+        found_starts = {p: offset for p, offset in expected_starts.items() if offset > lows[p]}
+        assert starts.starts(state) == found_starts, at_ms
+        assert watch.offsets_at(state, at_ms) == expected_starts, at_ms
 
 
 def _first(records: list[tuple[int, int]], at_ms: int, until_ms: int, without: int | None = None) -> int | None:
