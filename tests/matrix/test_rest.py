@@ -24,8 +24,10 @@ from tests.support.vending import vending
 CATALOG = "REST"
 
 
-def test_a_rest_catalog_is_asked_with_the_connections_login(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    rest = stack.up_rest_catalog()
+def test_a_rest_catalog_is_asked_with_the_connections_login(
+    worker_stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = worker_stack.up_rest_catalog()
     client, _, secret = rest.properties["credential"].partition(":")
     connection = {"conn_type": "iceberg", "host": rest.url, "password": secret}
     extra = {"oauth2-server-uri": rest.tokens}
@@ -40,11 +42,11 @@ def test_a_rest_catalog_is_asked_with_the_connections_login(stack: Stack, monkey
 
 
 def test_keys_that_the_catalog_gives_with_a_table_open_its_files(
-    stack: Stack, kafka: Kafka, tmp_path: Path, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
+    worker_stack: Stack, kafka: Kafka, tmp_path: Path, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    s3, rest = stack.up_s3(), stack.up_rest_catalog()
+    s3, rest = worker_stack.up_s3(), worker_stack.up_rest_catalog()
     place = f"s3://{s3.bucket('vended')}/{uuid.uuid4().hex}"
     name = topic_of(events(0, 0, 60), events(1, 0, 40))
     config = {"schema": "id bigint, name string, score double", "table_properties": {"write.data.path": place}}

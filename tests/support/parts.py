@@ -67,6 +67,13 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
         yield owned
 
 
+@pytest.fixture(scope="session")
+def worker_stack() -> Iterator[Stack]:
+    """Give a stack of this worker alone, for services that a test expects to be empty."""
+    with Stack.owned("tests-worker") as owned:
+        yield owned
+
+
 @pytest.fixture(scope="module")
 def own_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Give a stack of this file alone, for tests that kill or change its services: they are marked `own_parts`."""
