@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(suite.name for suite in SUITES)
     running.add_argument("suites", nargs="+", metavar="SUITE", help=f"{names}; all, or {REACHED} by the change")
     running.add_argument("--jobs", type=int, default=4, help="workers that share the files of a run (default: 4)")
-    running.add_argument("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
+    running.add_argument("--order", metavar="SEED", help="run the files in a random order, the same for the same seed")
     choosing = command(suites)
     choosing.add_argument("--base", metavar="REV", help=f"default: {BASE}, then origin/main; without one: every suite")
     choosing.add_argument("--all", action="store_true", help="every suite")

@@ -27,7 +27,7 @@ class AuditStopped(LakestreamError, Transient):
 
 @dataclass
 class LogFound:
-    """What Kafka shows of landed ranges.
+    """The records of landed ranges that Kafka still shows.
 
     `readable` counts the offsets that have a record; `shown` are the landed ranges that were read; `damaged` are those
     that can't be, since their batches are damaged.

@@ -153,7 +153,7 @@ class AuditResult:
     `lost_files` are data files that are gone or cut; `wrong_bounds` those with values that filters skip; `odd` are
     rows whose position no record can have. `findings` are damages that no range of one partition can express.
     `blind` says what could not be looked at although it was needed. `made` says which functions made rows that keep
-    no positions. `notes` are for the reader. Damage found counts, whatever could not be looked at.
+    no positions. `notes` are for the reader. Damage counts even if `blind` is not empty.
     """
 
     table: str

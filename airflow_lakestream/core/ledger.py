@@ -295,7 +295,7 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What one table holds of Kafka, on behalf of one consumer group; `filled` are columns that got values of it."""
+    """The offsets that one table holds for one consumer group; `filled` are the columns that got values."""
 
     consumer_group: str
     topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)

@@ -29,7 +29,7 @@ _NO_ROW = pa.array(["d", "t"])
 
 
 class ColumnWatch:
-    """Tells which columns got values; used by several threads, which at worst look once more.
+    """Finds the columns that got values. Several threads may use it: at worst they look once more.
 
     :param schema: the columns that values and keys are decoded into; None where SQL reads raw records, and where each
         field gets a column, so that none is looked for.

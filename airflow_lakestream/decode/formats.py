@@ -117,7 +117,7 @@ class Payload(PayloadSettings):
 
     @property
     def gets_columns(self) -> bool:
-        """Whether each field of the row gets a column, whatever `unknown_fields` says."""
+        """Whether each field of the row gets a column, for any value of `unknown_fields`."""
         return False
 
     def own_columns(self, names: Sequence[str]) -> list[str]:

@@ -55,7 +55,7 @@ class Naming:
         """Return the places of the columns that fields go into, by the fields' names.
 
         :param record: the name of the record that they are of.
-        :param fields: their names, each with what else tells fields of one record apart.
+        :param fields: names of fields, each with the other marks that distinguish fields of one record.
         """
         written = {name for name, _ in fields}
         places = {name: place for place, name in enumerate(columns) if name in written}
@@ -146,14 +146,14 @@ def proto_of(schema: RegisteredSchema) -> Proto:
 
 
 def identity_of(field: Any) -> tuple[Any, ...]:
-    """Return what a field of a Protobuf message is, but for its name: a number may be used again for another type."""
+    """Return the number and the type of a field in a Protobuf message: a number may be reused for another type."""
     inner = None if field.message_type is None else field.message_type.full_name
     return field.number, field.type, bool(field.is_repeated), inner
 
 
 @dataclass(frozen=True)
 class RecordShape:
-    """A record of any format: its fields with what else tells them apart, and the records inside them, if any."""
+    """A record of any format: its fields with their distinguishing marks, and the records inside them, if any."""
 
     name: str
     fields: Sequence[tuple[str, Any, Any]]

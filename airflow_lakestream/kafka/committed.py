@@ -15,7 +15,7 @@ from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
 log = logging.getLogger(__name__)
 
 MIRROR_TIMEOUT = 5.0
-# The metadata of a refused offset, followed by the log's end. Setting the offset anew overwrites it.
+# The metadata of a refused offset, followed by the log's end. Setting the offset again overwrites it.
 _REFUSED = "refused by airflow-lakestream: beyond the log's end at "
 
 
@@ -83,7 +83,7 @@ class CommittedOffsets(Requests):
             f"when a run first saw them: {where}. They are of another topic or cluster, or the log was cut short "
             "since. The records that come up to them would never be landed, so nothing was landed.",
             "Correct consumer_group or kafka_conn_id, set the group's offsets (kafka-consumer-groups.sh "
-            '--reset-offsets; they stay refused until they are set anew), or begin with "earliest" or "timestamp".'
+            '--reset-offsets; they stay refused until they are set again), or begin with "earliest" or "timestamp".'
             + (
                 f" The refusal could not be noted in the group ({problem}): do not run again before its offsets are "
                 "right, since a log that has grown past them would be taken for theirs."

@@ -1,4 +1,4 @@
-"""Damage to a partition's log: told from other trouble, and measured by one look after the other."""
+"""Damage to a partition's log: distinguished from other errors, and measured offset by offset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with the log at an offset.
+    """The damage of the log at an offset.
 
     :param first: the first offset of the damaged batch; None where nobody knows.
     :param is_refused: the broker itself does not give what is there.
@@ -61,7 +61,7 @@ def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> La
 
 
 class _Unparsed(ClientErrors):
-    """Counts the answers that librdkafka can't take apart, of which it tells nobody but its log."""
+    """Counts the answers that librdkafka cannot parse, which it reports in its log only."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ BASE = "LAKESTREAM_BASE"
 
 @dataclass(frozen=True)
 class Reach:
-    """How a change reaches a suite: from a file of its own over others to the changed file, or by a rule.
+    """The way from a changed file to a suite: from a file of its own over others to the changed file, or by a rule.
 
     :param own: the files of the suite that can feel the change; none where a rule names the suite.
     """

@@ -95,7 +95,7 @@ class UsesGraph:
 
     @cached_property
     def _for_all(self) -> list[str]:
-        """What takes part in each test, since tests/conftest.py loads the support as plugins."""
+        """Hooks and fixtures that take part in each test, since tests/conftest.py loads the support as plugins."""
         return [f"{path}::{name}" for path, made in self._support.items() for name in made.for_all]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a file of tests refers to: modules, fixtures, programs and pages, by imports and by names in its text."""
+"""References of a file of tests: modules, fixtures, programs and pages, by imports and by names in its text."""
 
 from __future__ import annotations
 

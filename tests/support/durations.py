@@ -99,7 +99,7 @@ def _file_of(item: pytest.Item) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of a random order."""
-    parser.addoption("--order", metavar="SEED", help="run the files in a random order, which the seed tells again")
+    parser.addoption("--order", metavar="SEED", help="run the files in a random order, the same for the same seed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a batch knows of one value of a key's row: the event with it, if any, and since when the row has it."""
+    """One value of a key's row within a batch: the event that has it, if any, and since when the row has it."""
 
     key: Key
     since: Version | None

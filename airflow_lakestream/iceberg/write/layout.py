@@ -83,7 +83,7 @@ def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> 
 
 
 def check_names(spec: PartitionSpec, table: str = "the table") -> None:
-    """Refuse partition fields with names that Avro, in which manifests are written, does not tell apart.
+    """Refuse partition fields with names that Avro, in which manifests are written, does not distinguish.
 
     Raises InvalidArgument.
     """
