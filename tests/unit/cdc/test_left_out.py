@@ -11,6 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.cdc.merge.values import ValueMissing
+from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.core.policies import MergeMode
 from tests.support.mirroring import Event, HandDeltaMirror, HandMirror, come_to, deleted_by
 from tests.unit.cdc.strategies import cut, histories, with_copies
@@ -32,7 +34,12 @@ def test_whichever_events_come_again_a_value_left_out_is_the_last_one(
         mirror = FORMATS[lake](Path(folder), soft_delete=soft_delete, executors=executors)
         # Executors tell transactions, of which a copy in another partition can't be told from a row of its own.
         for part in cut(data.draw, with_copies(data.draw, events, 1 if executors else 2)):
-            mirror.land(part)
+            try:
+                mirror.land(part)
+            except (MirrorStopped, ValueMissing):
+                # A truncation takes the rows of a copy that another partition brings after it: the mirror says so.
+                assert any(event.op == "t" for event in events)
+                return
         assert mirror.rows() == come_to(events)
         if soft_delete:
             assert mirror.deleted() == deleted_by(events)

@@ -99,7 +99,7 @@ def test_a_piece_survives_json(ranges: RangeSet, read: dict[int, Counts], epochs
     [
         ({"version": 5}, "version is 5"),
         ({"bad": {"count": 1}}, "kinds"),
-        ({"use": {"columns": ["n"]}}, "filled"),
+        ({"use": {"columns": ["n"]}}, "foreign"),
         ({"counts": {"0": [2, 1]}}, "counts"),
         ({"ranges": "0"}, "ranges"),
         ({"files": 3}, "files"),
@@ -145,7 +145,7 @@ def test_a_landing_adds_pieces_up_and_keeps_the_epochs_before_they_were_read() -
     batch = Batch(plan)
     batch.take(piece((0, 0, 10), epoch=6))
     batch.take(piece((1, 0, 5)))
-    entry = batch.landing("run", Engine.EXTRACT).topics[IDENTITY]
+    entry = batch.landing("run", Engine.EXTRACT, frozenset()).topics[IDENTITY]
     assert entry.landed == of((0, 0, 10), (1, 0, 5))
     assert entry.counts == Counts(15, 15)
     assert entry.epochs == {0: 6, 1: 3}

@@ -94,7 +94,8 @@ def test_any_other_value_is_refused_by_the_propertys_name(tmp_path: Path, name: 
         GivenLake(tmp_path).land([b'{"s": "a"}'], table_properties=properties)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, bad) in VALUES.items() if bad])
+# PyIceberg itself commits no table with another provider of locations than one that can be loaded.
+@pytest.mark.parametrize("name", [name for name, (_, bad) in VALUES.items() if bad and "location-provider" not in name])
 def test_a_table_that_another_engine_gave_it_is_refused_before_reading(tmp_path: Path, name: str) -> None:
     lake = GivenLake(tmp_path)
     lake.land([b'{"s": "a"}'])
@@ -102,7 +103,7 @@ def test_a_table_that_another_engine_gave_it_is_refused_before_reading(tmp_path:
         transaction.set_properties({name: VALUES[name][1][0]})
     with pytest.raises(InvalidArgument, match=rf"^table_properties: {name} "):
         lake.land([b'{"s": "a"}', b'{"s": "b"}'])
-    assert len(lake.rows()) == 1
+    assert len(lake.iceberg().metadata.snapshots) == 1
     assert lake.rejected() == {}
 
 
