@@ -24,8 +24,8 @@ from tests.dev.crossing_mutants import MUTANTS, CrossingMutant
 # What git does not have, and tests use: linked into the copy.
 _LINKED = (".dev", ".venv", ".venv-airflow-3.1", ".site")
 _PYTHONS: Mapping[str, str] = {"compat": OLDEST}
-# How pytest begins what an assertion, `pytest.raises` or `pytest.fail` says.
-_ASSERTED = ("assert", "AssertionError", "Failed:")
+# How pytest begins what an assertion, `pytest.raises`, `pytest.fail` or the fault harness says.
+_ASSERTED = ("assert", "AssertionError", "Failed:", "tests.support.fault_oracle.Violation:")
 
 
 @dataclass(frozen=True)
