@@ -176,7 +176,7 @@ def test_a_refusal_that_can_not_be_noted_says_so_and_a_dry_look_notes_nothing(
 
     def metadata() -> str:
         answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(30)
-        return str(answer.topic_partitions[0].metadata)
+        return answer.topic_partitions[0].metadata or ""
 
     assert "could not be noted" not in refusal(dry=True)
     assert not metadata()
