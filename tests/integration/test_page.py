@@ -55,13 +55,16 @@ def test_the_page_has_the_numbers_of_the_ledger_and_of_the_sensors(
     assert (one["topic"], one["table"], one["consumer_group"], one["state"]) == (name, table, DAG, "behind")
     assert (one["landing"]["run_id"], one["landing"]["rows"]) == (first.run_id, first.task().xcom["rows"])
     assert one["landing"]["lag"] == first.task().xcom["remaining_lag"] > 0
+    hours = sum(one["hours"])
 
-    airflow.run(dag, conf)
+    second = airflow.run(dag, conf)
     one = shown()
     assert (one["state"], one["landing"]["lag"]) == ("landing", 0)
     ledger = read_ledger(connections.catalog.load_table(table), DAG)
-    assert sum(landing["rows"] for landing in one["landings"]) == 300
-    assert sum(one["hours"]) == 300
+    # Other tests of this Airflow have run the bundled DAG, too.
+    rows = {landing["run_id"]: landing["rows"] for landing in one["landings"]}
+    assert rows[first.run_id] + rows[second.run_id] == 300
+    assert sum(one["hours"]) - hours == rows[second.run_id]
     landed = {(bar["partition"], *span) for bar in one["offsets"] for span in bar["landed"]}
     [entry] = [entry for identity, entry in ledger.topics.items() if identity.topic == name]
     assert landed == {(r.partition, r.from_offset, r.until_offset) for r in entry.landed}

@@ -50,6 +50,16 @@ CASES = {
         "integration/test_audit.py::test_a_receipt_of_a_loss_is_shown_and_is_no_damage",
         "sensors/test_sensor_retention.py::test_it_fires_before_a_real_topic_loses_the_first_record",
     ],
+    "A batch is damaged": [
+        "integration/test_damaged_log.py::test_a_damaged_batch_is_given_up_by_a_receipt_and_the_stream_goes_on",
+    ],
+    "The group's offsets are another log's": [
+        "integration/test_committed_offsets.py::"
+        "test_a_refusal_that_can_not_be_noted_says_so_and_a_dry_look_notes_nothing",
+    ],
+    "No field of the records has a column": [
+        "integration/test_silent_columns.py::test_records_of_which_no_field_has_a_column_land_nothing",
+    ],
     "The topic was made anew": [
         "integration/test_loss_and_recreation.py::test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy",
         "integration/test_runbook.py::test_a_topic_made_anew_goes_on_under_another_group_beside_the_old_ledger",
