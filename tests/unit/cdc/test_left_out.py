@@ -37,8 +37,8 @@ def test_whichever_events_come_again_a_value_left_out_is_the_last_one(
             try:
                 mirror.land(part)
             except (MirrorStopped, ValueMissing):
-                # A truncation takes the rows of a copy that another partition brings after it: the mirror says so.
-                assert any(event.op == "t" for event in events)
+                # Copies in another partition, or behind a truncation, may have no order: the mirror stops, and says so.
+                assert not executors or any(event.op == "t" for event in events)
                 return
         assert mirror.rows() == come_to(events)
         if soft_delete:
