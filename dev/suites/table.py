@@ -37,7 +37,7 @@ _JAVA, _ALL_TOOLS = ("java",), ("java", "go", "node")
 _UNITS = ("tests/unit/", "tests/contract/")
 # The site's reference is made from the docstrings of all modules that a page names.
 _SITE = ("docs/*", "README.md", "CHANGELOG.md", "dev/mkdocs.yml", "dev/docs_hooks.py", "dev/hatch_build.py")
-# Their tests are quick, but for those that are marked `long`, which are a suite of their own.
+# Their tests are quick, except those marked `long`, which are a suite of their own.
 QUICK = ("units", "integration", "dags", "faults")
 SUITES = (
     Suite("lint", files=("*.py", "pyproject.toml"), follows=False),

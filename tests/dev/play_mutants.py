@@ -151,10 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play the mutants that are asked for, and return 1 if any was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.dev.play_mutants", description=__doc__)
     parser.add_argument("--only", default="", help="words of the name; default: all")
-    told = parser.parse_args(argv)
-    chosen = [one for one in MUTANTS if told.only in one.name]
+    arguments = parser.parse_args(argv)
+    chosen = [one for one in MUTANTS if arguments.only in one.name]
     if not chosen:
-        print(f"No mutant's name has {told.only!r}: {'; '.join(one.name for one in MUTANTS)}.", file=sys.stderr)
+        print(f"No mutant's name has {arguments.only!r}: {'; '.join(one.name for one in MUTANTS)}.", file=sys.stderr)
         return 2
     try:
         suites = known([one.suite for one in chosen])

@@ -66,7 +66,7 @@ def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothi
     poll_until(lambda: EventType.DATA_COMPLETE in kinds(), "the first data", PATIENCE)
     sinks.kill_the_worker()
     assert EventType.COMMIT_TO_TABLE not in kinds()
-    # Nothing answers: unknown, and nothing is made anew.
+    # Nothing answers: the state is unknown, and nothing is created again.
     look = one_look(driving)
     assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, Action.WAIT)
     sinks.start_the_worker_again()

@@ -125,7 +125,7 @@ def numbered(parts: Sequence[pa.Table]) -> Iterator[pa.Table]:
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
-        row = row[part] if row is not None else None  # type: ignore[assignment]
+        row = row[part] if row is not None else None
     return row
 
 
