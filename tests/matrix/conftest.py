@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_of_its_file(item: pytest.Item) -> bool:
     module = getattr(item, "module", None)
     if hasattr(module, "CATALOG"):
-        # Seeds differ in what runs do, and not in how a catalog commits. The `long` tests of the contract play more of them.
+        # Seeds differ in what runs do, and not in how a catalog commits. The suite `long` plays more of them.
         played: int = item.callspec.params.get("seed", 0) if hasattr(item, "callspec") else 0
         is_of_one = module.CATALOG != THE_ONE and item.function.__module__ in IN_ONE_CATALOG
         return "delta" not in item.name and played < HISTORIES and not is_of_one
