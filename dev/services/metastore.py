@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 from xml.sax.saxutils import escape
 
+from dev.archives import unpack
 from dev.errors import ServiceFailed
 from dev.java import Jdk
 from dev.ports import LOOPBACK, free_ports, listening
@@ -80,7 +81,7 @@ def start(folder: ServiceFolder, setup: Setup) -> Metastore:
     folder.prepare()
     (port,) = free_ports(1)
     with tarfile.open(setup.archive) as packed:
-        packed.extractall(folder.path / "app", filter="data")
+        unpack(packed, folder.path / "app")
     (home,) = (folder.path / "app").iterdir()
     warehouse = folder.path / "warehouse"
     settings = {

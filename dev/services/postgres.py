@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psycopg
 
+from dev.archives import unpack
 from dev.errors import ServiceFailed
 from dev.jars import JarSet
 from dev.ports import LOOPBACK, free_ports
@@ -128,7 +129,7 @@ def _unpack(jars: Path, target: Path) -> str:
     with zipfile.ZipFile(jar) as outer:
         (name,) = (name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(name) as packed, lzma.open(packed) as plain, tarfile.open(fileobj=plain) as inner:
-            inner.extractall(target, filter="data")
+            unpack(inner, target)
     return str(target / "bin")
 
 

@@ -9,6 +9,7 @@ import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dev.archives import unpack
 from dev.java import Jdk
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.service import Owner, ServiceFolder, clean_environment
@@ -58,7 +59,7 @@ def start(folder: ServiceFolder, archive: Path, jdk: Jdk, owner: Owner | None) -
     folder.prepare()
     (port,) = free_ports(1)
     with tarfile.open(archive) as packed:
-        packed.extractall(folder.path / "app", filter="data")
+        unpack(packed, folder.path / "app")
     (folder.path / "tmp").mkdir()
     (runner,) = (folder.path / "app").glob("*-runner.jar")
     command = [

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import airflow_lakestream
+from dev.archives import unpack
 
 pytestmark = pytest.mark.long
 
@@ -105,7 +106,7 @@ def test_landing_needs_no_extra(wheel: Path) -> None:
 
 def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     (tmp_path / "out").mkdir()
     again = build(tmp_path / f"airflow_lakestream-{VERSION}", tmp_path / "out", "wheel")
     assert content(again) == content(wheel)
