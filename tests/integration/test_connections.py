@@ -281,6 +281,8 @@ def strict() -> Iterator[Kafka]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # The plain listener's clients, this broker's controller among them.
         "super.users": "User:ANONYMOUS",
+        # It is stopped for longer than the 9 s after which a controller gives a broker up.
+        "broker.session.timeout.ms": "120000",
     }
     with Stack.owned("tests-strict") as stack:
         yield stack.up_kafka(overrides=acls)
