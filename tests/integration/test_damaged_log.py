@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -78,6 +79,36 @@ def test_a_damaged_batch_is_given_up_by_a_receipt_and_the_stream_goes_on(
     assert lake.audit().verdict is AuditVerdict.CLEAN
     with pytest.raises(InvalidArgument, match="can be read"):
         forget(lake, name)
+
+
+# A checksum does not cover its batch's own offset.
+@EACH_FORMAT
+@pytest.mark.parametrize("to", [1_000_020, 45, 25], ids=["beyond the end", "among others", "overlapping"])
+def test_a_batch_at_a_higher_offset_is_given_up_at_its_own(to: int, lake: Lake, damaged: DamagedTopics) -> None:
+    name = damaged(put(0, struct.pack(">q", to), sealed=False))
+    lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 20]])
+    with pytest.raises(DamagedBatch, match="its own offset is another one"):
+        lake.land(name, mode="ranges", ranges=[[0, 20, 25]])
+    with pytest.raises(DamagedBatch) as caught:
+        lake.land(name)
+    assert caught.value.ranges == RangeSet.of(name, 0, 20, 30)
+    assert [receipt.ranges for receipt in forget(lake, name)] == [RangeSet.of(name, 0, 20, 30)]
+    lake.land(name)
+    assert lake.offsets() == at(0, [*range(20), *range(30, ALL)])
+    assert lake.column("v") == [1000 + n for n in (*range(20), *range(30, ALL))]
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("to", [10, 15, 0, -7])
+def test_a_batch_at_a_lower_offset_is_found_where_its_records_come_at_all(
+    to: int, lake: Lake, damaged: DamagedTopics
+) -> None:
+    name = damaged(put(0, struct.pack(">q", to), sealed=False))
+    with pytest.raises(DamagedBatch, match="its own offset is another one") as caught:
+        lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 25]])
+    assert caught.value.ranges == RangeSet.of(name, 0, 20, 25)
+    assert lake.has_nothing()
 
 
 @EACH_FORMAT

@@ -39,9 +39,9 @@ LAST = {"mode": "resume", "on_data_loss": "record", "max_rejected": 1.0}
 TILES = 6
 # What Java takes or shrugs off, and PyIceberg, too, which is the other tool of a sequence.
 ODD_PROPERTIES = (
-    {"write.parquet.compression-codec": "UNCOMPRESSED", "write.avro.compression-codec": "zstd"},
+    {"write.parquet.compression-codec": "lz4", "write.avro.compression-codec": "zstd"},
     {"write.parquet.row-group-limit": "1", "write.parquet.page-row-limit": "1"},
-    {"write.target-file-size-bytes": "1", "commit.manifest.min-count-to-merge": "0"},
+    {"write.target-file-size-bytes": "1", "write.summary.partition-limit": "0"},
     {"write.metadata.metrics.default": "none", "write.object-storage.enabled": "TRUE"},
 )
 # What a run may end in though nothing is wrong with the package. A commit's outcome is unknown only after a fault.

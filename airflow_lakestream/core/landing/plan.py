@@ -133,8 +133,8 @@ class DamagedBatch(LakestreamError, Terminal):
         recorded = ', or by runs with on_data_loss="record"' if is_refused else ""
         super().__init__(
             f"{self.what}. What was not committed yet was discarded, and a retry meets it again. {ANOTHER_REPLICA} "
-            f"Else give these offsets up by `lakestream ledger forget --damaged`{recorded}: a receipt of exactly these is "
-            "written into the ledger, and the next run goes on behind them."
+            f"Else give these offsets up by `lakestream ledger forget --damaged`{recorded}: a receipt of exactly "
+            "these is written into the ledger, and the next run goes on behind them."
         )
 
 
