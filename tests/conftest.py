@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.support.broker",
     "tests.support.parts",
     "tests.support.durations",
+    "tests.support.damaged_log",
     "tests.support.lake",
     "tests.support.delta_lake",
     "tests.support.flink",

@@ -72,13 +72,15 @@ class Applying:
         if changed:
             self._check()
             log.info("The connector %s differs in %s.", self._spec.name, ", ".join(changed))
-        state = self.status().state
-        if state is State.STOPPED and self._spec.sink is not None:
-            # Somebody may have resumed it a moment ago, which its state does not show yet.
+        status = self.status()
+        state = status.state
+        sink = self._spec.sink
+        if sink is not None and (state is State.STOPPED or (status.failed and self._is_ahead(sink))):
+            # One that is stopped somebody may have resumed a moment ago, which its state does not show yet.
             self._client.stop(self._spec.name)
             if changed:
                 self._client.configure(self._spec.name, self._spec.config)
-            return self._start(self._spec.sink)
+            return self._start(sink)
         if changed:
             self._client.configure(self._spec.name, self._spec.config)
         if state in (State.STOPPED, State.PAUSED):
@@ -122,6 +124,13 @@ class Applying:
         known_keys, errors = self._client.validate(config)
         check_errors(errors)
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
+
+    def _is_ahead(self, sink: IcebergSink) -> bool:
+        """Tell whether the ledger is ahead of the tasks: by a receipt for what they can't read, or by an extract."""
+        assert self._groups is not None, "a sink with a ledger has them"
+        assert self._begin is not None, "likewise"
+        begins, committed = self._begin(), self._groups.committed(sink.group, sink.topic)
+        return any(begin > committed.get(p, begin) for p, begin in begins.items())
 
     def _refuse_other(self, changed: list[str]) -> None:
         if self._spec.sink is not None and (kept := [name for name in _KEPT if name in changed]):

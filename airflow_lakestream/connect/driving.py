@@ -11,6 +11,7 @@ from typing import Any
 from airflow_lakestream.connect.applying import Applying
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.connector import ConnectorSpec, OnKillConnector, Publisher
+from airflow_lakestream.connect.failures import ConnectorAtDamage
 from airflow_lakestream.connect.judging import Memory, Seen
 from airflow_lakestream.connect.observer import Observer
 from airflow_lakestream.connect.status import State
@@ -81,8 +82,13 @@ class ConnectDriving:
         """Do nothing: the next try counts anew."""
 
     def begin(self, history: History | None = None) -> None:
-        """Make, adopt or correct the connector; restart its tasks where a history says that they failed or stall."""
+        """Make, adopt or correct the connector; restart its tasks where a history says that they failed or stall.
+
+        Raises ConnectorAtDamage where they do so at a damaged batch.
+        """
         failing = self._observer.see() if history is not None else Seen()
+        if history is not None and (at_damage := self.at_damage(failing)) is not None:
+            raise at_damage
         log.info("Connector %s: %s.", self.spec.name, self._applying.apply())
         memory = self._watch.memory
         if history is not None:
@@ -97,6 +103,13 @@ class ConnectDriving:
         self._watch = ConnectorWatch(
             self._observer.see, self.spec.limits, history or History(submitted_at=time.time()), memory
         )
+
+    def at_damage(self, seen: Seen | None = None) -> ConnectorAtDamage | None:
+        """Return the error of tasks that fail or stand still at a damaged batch; None for any other reason."""
+        damaged = self._observer.damaged(seen or self._observer.see())
+        if damaged is None:
+            return None
+        return ConnectorAtDamage(self.spec.name, damaged, has_ledger=self.spec.sink is not None)
 
     def resume(self, history: History) -> None:
         """Take over from another process: all else that it knew was handed on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import islice
@@ -12,12 +13,15 @@ from airflow_lakestream.connect.connector import ConnectorSpec, HeadUnknown
 from airflow_lakestream.connect.judging import Seen
 from airflow_lakestream.connect.status import ConnectorStatus, State
 from airflow_lakestream.connect.traces import culprit_of
+from airflow_lakestream.core.landing.plan import DamagedBatch
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.java import MOST_LOOKED_AT, DamageTold, find_damage, near
 from airflow_lakestream.kafka.watch import KafkaWatch
 
-# A sink has read no more than some thousand records beyond what its group has committed; a first look reads no more.
-_MOST_LOOKED_AT = 100_000
+log = logging.getLogger(__name__)
 
 
 class Observer:
@@ -82,10 +86,35 @@ class Observer:
             return ""
         for topic in self._spec.topics:
             with closing(groups.records(topic, offsets.get(topic, {}))) as records:
-                for message in islice(records, _MOST_LOOKED_AT):
+                for message in islice(records, MOST_LOOKED_AT):
                     if not _is_json(message.value()):
                         return f"{topic}[{message.partition()}] offset {message.offset()}"
         return ""
+
+    def damaged(self, seen: Seen) -> DamagedBatch | None:
+        """Return the damaged batch at which tasks fail or stand still; None where they do so for another reason."""
+        failed = seen.status.failed if seen.status is not None else ()
+        told = DamageTold.of("\n".join(task.trace for task in failed))
+        if self._kafka is None or seen.status is None or (failed and told is None):
+            return None
+        try:
+            return self._look_for(told, self._kafka)
+        except LakestreamError as e:
+            log.warning("Whether tasks of %s are at a damaged batch is not known: %s", self._spec.name, e)
+            return None
+
+    def _look_for(self, told: DamageTold | None, groups: Groups) -> DamagedBatch | None:
+        """Look at what the tasks' group has before it: where a trace says, else as far as they may have read ahead."""
+        offsets = groups.watch.group(self._spec.group).offsets
+        for topic in self._spec.topics:
+            state, ranges = groups.watch.topic(topic), RangeSet()
+            for p, marks in state.marks.items():
+                begin = max(marks.low, offsets.get(topic, {}).get(p, 0))
+                ranges |= RangeSet.of(topic, p, begin, marks.end)
+            ranges = near(ranges) if told is None else told.within(ranges)
+            if ranges and (found := find_damage(groups.reader(), state, ranges)) is not None:
+                return found
+        return None
 
     @staticmethod
     def _lag(kafka: KafkaWatch, topic: str, at: Mapping[int, int]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from airflow_lakestream.kafka.java import DamageTold
+
 # As Iceberg's sink writes it, as Connect's own messages do, and as most other sinks do.
 _PLACES = (
     re.compile(
@@ -43,7 +45,9 @@ class Culprit:
 
 
 def culprit_of(trace: str) -> Culprit | None:
-    """Return the record that a task failed at; None where the trace tells of none."""
+    """Return the record that a task failed at; None where the trace tells of none, or of a whole batch."""
+    if (damage := DamageTold.of(trace)) is not None and damage.topic:
+        return None
     for place in _PLACES:
         if found := place.search(trace):
             return Culprit(found["topic"], int(found["partition"]), int(found["offset"]))

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from airflow_lakestream.core.landing.plan import BEHIND_DAMAGE, DamagedBatch
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import Checkpoints
 from airflow_lakestream.flink.job_config import JobConfig
@@ -40,6 +41,14 @@ class JobEnded(LakestreamError, Transient):
             JobState.FINISHED: "was stopped by somebody else",
         }.get(state, "failed")
         super().__init__(f"Flink's job {job} {told}{f': {why}' if why else '.'}")
+
+
+class JobAtDamage(LakestreamError, Terminal):
+    """The job can't read a batch of records, and neither can we."""
+
+    def __init__(self, job: str, damaged: DamagedBatch) -> None:
+        self.ranges = damaged.ranges
+        super().__init__(f"Flink's job {job} does not get on. {damaged.what}. {BEHIND_DAMAGE}")
 
 
 class JobSpoilt(LakestreamError, Transient):

@@ -10,6 +10,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.core.checks import ChecksFailed
+from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
@@ -23,11 +24,12 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument, Lakestream
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.formats.proof import avro_proof, json_proof, raw_proof
-from airflow_lakestream.flink.job import JobEnded, JobSpoilt
+from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.kafka.java import DamageTold, find_damage, near
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.registry.client import RegistryClient
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 WHERE = "the Kafka connection"
 _POLL_TIMEOUT = 60.0
+# Nothing is landed, though there is something to land, for so many publications or checkpoints.
+_STANDS = 5
 # A registry that does not answer fails a record, too.
 _UNREADABLE = (
     "Where it is the record that is bad, every try ends there. Run KafkaExtractOperator once with the same group: it "
@@ -53,7 +57,7 @@ class FlinkStream(JobStream):
     def __init__(self, config: FlinkConfig, lease: Lease) -> None:
         super().__init__(config, LandingJobs(config), lease)
         self.config = config
-        self._published_at = time.monotonic()
+        self._published_at = self._moved_at = time.monotonic()
         self._is_published = True
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
 
@@ -93,8 +97,14 @@ class FlinkStream(JobStream):
 
     def look(self) -> None:
         """Publish, where it is time to."""
-        if time.monotonic() - self._published_at >= self.config.publish_interval:
+        config = self.config
+        if time.monotonic() - self._published_at >= config.publish_interval:
             self._publish()
+        if time.monotonic() - self._moved_at >= _STANDS * max(config.publish_interval, config.checkpoint_interval):
+            self._moved_at = time.monotonic()
+            # Kafka's client asks again and again for what a broker can't give, and says so in its log only.
+            if (damaged := self._damaged(None)) is not None:
+                raise self._at_damage(damaged)
 
     def moved(self) -> bool:
         """Tell whether what is in the branch can be published: else a checkpoint is no sign of health."""
@@ -104,9 +114,31 @@ class FlinkStream(JobStream):
         """Land what the job has committed, before the next one begins. Raises JobEnded."""
         self._publish()
         causes = self.jobs.manager.causes(job)
+        told = DamageTold.of("\n".join(causes))
+        if told is not None and (damaged := self._damaged(told)) is not None:
+            raise self._at_damage(damaged)
         if any("deserialize" in cause for cause in causes):
             raise JobEnded(job, state, f"{self._bad_record() or causes[-1]}. {_UNREADABLE}")
         raise self.why(job, state)
+
+    def _at_damage(self, damaged: DamagedBatch) -> JobAtDamage:
+        note = self.jobs.note()
+        return JobAtDamage("" if note is None else note.job, damaged)
+
+    def _damaged(self, told: DamageTold | None) -> DamagedBatch | None:
+        """Look for a damaged batch in what main lacks: where Flink's client tells of one, else at its beginning."""
+        publication = self._publication(None)
+        try:
+            now = publication.source.look()
+            lacking = self._lacking(publication, now)
+            return find_damage(self._reader(), now, near(lacking) if told is None else told.within(lacking))
+        except LakestreamError as e:
+            log.warning("The damaged batch was not looked for: %s", e)
+        return None
+
+    def _lacking(self, publication: Publication, now: TopicState) -> RangeSet:
+        topic = self.config.topic
+        return union(RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
 
     def _bad_record(self) -> BadRecord | None:
         """Return the first record that can't be decoded, of those that main lacks: Flink does not name its place."""
@@ -115,9 +147,7 @@ class FlinkStream(JobStream):
             return None
         try:
             now = publication.source.look()
-            topic = self.config.topic
-            lacking = (RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
-            publication.proof.check(union(lacking), now, publication.stop)
+            publication.proof.check(self._lacking(publication, now), now, publication.stop)
         except BadRecord as bad:
             return bad
         except LakestreamError as e:
@@ -146,6 +176,8 @@ class FlinkStream(JobStream):
     def _land(self, publication: Publication) -> None:
         started = time.monotonic()
         report = publish(publication)
+        if report.snapshot_ids or not report.remaining_lag:
+            self._moved_at = time.monotonic()
         self._tell(report, time.monotonic() - started)
 
     def _tell(self, report: LandingReport, duration: float) -> None:

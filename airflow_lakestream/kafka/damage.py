@@ -13,6 +13,7 @@ from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.errors import ReadFailed
+from airflow_lakestream.kafka.order import misplaced
 
 # By librdkafka: a wrong checksum, or bytes that do not decompress. It names the batch's first offset.
 _DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
@@ -22,6 +23,8 @@ _REFUSED = frozenset({KafkaError.INVALID_MSG, KafkaError.UNKNOWN})
 _SHORT_ANSWERS = 5
 # More at once could pass over what lies whole between two damaged batches.
 _WIDEST = 1000
+DISORDER = "its own offset is another one, so that its records come at the offsets of others or beyond the log's end"
+_MANY = 10_000
 # A batch is in one answer, however large it is.
 _WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
 
@@ -124,6 +127,35 @@ class LogProbe:
         if not _is_same(last, fault) or _is_same(behind, fault):
             return None
         return DamagedBatch(topic, partition, first, good, fault.problem, is_refused=fault.is_refused)
+
+    def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
+        """Return the error for a batch that stands at others' offsets, met behind a position.
+
+        None where its own offsets are before the position, or nothing is out of order when it is looked at again.
+        """
+        start = max(0, position - 1)
+        found = misplaced(self._in_order(topic, partition, start, end), start)
+        first, until = found or (0, 0)
+        if max(first, position) >= min(until, end):
+            return None
+        return DamagedBatch(topic, partition, first, min(until, end), DISORDER)
+
+    def _in_order(self, topic: str, partition: int, start: int, end: int) -> list[int]:
+        """Return the offsets from a position to the range's end, in the log's order, as one answer shows them."""
+        config = {**consumer_config(self._connection, self._group, ClientErrors()), **_WHOLE_BATCHES}
+        consumer = open_client(Consumer, config, self._where)
+        offsets: list[int] = []
+        deadline = time.monotonic() + self._patience
+        try:
+            consumer.assign([TopicPartition(topic, partition, start)])
+            while time.monotonic() < deadline and not (offsets and offsets[-1] == end - 1):
+                for message in consumer.consume(_MANY, 0.1):
+                    if message.error() is not None:
+                        return offsets
+                    offsets.append(int(message.offset() or 0))
+        finally:
+            consumer.close()
+        return offsets
 
     def _end(self, topic: str, partition: int, bad: int, end: int, fault: Fault) -> int:
         good, step = end, 1

@@ -14,6 +14,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.damage import read_error
 from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable
+from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
 from airflow_lakestream.kafka.watch import KafkaWatch
 
@@ -100,6 +101,10 @@ class Groups(Requests):
                 raise self._unavailable(f"waiting for topic {topic!r}", "it does not show")
             time.sleep(_PAUSE)  # Nothing tells when the last one has.
         return True
+
+    def reader(self) -> KafkaReader:
+        """Return a reader of the connection's topics."""
+        return KafkaReader(self._connection, _GROUP, poll_timeout=REQUEST_TIMEOUT, where=self._where)
 
     def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:
         """Yield what a topic has now, of committed transactions only.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -15,6 +15,7 @@ from confluent_kafka import Message
 from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.kafka.order import rises
 
 # A chunk is handed on at this size or count: large enough for Arrow, small enough for memory and the processor's
 # cache. With 8 MiB it took 5% longer and 50 MiB more: jemalloc does not keep blocks of that size.
@@ -37,6 +38,7 @@ class Partition:
         self.next_offset = self.seen = position
         self._messages: list[Any] = []
         self._stamps: list[npt.NDArray[np.int64]] = []
+        self._told: Sequence[int] = ()
         self.heard_at = 0.0
         self._clear()
 
@@ -69,16 +71,41 @@ class Partition:
         self._messages += messages
         self._stamps.append(stamps)
 
+    def is_in_order(self, high: Callable[[], int]) -> bool:
+        """Tell whether the delivered messages go on from those before, and none is beyond the log's end.
+
+        :param high: returns that end; asked only where the range ends.
+        """
+        if not self._messages:
+            return True
+        self._told = offsets = _offsets(self._messages)
+        first, last = offsets[0], offsets[-1]
+        return first >= self.next_offset and rises(offsets) and (last < self.end or last < high())
+
+    def drop_raised(self, high: int) -> None:
+        """Drop delivered messages that stand at others' offsets, or beyond the log's end."""
+        stamps = np.concatenate(self._stamps)
+        offsets: list[Any] = list(map(Message.offset, self._messages))
+        at = next((n for n in range(1, len(offsets)) if offsets[n] <= offsets[n - 1]), len(offsets))
+        bounds = [offsets[at] if at < len(offsets) else high] * at + [high] * (len(offsets) - at)
+        there = [offset < bound for offset, bound in zip(offsets, bounds, strict=True)]
+        self._messages, self._stamps = list(compress(self._messages, there)), [stamps[np.array(there, bool)]]
+
     def take_messages(self, with_keys: bool, with_headers: bool) -> int:
-        """Move the delivered messages into columns, without those outside the range; return their bytes."""
+        """Move the delivered messages, which are in order, into columns, without those behind the range.
+
+        Returns their bytes.
+        """
         if not self._messages:
             return 0
         messages, self._messages = self._messages, []
         stamps, self._stamps = np.concatenate(self._stamps), []
-        if messages[-1].offset() >= self.end or messages[0].offset() < self.next_offset:
-            self.seen = max(self.seen, messages[-1].offset())
-            wanted = [self.next_offset <= m.offset() < self.end for m in messages]
+        offsets = self._told
+        if offsets[-1] >= self.end:
+            self.seen = max(self.seen, offsets[-1])
+            wanted = [offset < self.end for offset in offsets]
             messages, stamps = list(compress(messages, wanted)), stamps[np.array(wanted)]
+            offsets = list(compress(offsets, wanted))
             if not messages:
                 return 0
         before = self.size
@@ -88,7 +115,7 @@ class Partition:
         self._values.append(values)
         self._count += len(values)
         self.size += values.total_values_length
-        self._offsets.append(_offsets(messages))
+        self._offsets.append(offsets)
         self._timestamps.frombytes(stamps.tobytes())
         if with_keys:
             self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from airflow_lakestream.core.landing.plan import LogTruncated, Plan
+from airflow_lakestream.core.landing.plan import DamagedBatch, LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
-from airflow_lakestream.kafka.damage import SILENCE, Fault, LogProbe
+from airflow_lakestream.kafka.damage import DISORDER, SILENCE, Fault, LogProbe
 from airflow_lakestream.kafka.errors import (
     AUTHENTICATION,
     AUTHORIZATION,
@@ -36,6 +37,7 @@ POLL = 0.1
 PROBE = 10.0
 # When all partitions together hold this much, the fullest are handed on: with many partitions none gets full.
 HELD_BYTES = 4 * CHUNK_BYTES
+_ENDLESS = 2**63 - 1
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
@@ -103,6 +105,7 @@ class KafkaReader:
                 del messages
                 for part in heard:
                     part.heard_at = polled
+                    self._check_order(consumer, part)
                     size += part.take_messages(self._with_keys, self._with_headers)
                     yield from _advance(consumer, parts, part)
                 yield from _relieve(parts)
@@ -113,12 +116,26 @@ class KafkaReader:
         finally:
             consumer.close()
 
+    def _check_order(self, consumer: Consumer, part: Partition) -> None:
+        """Refuse records that stand at others' offsets, or beyond the log's end. Raises DamagedBatch."""
+        if part.is_in_order(high := partial(_high, consumer, part)):
+            return
+        if damaged := self._probe.disorder(part.topic, part.partition, part.next_offset, part.end):
+            raise damaged
+        # Its own offsets were not asked for, and what is behind them follows.
+        part.drop_raised(high())
+        if not part.is_in_order(high):
+            raise DamagedBatch(part.topic, part.partition, part.next_offset, part.next_offset + 1, DISORDER)
+
     def _look_at_quiet(
         self, consumer: Consumer, parts: dict[int, Partition], polled: float, errors: ClientErrors
     ) -> Iterator[Chunk]:
         """Advance partitions whose position moved without a record: over markers, aborts and compacted holes."""
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
+            if tp.offset > part.end and tp.offset > _high(consumer, part):
+                # A batch without a record for us, such as the end of a transaction.
+                raise DamagedBatch(part.topic, part.partition, part.reached, part.reached + 1, DISORDER)
             if tp.offset > part.seen:
                 part.seen, part.heard_at = tp.offset, polled
                 yield from _advance(consumer, parts, part)
@@ -196,6 +213,12 @@ class KafkaReader:
             raise TopicMissing(part.topic, self._where)
         elif error.fatal() or not error.retriable():
             raise ReadFailed(part.topic, part.partition, part.next_offset, error.str())
+
+
+def _high(consumer: Consumer, part: Partition) -> int:
+    """Return the log's end as of the newest answer, which has no record from beyond it."""
+    _, end = consumer.get_watermark_offsets(TopicPartition(part.topic, part.partition), cached=True)
+    return int(end) if end >= 0 else _ENDLESS
 
 
 def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:

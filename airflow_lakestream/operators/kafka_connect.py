@@ -175,10 +175,14 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def given_up(self, location: str, decision: Decision) -> LakestreamError:
         """Return the error with which a connector is given up."""
+        from airflow_lakestream.connect.driving import ConnectDriving
         from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
 
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)
+        driving = self._driving
+        if isinstance(driving, ConnectDriving) and (at_damage := driving.at_damage()) is not None:
+            return at_damage
         return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
 
     def _limits_of(self, stall: float) -> Limits:

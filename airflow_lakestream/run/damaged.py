@@ -20,7 +20,7 @@ from airflow_lakestream.core.landing.plan import (
 )
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Reader, Sink, TableState
+from airflow_lakestream.core.ports import Reader, Sink, Source, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -66,6 +66,26 @@ class Forgetting:
             raise InvalidArgument("--damaged", f"all that {self.group!r} lacks of {', '.join(topics)} can be read.")
         return receipts
 
+    def _forget(self, topic: str) -> DamageReceipt | None:
+        source = KafkaSource(self.kafka, topic, self.group, StartAt(), self.where)
+        return self.receipt(
+            source, KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
+        )
+
+    def receipt(self, source: Source, reader: Reader) -> DamageReceipt | None:
+        """Record as lost what the group lacks of a topic and nobody can read; None where there is none of it."""
+        this = f"ledger forget {uuid.uuid4().hex}"
+        sink, found = self._load(this)
+        state = source.look()
+        check_identity(found.ledger, state.identity, self.table)
+        entry = found.ledger.entry(state.identity)
+        check_log(entry, state, self.table)
+        plan = resume_plan(entry, state, source.starts(state), OnDataLoss.RECORD, self.table)
+        if not (damaged := find_damaged(plan, reader)):
+            return None
+        change = TopicEntry(lost=damaged)
+        return DamageReceipt(damaged, sink.commit(Landing(this, this, {state.identity: change})))
+
     def _load(self, run_id: str) -> tuple[Sink, TableState]:
         design = TableDesign(pa.schema([]))
         sink = lake_of(self.table).part("sink")(self.lake, self.table, self.group, design, allow_group_overlap=True)
@@ -74,21 +94,6 @@ class Forgetting:
             problem = f"{self.table} does not exist yet, so there is no ledger to write a receipt into."
             raise InvalidArgument("--table", problem, 'Land what is before or behind the damage, by mode="ranges".')
         return sink, found
-
-    def _forget(self, topic: str) -> DamageReceipt | None:
-        this = f"ledger forget {uuid.uuid4().hex}"
-        sink, found = self._load(this)
-        source = KafkaSource(self.kafka, topic, self.group, StartAt(), self.where)
-        state = source.look()
-        check_identity(found.ledger, state.identity, self.table)
-        entry = found.ledger.entry(state.identity)
-        check_log(entry, state, self.table)
-        plan = resume_plan(entry, state, source.starts(state), OnDataLoss.RECORD, self.table)
-        reader = KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
-        if not (damaged := find_damaged(plan, reader)):
-            return None
-        change = TopicEntry(lost=damaged)
-        return DamageReceipt(damaged, sink.commit(Landing(this, this, {state.identity: change})))
 
 
 def find_damaged(plan: Plan, reader: Reader) -> RangeSet:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import audit, commands, commits, mirror, page, pipelines, reads, scale
+from dev.bench import audit, checksums, commands, commits, mirror, page, pipelines, reads, scale
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -35,8 +35,8 @@ RUNS = 3
 BUDGET = 30
 # As a shell reports a program that Ctrl-C ended.
 INTERRUPTED = 130
-# What the ledger costs over the years, a mirror, the commands, the page: figures of their own, no rows of the table.
-LEDGER = ("commits", "audit", "cdc", "commands", "pipelines", "page")
+# What the ledger costs over the years, a mirror, the commands, checksums, the page: figures of their own, no rows.
+LEDGER = ("commits", "audit", "cdc", "commands", "checksums", "pipelines", "page")
 # They take long by themselves, so they are measured only where ONLY names them.
 ALONE = ("reads", "scale")
 
@@ -106,6 +106,8 @@ def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[F
         return commits.measure(lab.folder / "commits", lab.say)
     if name == "commands":
         return commands.measure(lab)
+    if name == "checksums":
+        return checksums.measure(lab)
     if name == "pipelines":
         return pipelines.measure(lab.folder / "pipelines")
     if name == "page":

@@ -35,6 +35,7 @@ class Topic:
     :param size: about how many bytes a value has; None for the events as they are, some 200.
     :param bad_every: each how many records one can't become a row.
     :param partitions: how many it has.
+    :param codec: how its batches are compressed.
     """
 
     format: str
@@ -42,6 +43,7 @@ class Topic:
     size: int | None = None
     bad_every: int | None = None
     partitions: int = PARTITIONS
+    codec: str = "lz4"
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ TOPICS: Mapping[str, Topic] = {
     "protobuf-1k": Topic("protobuf", 500_000, 1_000),
     "json-1mib": Topic("json", 1_000, MIB),
     "json-10mib": Topic("json", 60, 10 * MIB),
+    "json-plain": Topic("json", codec="none"),
     "json-short": Topic("json", 20_000),
     "json-wide": Topic("json", 200_000, partitions=1_000),
     **{f"json-many-{number:02}": Topic("json", 4_000) for number in range(MANY)},
@@ -78,7 +81,7 @@ def fill(name: str, topic: Topic, records: int, kafka: Kafka, registry: Registry
     """Make the topic and send its records, keyed by user."""
     rng = random.Random(7)
     encoder, pool = render(topic, rng, _register_at(registry, name))
-    config = {**kafka.client_config(), "message.max.bytes": str(_LARGEST)}
+    config = {**kafka.client_config(), "message.max.bytes": str(_LARGEST), "compression.type": topic.codec}
     limits = {"max.message.bytes": str(_LARGEST)}
     new = NewTopic(name, num_partitions=topic.partitions, replication_factor=1, config=limits)
     admin = AdminClient({**kafka.client_config(), "log_level": 3})

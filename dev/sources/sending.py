@@ -19,8 +19,8 @@ class Sender:
         self._failed: list[KafkaError] = []
         self._producer = Producer(
             {
-                **client_config,
                 "compression.type": "lz4",
+                **client_config,
                 "linger.ms": 20,
                 "batch.size": 1_000_000,
                 "queue.buffering.max.messages": 500_000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -10,14 +11,20 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.configuration import ConfigRefused
+from airflow_lakestream.connect.failures import ConnectorAtDamage
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.publishing.refusals import PublicationRefused
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.supervisor import Action, DriverState
 from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.exceptions import Terminal
+from airflow_lakestream.run.damaged import Forgetting
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.connecting import PATIENCE, Sinks, one_look
-from tests.support.lake import Lake, events
+from tests.support.damaged_log import ALL, BROKEN, CHANGES, DamagedTopics
+from tests.support.lake import GROUP, Lake, events
+from tests.support.lake_reading import at
 from tests.support.transactions import Transaction
 
 
@@ -83,6 +90,30 @@ def test_a_record_that_no_task_gets_past_is_named(
     assert (decision.action, decision.terminal) == (Action.GIVE_UP, True)
     assert f"{topic}[1] offset 8" in decision.reason
     assert 1 <= restarts <= 2
+
+
+@pytest.mark.parametrize("damage", ["value", "gzip does not decompress", "length of 0"])
+def test_a_damaged_batch_ends_the_task_and_the_sink_goes_on_behind_its_receipt(
+    sinks: Sinks, lake: Lake, damaged: DamagedTopics, produce: Producing, damage: str
+) -> None:
+    how, end, codec = {**BROKEN, "value": (CHANGES["value"], 30, "none")}[damage]
+    topic = damaged(how, codec)
+    given: dict[str, Any] = {"schema": "v bigint, pad string"}
+    lake.land(topic, mode="ranges", ranges=[[0, 0, 5]], **given)
+    driving = sinks.driving(topic, limits={"stall_timeout": 10.0})
+    driving.begin()
+    with pytest.raises(ConnectorAtDamage, match="lakestream ledger forget --damaged") as caught:
+        sinks.follow_until(driving, lambda _: False)
+    assert isinstance(caught.value, Terminal)
+    assert caught.value.ranges == RangeSet.of(topic, 0, 20, end)
+    # What the error says.
+    forgotten = Forgetting(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([topic])
+    assert [receipt.ranges for receipt in forgotten] == [RangeSet.of(topic, 0, 20, end)]
+    lake.land(topic, **given)
+    produce(topic, 0, ['{"v": 1, "pad": "x"}'] * 10)
+    sinks.run(topic, ALL - end + 30)
+    assert lake.offsets() == at(0, [*range(20), *range(end, ALL + 10)])
+    assert lake.audit().verdict is AuditVerdict.CLEAN
 
 
 def test_offsets_that_were_set_back_are_refused_and_main_stays(

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.run.damaged import Forgetting
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, poll_until
-from tests.support.flink import FlinkLanding
-from tests.support.lake import events
+from tests.support.damaged_log import ALL, BROKEN, CHANGES, DamagedTopics
+from tests.support.flink import PATIENCE, FlinkLanding
+from tests.support.lake import GROUP, events
 from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
@@ -136,6 +139,30 @@ def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkL
     assert "Flink's job" in landing.log
     assert f"{landing.topic}[0] offset 0: " in landing.log
     assert landing.lake.offsets() == []
+
+
+@pytest.mark.parametrize("damage", ["value", "gzip does not decompress", "length of 0"])
+def test_a_damaged_batch_ends_the_stream_which_goes_on_behind_its_receipt(
+    landing: FlinkLanding, damaged: DamagedTopics, produce: Producing, damage: str
+) -> None:
+    how, end, codec = {**BROKEN, "value": (CHANGES["value"], 30, "none")}[damage]
+    topic = landing.topic = damaged(how, codec)
+    landing.config = {"columns": "v bigint, pad string"}
+    assert landing.start().wait(PATIENCE) == 1, landing.log
+    assert landing.lease is not None
+    assert landing.lease.terminal, landing.log
+    assert f"{topic}[0] [20,{end}): the batch of records at offset 20 is damaged in Kafka" in landing.lease.error
+    assert "lakestream ledger forget --damaged" in landing.lease.error
+    # What the error says.
+    lake = landing.lake
+    forgotten = Forgetting(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([topic])
+    assert [receipt.ranges for receipt in forgotten] == [RangeSet.of(topic, 0, 20, end)]
+    lake.land(topic, schema=landing.config["columns"])
+    produce(topic, 0, ['{"v": 1, "pad": "x"}'] * 10)
+    landing.start()
+    landing.until(lambda: (0, ALL + 9) in lake.offsets(), "what is behind to be landed")
+    landing.stop()
+    landing.assert_once({0: [*range(20), *range(end, ALL + 10)]})
 
 
 def test_what_flink_s_json_lets_pass_never_shows_until_the_extract_has_rejected_it(

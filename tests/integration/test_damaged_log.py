@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import AuditVerdict
@@ -17,17 +13,7 @@ from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.run.damaged import DamageReceipt, Forgetting
-from dev.services.kafka import Kafka
-from tests.support.broker import Topics
-from tests.support.damaged_log import (
-    ATTRIBUTES,
-    FIRST_TIME,
-    LENGTH,
-    MAGIC,
-    RECORDS,
-    StoredBatch,
-    batches,
-)
+from tests.support.damaged_log import ALL, BROKEN, CHANGES, FIRST_TIME, DamagedTopics, put
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import GROUP, Lake
 from tests.support.lake_reading import at
@@ -37,86 +23,6 @@ from tests.support.spark import by_spark
 pytestmark = pytest.mark.integration
 
 SCHEMA = "v bigint, pad string"
-PER_BATCH, BATCHES = 10, 6
-ALL = PER_BATCH * BATCHES
-Damage = Callable[[StoredBatch], None]
-
-
-@dataclass
-class DamagedTopics:
-    """Makes topics of batches of ten records, of which the third is damaged."""
-
-    kafka: Kafka
-    topic: Topics
-
-    def __call__(self, damage: Damage | None, codec: str = "none", which: int = 2) -> str:
-        name = self.topic(1, retention_ms=-1)
-        config = {**self.kafka.client_config(), "linger.ms": 1000, "enable.idempotence": True, "log_level": 2}
-        producer = Producer({**config, "compression.type": codec})
-        for batch in range(BATCHES):
-            for number in range(batch * PER_BATCH, (batch + 1) * PER_BATCH):
-                # Of one length, so that a change of one byte keeps it valid.
-                value = json.dumps({"v": 1000 + number, "pad": "x" * 30})
-                producer.produce(
-                    name, value=value.encode(), key=f"k{number:03}", partition=0, timestamp=1_700_000_000_000
-                )
-            producer.flush()
-        assert [batch.first for batch in self.stored(name)] == list(range(0, ALL, PER_BATCH))
-        if damage is not None:
-            self.damage(name, damage, which)
-        return name
-
-    def stored(self, name: str) -> list[StoredBatch]:
-        return batches(self.kafka.folder, name)
-
-    def damage(self, name: str, damage: Damage, which: int = 2) -> None:
-        damage(self.stored(name)[which])
-
-
-@pytest.fixture
-def damaged(kafka: Kafka, topic: Topics) -> DamagedTopics:
-    """Give the maker of topics with damage."""
-    return DamagedTopics(kafka, topic)
-
-
-def put(at: int, content: bytes, *, sealed: bool) -> Damage:
-    def change(batch: bytearray) -> None:
-        batch[at : at + len(content)] = content
-
-    return lambda batch: batch.change(change, sealed=sealed)
-
-
-def garble(batch: bytearray) -> None:
-    for n in range(RECORDS + 1, len(batch)):
-        batch[n] ^= 0x5A
-
-
-def lengthen(by: int) -> Damage:
-    def change(batch: bytearray) -> None:
-        struct.pack_into(">i", batch, LENGTH, struct.unpack_from(">i", batch, LENGTH)[0] + by)
-
-    return lambda batch: batch.change(change, sealed=False)
-
-
-# What keeps the format whole: without the checksum each of them lands.
-CHANGES: dict[str, Damage] = {
-    "value": lambda batch: batch.replace(b'"v": 1025', b'"v": 1725'),
-    "key": lambda batch: batch.replace(b"k025", b"k725"),
-    "timestamp": put(FIRST_TIME, struct.pack(">q", 1_600_000_000_000), sealed=False),
-    "tombstone's flag": put(ATTRIBUTES, b"\x00\x08", sealed=False),
-}
-# What can't be read, whatever the checksum says: where it ends, how it was compressed.
-BROKEN: dict[str, tuple[Damage, int, str]] = {
-    **{
-        f"{codec} does not decompress": (lambda batch: batch.change(garble, sealed=True), 30, codec)
-        for codec in ("gzip", "snappy", "lz4", "zstd")
-    },
-    "length of a record": (put(RECORDS, b"\xfe\xff", sealed=True), 30, "none"),
-    "unknown format": (put(MAGIC, b"\x09", sealed=False), 30, "none"),
-    # The broker finds nothing behind it in the segment.
-    "length of 0": (put(LENGTH, bytes(4), sealed=False), ALL, "none"),
-    "negative length": (put(LENGTH, struct.pack(">i", -5), sealed=False), ALL, "none"),
-}
 REFUSED = ("length of 0", "negative length")
 
 
@@ -173,6 +79,34 @@ def test_a_damaged_batch_is_given_up_by_a_receipt_and_the_stream_goes_on(
     assert lake.audit().verdict is AuditVerdict.CLEAN
     with pytest.raises(InvalidArgument, match="can be read"):
         forget(lake, name)
+
+
+# A checksum does not cover its batch's own offset.
+@EACH_FORMAT
+@pytest.mark.parametrize("to", [1_000_020, 45, 25], ids=["beyond the end", "among others", "overlapping"])
+def test_a_batch_at_a_higher_offset_is_given_up_at_its_own(to: int, lake: Lake, damaged: DamagedTopics) -> None:
+    name = damaged(put(0, struct.pack(">q", to), sealed=False))
+    lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 20]])
+    with pytest.raises(DamagedBatch, match="its own offset is another one") as caught:
+        lake.land(name)
+    assert caught.value.ranges == RangeSet.of(name, 0, 20, 30)
+    assert [receipt.ranges for receipt in forget(lake, name)] == [RangeSet.of(name, 0, 20, 30)]
+    lake.land(name)
+    assert lake.offsets() == at(0, [*range(20), *range(30, ALL)])
+    assert lake.column("v") == [1000 + n for n in (*range(20), *range(30, ALL))]
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("to", [10, 15, 0, -7])
+def test_a_batch_at_a_lower_offset_is_found_where_its_records_come_at_all(
+    to: int, lake: Lake, damaged: DamagedTopics
+) -> None:
+    name = damaged(put(0, struct.pack(">q", to), sealed=False))
+    with pytest.raises(DamagedBatch, match="its own offset is another one") as caught:
+        lake.land(name, schema=SCHEMA, mode="ranges", ranges=[[0, 0, 25]])
+    assert caught.value.ranges == RangeSet.of(name, 0, 20, 25)
+    assert lake.has_nothing()
 
 
 @EACH_FORMAT

@@ -1,6 +1,7 @@
 """The topics of the fault harness on a real broker: the same is done to them as to the truth, and offsets must agree.
 
-Compaction of the log is left to the model: no test can tell a broker which record to take.
+Compaction of the log and damage are left to the model: no test can tell a broker which record to take, and what the
+readers make of a damaged segment is a test of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class BrokerKafka(ModelKafka):
 class BrokerTopic(Topic):
     """A topic on a real broker; `log` is what has to be there."""
 
-    can_compact = False
+    can_compact = can_damage = False
 
     def __init__(self, log: TopicLog, index: int, broker: BrokerKafka) -> None:
         super().__init__(log, index)

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState, Watermarks
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Boundary, Chunk, OffsetsGone
 from airflow_lakestream.core.ranges import OffsetRange
@@ -90,15 +90,24 @@ _VALUES = {
 
 @dataclass
 class PartitionLog:
-    """One partition: entries by offset, of which those below `low` are gone."""
+    """One partition: entries by offset, of which those below `low` are gone, and batches that can't be read any more.
+
+    `damaged` has their first offsets with their ends, and whether the broker itself refuses them.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     low: int = 0
+    damaged: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         """The last stable offset."""
         return next((o for o, entry in enumerate(self.entries) if entry.kind is Kind.OPEN), len(self.entries))
+
+    def damage_at(self, offset: int, until: int) -> tuple[int, int, bool] | None:
+        """Return the first damaged batch that has some of these offsets, as `damaged` does."""
+        there = ((first, *told) for first, told in sorted(self.damaged.items()))
+        return next((one for one in there if one[0] < until and offset < one[1]), None)
 
     def first_at(self, at_ms: int) -> int | None:
         """Return the first offset at or after a time, below the last stable one.
@@ -180,13 +189,13 @@ class ModelReader:
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
         chunks: list[Chunk] = []
-        error: OffsetsGone | None = None
+        error: OffsetsGone | DamagedBatch | None = None
         try:
             for number, chunk in enumerate(self._read(plan)):
                 chunks.append(chunk)
                 if number == 0 and self._midway is not None:
                     self._midway()
-        except OffsetsGone as e:
+        except (OffsetsGone, DamagedBatch) as e:
             error = e
         yield from chunks
         if error is not None:
@@ -198,9 +207,13 @@ class ModelReader:
             while at < r.until_offset:
                 if at < log.low:
                     raise OffsetsGone(r.topic, r.partition, at)
+                first, end, is_refused = log.damage_at(at, r.until_offset) or (r.until_offset, 0, False)
+                if first <= at:
+                    end = min(end, r.until_offset)
+                    raise DamagedBatch(r.topic, r.partition, first, end, "its checksum is wrong", is_refused=is_refused)
                 offsets: list[int] = []
                 until = at
-                while until < r.until_offset and len(offsets) < self._records:
+                while until < first and len(offsets) < self._records:
                     if log.entries[until].kind in READABLE:
                         offsets.append(until)
                     until += 1

@@ -208,6 +208,11 @@ class Oracle:
         if entry.landed & entry.lost:
             self._fail(f"landed and lost: {entry.landed & entry.lost}")
         gone = _union(RangeSet.of(log.name, p, 0, part.low) for p, part in enumerate(log.partitions))
+        gone |= _union(
+            RangeSet.of(log.name, p, first, end)
+            for p, part in enumerate(log.partitions)
+            for first, (end, _) in part.damaged.items()
+        )
         if entry.lost - gone:
             self._fail(f"receipts of a loss that are none: {entry.lost - gone}")
         if entry.counts.written != sum(map(len, rows.values())):

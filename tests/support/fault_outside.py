@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    Transform,
+    TruncateTransform,
+)
 
 from tests.support.fault_log import EPOCH_MS, HOSTILE_MS, READABLE, Entry, Kind, Shape
 from tests.support.fault_topics import Topic
@@ -13,6 +21,16 @@ from tests.support.lake import compact
 
 if TYPE_CHECKING:
     from tests.support.fault_world import World
+
+PARTITIONINGS: Sequence[tuple[str, Transform[Any, Any]]] = (
+    ("n", BucketTransform(2)),
+    ("n", TruncateTransform(10)),
+    ("s.a", IdentityTransform()),
+    ("_kafka_topic", IdentityTransform()),
+    ("_kafka_partition", IdentityTransform()),
+    ("_kafka_timestamp", DayTransform()),
+    ("_kafka_timestamp", HourTransform()),
+)
 
 
 class Outside:
@@ -98,7 +116,35 @@ class Outside:
             topic.compact(partition, gone)
             self._world.tell(f"compaction of the log takes {sorted(gone)} of {topic.log.name}[{partition}]")
 
+    def damage(self) -> None:
+        """Damage a batch: some offsets that are no part of another one. Without a table there are no receipts."""
+        topic = self._world.topic()
+        partition = self._random.randrange(len(topic.log.partitions))
+        log = topic.log.partitions[partition]
+        if log.low < log.end and topic.can_damage and self._world.table() is not None:
+            first = self._random.randrange(log.low, log.end)
+            end = self._random.randint(first + 1, min(log.end, first + 4))
+            if log.damage_at(first, end) is None:
+                topic.damage(partition, first, end, is_refused := self._random.random() < 0.5)
+                told = ", which the broker refuses" if is_refused else ""
+                self._world.tell(f"damage: {topic.log.name}[{partition}] [{first},{end}){told}")
+
     # The table
+
+    def evolve(self) -> None:
+        """Change how the table is partitioned from here on."""
+        table = self._world.table()
+        if table is None:
+            return
+        column, transform = self._random.choice(PARTITIONINGS)
+        name = f"{column}_{transform}".translate(str.maketrans("[]", "__"))
+        is_there = name in {one.name for one in table.spec().fields}
+        with table.update_spec() as update:
+            if is_there:
+                update.remove_field(name)
+            else:
+                update.add_field(column, transform, name)
+        self._world.tell(f"the table is {'no longer ' if is_there else ''}partitioned by {transform} of {column}")
 
     def roll_back(self) -> None:
         """Set main to one of the snapshots that are there, an ancestor or not."""

@@ -15,7 +15,7 @@ from tests.support.fault_run import Run
 class Topic:
     """One topic: `log` is the truth. Subclasses do the same to a real one."""
 
-    can_compact = True
+    can_compact = can_damage = True
 
     def __init__(self, log: TopicLog, index: int) -> None:
         self.log = log
@@ -60,6 +60,10 @@ class Topic:
         for offset in offsets:
             self.log.partitions[partition].entries[offset].kind = Kind.HOLE
         self.log.changes += 1
+
+    def damage(self, partition: int, first: int, end: int, is_refused: bool) -> None:
+        """Let a disk damage a batch."""
+        self.log.partitions[partition].damaged[first] = end, is_refused
 
     def client_config(self) -> Mapping[str, Any]:
         return {}

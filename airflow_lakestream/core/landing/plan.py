@@ -10,6 +10,14 @@ from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
+ANOTHER_REPLICA = "If another replica has it whole, let that one lead the partition (kafka-leader-election.sh)."
+# What an engine that reads a topic by itself needs besides, since it begins at one offset of each partition.
+BEHIND_DAMAGE = (
+    f"{ANOTHER_REPLICA} Else give these offsets up: `lakestream ledger forget --damaged` writes a receipt of exactly "
+    "these into the ledger. Run KafkaExtractOperator once with the same group then: it lands what is before and behind "
+    "them. Then run this task again (clear it): it begins where the ledger ends."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
@@ -112,7 +120,7 @@ class BeginningGone(RangesGone):
 class DamagedBatch(LakestreamError, Terminal):
     """A batch of records that is not what was produced; `ranges` are the offsets that can't be read because of it.
 
-    `is_refused`: the broker itself can't read it, and gives nothing.
+    `what` says where it is and what is wrong with it. `is_refused`: the broker itself can't read it, and gives nothing.
     """
 
     def __init__(
@@ -120,13 +128,13 @@ class DamagedBatch(LakestreamError, Terminal):
     ) -> None:
         self.ranges = RangeSet.of(topic, partition, first, end)
         self.is_refused = is_refused
+        place = f"{topic}[{partition}] [{first},{end})"
+        self.what = f"{place}: the batch of records at offset {first} is damaged in Kafka: {problem}"
         recorded = ', or by runs with on_data_loss="record"' if is_refused else ""
         super().__init__(
-            f"{topic}[{partition}] [{first},{end}): the batch of records at offset {first} is damaged in Kafka: "
-            f"{problem}. What was not committed yet was discarded, and a retry meets it again. If another replica has "
-            "it whole, let that one lead the partition (kafka-leader-election.sh). Else give these offsets up by "
-            f"`lakestream ledger forget --damaged`{recorded}: a receipt of exactly these is written into the ledger, "
-            "and the next run goes on behind them."
+            f"{self.what}. What was not committed yet was discarded, and a retry meets it again. {ANOTHER_REPLICA} "
+            f"Else give these offsets up by `lakestream ledger forget --damaged`{recorded}: a receipt of exactly "
+            "these is written into the ledger, and the next run goes on behind them."
         )
 
 

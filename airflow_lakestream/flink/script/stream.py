@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from airflow_lakestream.core.landing.plan import ANOTHER_REPLICA
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink import statements
@@ -15,12 +16,24 @@ from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.rest import FlinkRefused, JobState, SqlSession
 from airflow_lakestream.flink.script.config import ScriptConfig
 from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
+from airflow_lakestream.kafka.java import DamageTold
 
 log = logging.getLogger(__name__)
 
 
 class StateLost(LakestreamError, Terminal):
     """A job had checkpoints, and none of them is there any more."""
+
+
+class ScriptAtDamage(LakestreamError, Terminal):
+    """The job can't read a batch of records; Flink has tried again by itself."""
+
+    def __init__(self, job: str, told: DamageTold) -> None:
+        super().__init__(
+            f"Flink's job {job} failed: a batch of records of {told.topic}[{told.partition}] is damaged in Kafka: "
+            f"{told.line}. {ANOTHER_REPLICA} Else let the job begin behind the batch, whose end kafka-dump-log.sh "
+            "tells: give another checkpoint_location, and the script's source scan.startup.mode = 'specific-offsets'."
+        )
 
 
 class ScriptFinished(LakestreamError, Terminal):
@@ -62,6 +75,12 @@ class ScriptStream(JobStream):
         if note is not None:
             self.jobs.write(replace(note, finished="yes"))
         log.info("Job %s has finished.", job)
+
+    def why(self, job: str, state: JobState) -> LakestreamError:
+        """Return the error of a job that has ended; at a damaged batch one that ends the stream."""
+        told = DamageTold.of("\n".join(self.jobs.manager.causes(job)))
+        # Without a place it may be a record that a broker has refused to take.
+        return ScriptAtDamage(job, told) if told is not None and told.topic else super().why(job, state)
 
     def _check_script(self) -> None:
         note = self.jobs.note()

@@ -42,6 +42,8 @@ class Model:
     # What its tasks found when they began to run.
     began_at: list[dict[str, Mapping[int, int]]] = field(default_factory=list)
     failed: bool = False
+    # By the tasks' group.
+    committed: Mapping[int, int] = field(default_factory=dict)
 
     def did(self, what: str) -> None:
         if len(self.calls) == self.dies_at:
@@ -68,7 +70,11 @@ class Model:
         marks = {p: SimpleNamespace(low=0, end=end) for p, end in CONTROL_END.items()}
         watch = SimpleNamespace(topic=lambda topic: self._topic(topic, marks))
         known = SimpleNamespace(
-            watch=watch, make_topic=self._make_topic, set_committed=self._set_committed, await_empty=lambda _: None
+            watch=watch,
+            make_topic=self._make_topic,
+            set_committed=self._set_committed,
+            await_empty=lambda _: None,
+            committed=lambda *_: self.committed,
         )
         return cast(Groups, known)
 
@@ -196,6 +202,14 @@ def test_a_stopped_sink_is_published_first_and_starts_where_the_ledger_ends() ->
     applying(model, publish=lambda: seen.append(list(model.calls))).apply()
     assert seen == [["stop", "topic"]]
     assert model.began_at == [STARTED]
+
+
+def test_a_failed_sink_behind_the_ledger_begins_anew_where_that_ends() -> None:
+    for committed, calls in (({0: 7, 1: 9}, []), ({0: 7}, []), ({0: 7, 1: 8}, ["stop", "topic"])):
+        model = Model(config=dict(spec().config), state=State.RUNNING, failed=True, committed=committed)
+        applying(model).apply()
+        assert model.calls[:2] == calls
+        assert model.began_at == ([STARTED] if calls else [])
 
 
 def test_a_paused_one_goes_on_where_it_was() -> None:

@@ -16,6 +16,8 @@ from tests.unit.landed import json_texts
 from tests.unit.landed.json_sources import FRAME
 from tests.unit.landed.landing import Source
 
+# Of the version whose fields have other names.
+_RENAMED_FRAME = b"\0\0\0\0\x08"
 _EPOCH = datetime(1970, 1, 1)
 _MICRO = json_texts.MICRO
 _UTC, _LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -82,20 +84,39 @@ def source(table_format: str) -> Source:
 
     def payload(rng: Random) -> bytes | None:
         if rng.random() < 0.005:
-            return rng.choice([None, b"", b"\0", FRAME, b"\0\0\0\0\x08\0", b"{}"])
+            return rng.choice([None, b"", b"\0", FRAME, b"\0\0\0\0\x09\0", b"{}"])
         value = b"".join(_union(one["type"], rng) for one in schema["fields"])  # type: ignore[index]
         if rng.random() < 0.01:
             value = rng.choice([value[:-1], value + b"\0", value[: rng.randrange(len(value))]])
-        return FRAME + value
+        return rng.choice([FRAME, _RENAMED_FRAME]) + value
 
     def row(value: bytes | None) -> dict[str, Any]:
-        if value is None or not value.startswith(FRAME):
+        if value is None or not value.startswith((FRAME, _RENAMED_FRAME)):
             raise avro_oracle.Bad("frame")
         return avro_oracle.decode(schema, value[len(FRAME) :], columns)
 
-    registry = {7: ("AVRO", json.dumps(schema))}
+    registry = {7: ("AVRO", json.dumps(schema)), 8: ("AVRO", json.dumps(_renamed(schema)))}
     config = {"schema": columns, "format": "avro"}
     return Source("avro", columns, payload, row, (avro_oracle.Bad,), config, registry, LAYOUTS)
+
+
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the next version of a record's schema: its fields have other names, with the old ones as aliases."""
+    fields = [
+        {"name": f"{one['name']}_2", "aliases": [one["name"]], "type": _renamed_type(one["type"])}
+        for one in record["fields"]
+    ]
+    return {**record, "fields": fields}
+
+
+def _renamed_type(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return [_renamed_type(one) for one in kind]
+    if not isinstance(kind, dict):
+        return kind
+    if kind["type"] == "record":
+        return _renamed(kind)
+    return {name: _renamed_type(one) if name in ("items", "values") else one for name, one in kind.items()}
 
 
 def _union(kind: Any, rng: Random) -> bytes:

@@ -1,0 +1,90 @@
+"""Damage that Kafka's Java client meets in another engine: what its errors say, and where our own reader finds it.
+
+The texts are those of Kafka 3.9 to 4.x, with the classes' packages as they are or as a jar has shaded them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState
+from airflow_lakestream.core.ports import Reader
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError
+
+log = logging.getLogger(__name__)
+
+_WHERE = r"(?P<topic>[\w.-]+)-(?P<partition>\d+)"
+# With the batch's first offset, the offset that was asked for, or none.
+_PLACES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"Record(?: batch)? for partition {_WHERE} at offset (?P<offset>\d+) is invalid",
+        rf"Encountered corrupt message when fetching offset (?P<offset>\d+) for topic-partition {_WHERE}",
+        rf"Failed to make progress reading messages at {_WHERE}=(?P<offset>\d+)",
+        rf"Received exception when fetching the next record from {_WHERE}\. If needed",
+    )
+)
+# Without a place: of a batch whose head makes no sense.
+_DAMAGED = re.compile(
+    r"CorruptRecordException|InvalidRecordException|Record is corrupt|Record size .* is less than the minimum"
+    r"|Invalid magic found in record|Failed to decompress record stream"
+)
+
+
+# A client has read no more than some thousand records beyond what is known of it.
+MOST_LOOKED_AT = 100_000
+_ENDLESS = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class DamageTold:
+    """What an error says of a damaged batch: its place as far as it is told, and the error's line."""
+
+    line: str
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+    @classmethod
+    def of(cls, error: str) -> DamageTold | None:
+        """Return what an error or a trace says; None where it is of something else."""
+        for place in _PLACES:
+            if found := place.search(error):
+                told = found.groupdict()
+                line, offset = _line(error, found.start()), int(told.get("offset", -1))
+                return cls(line, told["topic"], int(told["partition"]), offset)
+        found = _DAMAGED.search(error)
+        return None if found is None else cls(_line(error, found.start()))
+
+    def within(self, ranges: RangeSet) -> RangeSet:
+        """Return where in ranges of topics the damage is, as far as it is told."""
+        if not self.topic:
+            return ranges
+        return ranges & RangeSet.of(self.topic, self.partition, max(self.offset, 0), _ENDLESS)
+
+
+def near(ranges: RangeSet) -> RangeSet:
+    """Return the beginning of each range."""
+    return RangeSet(replace(r, until_offset=min(r.until_offset, r.from_offset + MOST_LOOKED_AT)) for r in ranges)
+
+
+def find_damage(reader: Reader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
+    """Return the first damaged batch of some ranges of a topic; None where there is none, or nobody can tell."""
+    try:
+        with closing(reader.read(Plan(state, ranges), threading.Event())) as chunks:
+            for _ in chunks:
+                pass
+    except DamagedBatch as damaged:
+        return damaged
+    except LakestreamError as e:
+        log.warning("The damaged batch was not looked for to the end: %s", e)
+    return None
+
+
+def _line(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0].removeprefix("Caused by: ").strip()[:300]
