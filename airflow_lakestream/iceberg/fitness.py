@@ -18,7 +18,7 @@ from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
-from airflow_lakestream.iceberg.write.layout import check_names
+from airflow_lakestream.iceberg.write.layout import check_fields, check_names
 from airflow_lakestream.runtime.processes import forbid_forks
 from airflow_lakestream.stores import azure, hdfs
 
@@ -70,10 +70,11 @@ def check_catalog(catalog: Catalog, name: str) -> None:
 def check_table(table: Table) -> None:
     """Refuse a table that can't be written here.
 
-    Raises FormatVersionTooNew, and InvalidArgument for its properties and partitions.
+    Raises FormatVersionTooNew, and InvalidArgument for its properties, partitions and order.
     """
     check_version(table.metadata, name_of(table))
     check_names(table.spec(), name_of(table))
+    check_fields(table)
     check_properties(table.metadata.properties)
 
 

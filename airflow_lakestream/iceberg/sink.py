@@ -29,7 +29,7 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, Rewrite, RewriteAttempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
-from airflow_lakestream.iceberg.commit.new_table import NewTable
+from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import Finder
@@ -40,9 +40,9 @@ from airflow_lakestream.iceberg.write.files import (
     delete_files,
     delete_unreferenced,
     list_files,
-    unwritable,
     write_data_files,
 )
+from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
@@ -107,6 +107,7 @@ class IcebergSink(TableSink[DataFile]):
         self._check_name()
         fitness.check_store(self._table)
         self._change = self._check_design(self._table)
+        self._prove(*proof_of(self._change.metadata))
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
         return TableState(
@@ -182,8 +183,7 @@ class IcebergSink(TableSink[DataFile]):
             whole = whole_schema(self._design, None)
             # A mirror's schema may have only some of its columns.
             if self.takes_records:
-                layout.partition_spec(whole, self._design.partition_by)
-                layout.sort_order(whole, self._design.sort_order)
+                self._prove(*proof_of(planned(whole, self._design)))
             schema = payload_schema(whole, self._design.metadata.names)
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
@@ -230,6 +230,7 @@ class IcebergSink(TableSink[DataFile]):
             table = self._staged.table
         if self._change is None:
             self._change = SchemaChange.none(table.metadata)
+            self._prove(*proof_of(table.metadata))
         return self._change.target(table)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
