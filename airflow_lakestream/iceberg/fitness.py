@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from urllib.parse import urlsplit
@@ -24,6 +25,9 @@ from airflow_lakestream.stores import azure, hdfs
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
+# Where a query or a fragment of a URI would begin, and what is no character of a URI.
+_ODD = re.compile(r"[?#\x00-\x1f\x7f]")
+_PLACES = (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH)
 # Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and does not write it.
 WRITTEN_VERSION = 2
 
@@ -83,6 +87,8 @@ def check_store(table: Table) -> None:
 
     Raises InvalidArgument.
     """
+    for one in (table.location(), *(table.properties.get(key, "") for key in _PLACES)):
+        check_place(name_of(table), one)
     place = urlsplit(table.location())
     if place.scheme == hdfs.SCHEME and isinstance(table.io, PyArrowFileIO):
         raise InvalidArgument(
@@ -108,6 +114,16 @@ def check_store(table: Table) -> None:
             f"{name_of(table)}: its place {table.location()} {problem}.",
             f'Install adlfs; or say "py-io-impl": "{PyArrowFileIO.__module__}.{PyArrowFileIO.__name__}" in the extra, '
             f"with adls.account-name and a warehouse {place.scheme}://container/path.",
+        )
+
+
+def check_place(name: str, place: str) -> None:
+    """Refuse a place that PyIceberg's clients of stores would look for elsewhere. Raises InvalidArgument."""
+    if "://" in place and (odd := _ODD.search(place)):
+        raise InvalidArgument(
+            "table",
+            f"{name}: its place would be {place!r}, and clients of stores leave {odd[0]!r} out, or all behind it.",
+            "Give the table, its namespace or the catalog's warehouse another name.",
         )
 
 

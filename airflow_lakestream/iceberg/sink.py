@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
@@ -178,6 +178,8 @@ class IcebergSink(TableSink[DataFile]):
             self.named_by.check(self._name, self._table, self._group)
 
     def _missing_table(self) -> TableState:
+        # The catalog tells the place only when records have told the columns.
+        fitness.check_place(self._name, f"{self._catalog.properties.get(WAREHOUSE_LOCATION, '')}/{self._name}")
         schema = None
         if self._design.schema is not None:
             whole = whole_schema(self._design, None)

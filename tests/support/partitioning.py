@@ -7,6 +7,7 @@ from datetime import date, datetime, time
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.table import Table
@@ -24,6 +25,11 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.types import IcebergType
 from pyiceberg.utils.datetime import date_to_days, datetime_to_micros, time_to_micros
+
+from airflow_lakestream.core.names import DEFAULT_METADATA
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.tables.schema.columns import to_schema
+from tests.support.given_records import GivenLake
 
 AnyTransform = Transform[Any, Any]
 TRANSFORMS: Sequence[AnyTransform] = (
@@ -71,6 +77,30 @@ def partition_by(table: Table, *terms: tuple[str, AnyTransform]) -> None:
         fields.append(PartitionField(source, PARTITION_FIELD_ID_START + at, transform, f"{column}_{at}"))
     spec = PartitionSpec(*fields, spec_id=max(table.specs()) + 1)
     table.catalog.commit_table(table, (), (AddPartitionSpecUpdate(spec=spec), SetDefaultSpecUpdate(spec_id=-1)))
+
+
+def made_of_version_1(lake: GivenLake, *others: str) -> None:
+    """Make the lake's table, with a column `n`, of version 1: its partition field was dropped, then the field's column.
+
+    :param others: columns by which it is partitioned, too.
+    """
+    times = pa.field("ts", pa.timestamp("us", "UTC"))
+    columns = to_schema(pa.schema([pa.field("n", pa.int32()), times, *metadata_schema(DEFAULT_METADATA)]))
+    terms: list[tuple[str, AnyTransform]] = [("ts", DayTransform()), *((one, IdentityTransform()) for one in others)]
+    fields = [
+        PartitionField(columns.find_field(name).field_id, PARTITION_FIELD_ID_START + at, transform, f"{name}_{at}")
+        for at, (name, transform) in enumerate(terms)
+    ]
+    lake.catalog().create_namespace("lake")
+    version_1 = {"format-version": "1"}
+    table = lake.catalog().create_table(lake.name, columns, partition_spec=PartitionSpec(*fields), properties=version_1)
+    with table.update_spec() as spec:
+        spec.remove_field("ts_0")
+    with table.transaction() as change:
+        change.upgrade_table_version(2)
+    with table.update_schema(allow_incompatible_changes=True) as schema:
+        schema.delete_column("ts")
+    assert isinstance(table.spec().fields[0].transform, VoidTransform)
 
 
 def assert_partitions_are_right(table: Table) -> int:
