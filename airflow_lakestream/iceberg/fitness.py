@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError as PydanticError
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
@@ -51,6 +53,28 @@ class FormatVersionTooNew(LakestreamError, Terminal):
             f"version {WRITTEN_VERSION} only. Nothing was changed. No table can be taken back to an older version: "
             "land in another one, which is made of version 2 when it is missing, and copy into it with Spark what "
             "this one has. Sensors, `lakestream ledger show` and the audit go on reading this one."
+        )
+
+
+# What PyIceberg raises for metadata that it finds wrong, or does not understand; its clients of stores, for lost ones.
+OF_METADATA = (ValidationError, PydanticError, FileNotFoundError)
+_LONGEST = 500
+
+
+class UnreadableTable(LakestreamError, Terminal):
+    """A table whose metadata PyIceberg can't read: made by newer means, damaged, or gone."""
+
+    def __init__(self, table: str, cause: Exception) -> None:
+        if gone := isinstance(cause, FileNotFoundError):
+            remedy = "Restore the file; or register the table with a metadata file that is there, or drop it."
+        else:
+            remedy = (
+                "Take away what PyIceberg does not know, such as a column of a newer type; or land in another table."
+            )
+        said = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
+        super().__init__(
+            f"{table}: {'a file of its metadata is gone' if gone else 'PyIceberg can not read its metadata'} "
+            f"({said}). Nothing was read or changed. {remedy}"
         )
 
 

@@ -107,7 +107,8 @@ class IcebergSink(TableSink[DataFile]):
         self._check_name()
         fitness.check_store(self._table)
         self._change = self._check_design(self._table)
-        self._prove(*proof_of(self._change.metadata))
+        if not isinstance(self._catalog, handover.Outline):
+            self._prove(*proof_of(self._change.metadata))
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
         return TableState(
@@ -258,8 +259,11 @@ class IcebergSink(TableSink[DataFile]):
         return delete_files(self._io(), [file.file_path for file in files])
 
     def _load_table(self) -> Table:
-        """Return the table as it is now. Raises NoSuchTableError."""
-        return self._catalog.load_table(self._name)
+        """Return the table as it is now. Raises NoSuchTableError, UnreadableTable."""
+        try:
+            return self._catalog.load_table(self._name)
+        except fitness.OF_METADATA as e:
+            raise fitness.UnreadableTable(self._name, e) from e
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:

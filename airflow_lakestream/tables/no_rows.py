@@ -32,7 +32,9 @@ def _one(kind: pa.DataType) -> pa.Array:
         make, offsets = (pa.ListArray, pa.int32()) if arrow.is_list(kind) else (pa.LargeListArray, pa.int64())
         return make.from_arrays(pa.array([0, 1], offsets), _one(kind.value_type), kind)
     value: Any = 0
-    if arrow.is_boolean(kind):
+    if arrow.is_null(kind):
+        value = None
+    elif arrow.is_boolean(kind):
         value = False
     elif arrow.is_string(kind) or arrow.is_large_string(kind):
         value = "a"
