@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -24,6 +24,8 @@ ICEBERG_COLUMNS = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_
 
 # Where a Delta table can not be.
 _WITHOUT_DELTA = ("hdfs", "webhdfs", "viewfs")
+# delta-rs decodes the former twice, and takes a backslash for a slash; clients of stores leave the others out.
+_ODD_IN_DELTA = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 
@@ -52,6 +54,12 @@ def check_table_name(table: str, argument: str = "table") -> str:
 def check_location(table: str, argument: str = "table") -> str:
     """Return where a Delta table lies, if it is an absolute path or a URI. Raises InvalidArgument."""
     parts = urlsplit(table or "")
+    if odd := _ODD_IN_DELTA.search(unquote(table) if parts.scheme == "file" else table or ""):
+        raise InvalidArgument(
+            argument,
+            f"{table!r}: readers of Delta don't agree on where it is: {odd[0]!r} is in it.",
+            "Take a place without it.",
+        )
     if "{" in (table or "") or "}" in (table or ""):
         raise InvalidArgument(
             argument, f"{table!r}: a Delta table's place has no placeholders.", "Give each topic a task of its own."
@@ -70,7 +78,9 @@ def check_location(table: str, argument: str = "table") -> str:
         )
     if parts.query or parts.fragment or parts.password:
         raise InvalidArgument(
-            argument, "has a query, a fragment or a password in it.", "Keys belong in the connection."
+            argument,
+            "has a password in it, or a '?' or '#', behind which there would be a query or a fragment.",
+            "Keys belong in the connection; take a place without '?' and '#'.",
         )
     return table
 

@@ -29,7 +29,14 @@ from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers
-from airflow_lakestream.delta.write.files import Add, delete_files, delete_unreferenced, unwritable, write_files
+from airflow_lakestream.delta.write.files import (
+    Add,
+    delete_files,
+    delete_unreferenced,
+    proof_of,
+    unwritable,
+    write_files,
+)
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
@@ -92,7 +99,8 @@ class DeltaSink(TableSink[Add]):
         ledger_store.check_not_taken_away(head, self._group, self._store)
         self._change = change = self._change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
-        check_order(arrow_schema(change.schema), self._design.sort_order)
+        if not isinstance(self._tables, handover.Outline):
+            self._prove(*proof_of(*self._layout()))
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
             others=ledger_store.other_ledgers(head, self._group),
@@ -274,8 +282,7 @@ class DeltaSink(TableSink[Add]):
         delta_fields(self._columns)
         # A mirror's schema may have only some of its columns.
         if self.takes_records:
-            check_partitions(self._columns, self._design.partition_by)
-            check_order(self._columns, self._design.sort_order)
+            self._prove(*proof_of(*self._layout()))
 
     def _change_of(self, head: Head) -> SchemaChange:
         """Return the next commit's change of the table's columns. Raises InvalidArgument if they contradict."""

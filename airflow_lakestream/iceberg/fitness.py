@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError as PydanticError
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
@@ -18,12 +21,15 @@ from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
-from airflow_lakestream.iceberg.write.layout import check_names
+from airflow_lakestream.iceberg.write.layout import check_fields, check_names
 from airflow_lakestream.runtime.processes import forbid_forks
 from airflow_lakestream.stores import azure, hdfs
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
+# Where a query or a fragment of a URI would begin, and what is no character of a URI.
+_ODD = re.compile(r"[?#\x00-\x1f\x7f]")
+_PLACES = (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH)
 # Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and does not write it.
 WRITTEN_VERSION = 2
 
@@ -50,6 +56,28 @@ class FormatVersionTooNew(LakestreamError, Terminal):
         )
 
 
+# What PyIceberg raises for metadata that it finds wrong, or does not understand; its clients of stores, for lost ones.
+OF_METADATA = (ValidationError, PydanticError, FileNotFoundError)
+_LONGEST = 500
+
+
+class UnreadableTable(LakestreamError, Terminal):
+    """A table whose metadata PyIceberg can't read: made by newer means, damaged, or gone."""
+
+    def __init__(self, table: str, cause: Exception) -> None:
+        if gone := isinstance(cause, FileNotFoundError):
+            remedy = "Restore the file; or register the table with a metadata file that is there, or drop it."
+        else:
+            remedy = (
+                "Take away what PyIceberg does not know, such as a column of a newer type; or land in another table."
+            )
+        said = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
+        super().__init__(
+            f"{table}: {'a file of its metadata is gone' if gone else 'PyIceberg can not read its metadata'} "
+            f"({said}). Nothing was read or changed. {remedy}"
+        )
+
+
 def check(catalog: Catalog, table: Table) -> None:
     """Refuse a table that can't be committed to. Raises what the parts raise."""
     check_catalog(catalog, name_of(table))
@@ -70,10 +98,11 @@ def check_catalog(catalog: Catalog, name: str) -> None:
 def check_table(table: Table) -> None:
     """Refuse a table that can't be written here.
 
-    Raises FormatVersionTooNew, and InvalidArgument for its properties and partitions.
+    Raises FormatVersionTooNew, and InvalidArgument for its properties, partitions and order.
     """
     check_version(table.metadata, name_of(table))
     check_names(table.spec(), name_of(table))
+    check_fields(table)
     check_properties(table.metadata.properties)
 
 
@@ -82,6 +111,8 @@ def check_store(table: Table) -> None:
 
     Raises InvalidArgument.
     """
+    for one in (table.location(), *(table.properties.get(key, "") for key in _PLACES)):
+        check_place(name_of(table), one)
     place = urlsplit(table.location())
     if place.scheme == hdfs.SCHEME and isinstance(table.io, PyArrowFileIO):
         raise InvalidArgument(
@@ -107,6 +138,16 @@ def check_store(table: Table) -> None:
             f"{name_of(table)}: its place {table.location()} {problem}.",
             f'Install adlfs; or say "py-io-impl": "{PyArrowFileIO.__module__}.{PyArrowFileIO.__name__}" in the extra, '
             f"with adls.account-name and a warehouse {place.scheme}://container/path.",
+        )
+
+
+def check_place(name: str, place: str) -> None:
+    """Refuse a place that PyIceberg's clients of stores would look for elsewhere. Raises InvalidArgument."""
+    if "://" in place and (odd := _ODD.search(place)):
+        raise InvalidArgument(
+            "table",
+            f"{name}: its place would be {place!r}, and clients of stores leave {odd[0]!r} out, or all behind it.",
+            "Give the table, its namespace or the catalog's warehouse another name.",
         )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
@@ -29,7 +29,7 @@ from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, Rewrite, RewriteAttempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
-from airflow_lakestream.iceberg.commit.new_table import NewTable
+from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import Finder
@@ -40,9 +40,9 @@ from airflow_lakestream.iceberg.write.files import (
     delete_files,
     delete_unreferenced,
     list_files,
-    unwritable,
     write_data_files,
 )
+from airflow_lakestream.iceberg.write.trial import proof_of, unwritable
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
@@ -107,6 +107,8 @@ class IcebergSink(TableSink[DataFile]):
         self._check_name()
         fitness.check_store(self._table)
         self._change = self._check_design(self._table)
+        if not isinstance(self._catalog, handover.Outline):
+            self._prove(*proof_of(self._change.metadata))
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
         return TableState(
@@ -177,13 +179,14 @@ class IcebergSink(TableSink[DataFile]):
             self.named_by.check(self._name, self._table, self._group)
 
     def _missing_table(self) -> TableState:
+        # The catalog tells the place only when records have told the columns.
+        fitness.check_place(self._name, f"{self._catalog.properties.get(WAREHOUSE_LOCATION, '')}/{self._name}")
         schema = None
         if self._design.schema is not None:
             whole = whole_schema(self._design, None)
             # A mirror's schema may have only some of its columns.
             if self.takes_records:
-                layout.partition_spec(whole, self._design.partition_by)
-                layout.sort_order(whole, self._design.sort_order)
+                self._prove(*proof_of(planned(whole, self._design)))
             schema = payload_schema(whole, self._design.metadata.names)
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
@@ -230,6 +233,7 @@ class IcebergSink(TableSink[DataFile]):
             table = self._staged.table
         if self._change is None:
             self._change = SchemaChange.none(table.metadata)
+            self._prove(*proof_of(table.metadata))
         return self._change.target(table)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
@@ -255,8 +259,11 @@ class IcebergSink(TableSink[DataFile]):
         return delete_files(self._io(), [file.file_path for file in files])
 
     def _load_table(self) -> Table:
-        """Return the table as it is now. Raises NoSuchTableError."""
-        return self._catalog.load_table(self._name)
+        """Return the table as it is now. Raises NoSuchTableError, UnreadableTable."""
+        try:
+            return self._catalog.load_table(self._name)
+        except fitness.OF_METADATA as e:
+            raise fitness.UnreadableTable(self._name, e) from e
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 SCHEMES = ("abfs", "abfss", "wasb", "wasbs", "az")
 # PyIceberg's names.
@@ -35,9 +35,9 @@ _ACCOUNT, _ENDPOINT = "azure_storage_account_name", "azure_storage_endpoint"
 
 
 def url_of(location: str) -> str:
-    """Return a location as az://container/path."""
-    parts = urlsplit(location)
-    return f"az://{parts.netloc.partition('@')[0]}/{parts.path.strip('/')}"
+    """Return a location as az://container/path, which is a URL: in the location nothing is to be decoded."""
+    host, _, path = location.partition(":")[2].lstrip("/").partition("/")
+    return f"az://{host.partition('@')[0]}/{quote(path.strip('/'))}"
 
 
 def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
+from urllib.parse import quote
 
 from airflow_lakestream.stores import azure, gcs
 
@@ -55,9 +56,11 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
     try:
         if scheme in azure.SCHEMES:
             return open_store(azure.url_of(location), azure.options_of(location, properties))
+        # A location is no URL to Hadoop, which decodes nothing in it.
+        path = quote(rest.strip("/"))
         if scheme in gcs.SCHEMES:
-            return open_store(f"gs://{rest.strip('/')}", gcs.options_of(properties))
-        return open_store(f"s3://{rest.strip('/')}", options_of(properties))
+            return open_store(f"gs://{path}", gcs.options_of(properties))
+        return open_store(f"s3://{path}", options_of(properties))
     except BaseError as e:
         # Further lines are for those who debug obstore.
         raise ValueError(str(e).partition("\n")[0].rstrip(".")) from e

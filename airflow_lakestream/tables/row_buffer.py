@@ -13,12 +13,37 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from airflow_lakestream.core.ports import RowsNotWritable, Trial
+from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 Write = Callable[[pa.Table], object]
 
 # What converting rows to files raises. An OSError among them is of the storage, not of a row.
 _OF_ROWS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, pa.ArrowException)
 _LONGEST = 300
+
+
+class TableNotWritable(LakestreamError, Terminal):
+    """No file can be made for a table, whatever the records are."""
+
+    def __init__(self, table: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{table}: no file can be made for this table, whatever the records are "
+            f"({type(cause).__name__}: {str(cause)[:_LONGEST]}). Nothing was read. Change what the error names: the "
+            "table's columns, its partitions, the order of its rows or its properties; or land in another table."
+        )
+
+
+def prove(table: str, write: Callable[[], object]) -> None:
+    """Refuse a table for which no file can be made: by `write`, which tries without one of its rows.
+
+    Raises TableNotWritable, and what `write` raises of this package's errors.
+    """
+    try:
+        write()
+    except BaseException as error:
+        if isinstance(error, LakestreamError) or not (isinstance(error, Exception) or is_of_rows(error)):
+            raise
+        raise TableNotWritable(table, error) from error
 
 
 def is_of_rows(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles, TableState, Trial
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.row_buffer import File, RowBuffer
+from airflow_lakestream.tables.row_buffer import File, RowBuffer, prove
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.schema.types import fields_from_arrow
@@ -92,6 +92,8 @@ class TableSink(ABC, Generic[File]):
         self._folder = ""
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
+        # What of the table decides whether a file can be made for it, as it was at the last trial.
+        self._proven: object = None
         # For the whole life of the run, however often it plans again: a replace must see those that came later.
         self._landed: set[str] = set()
 
@@ -224,6 +226,18 @@ class TableSink(ABC, Generic[File]):
     @abstractmethod
     def _take_columns(self) -> None:
         """Look at the table again for a design whose columns have changed. Raises InvalidArgument."""
+
+    def _prove(self, shape: object, write: Callable[[], object]) -> None:
+        """Refuse a table for which no file can be made, which is no record's fault; once, unless its shape changes.
+
+        :param shape: what of the table decides it.
+        :param write: tries it.
+
+        Raises what `prove` raises.
+        """
+        if shape != self._proven:
+            prove(self._name, write)
+            self._proven = shape
 
     def _blame(self) -> Trial | None:
         return self._trial() if self.takes_records else None

@@ -10,8 +10,9 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -25,7 +26,7 @@ from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.layout import arrange
-from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.tables.no_rows import no_rows, one_row
 from airflow_lakestream.tables.row_buffer import culprits
 
 log = logging.getLogger(__name__)
@@ -69,14 +70,27 @@ def unwritable(
 
     Raises what writing raises where it is not the rows' fault.
     """
-
-    def write(some: pa.Table) -> None:
-        rows = conform(some, schema)
-        for _, part in arrange(rows, partitions, order) if some.num_rows else [({}, rows)]:
-            _statistics(part)
-            _parquet(part)
-
+    write = partial(_write_nowhere, schema, partitions, order)
     return culprits(rows.select([name for name in rows.column_names if name in schema.names]), write)
+
+
+def proof_of(
+    schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]]
+) -> tuple[object, Callable[[], object]]:
+    """Return what of a table decides whether files can be made for it, and what tries that, with one row.
+
+    What the latter raises is the table's fault, whatever the records are.
+    """
+    shape = schema, tuple(partitions), tuple(order)
+    return shape, lambda: _write_nowhere(*shape, one_row(schema))
+
+
+def _write_nowhere(
+    schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], some: pa.Table
+) -> None:
+    rows = conform(some, schema)
+    for values, part in arrange(rows, partitions, order) if some.num_rows else [({}, rows)]:
+        _add("", part, values, _parquet(part))
 
 
 def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
@@ -170,6 +184,10 @@ def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[st
 def _write(store: Any, path: str, rows: pa.Table, values: Mapping[str, str | None]) -> Add:
     data = _parquet(rows)
     obstore.put(store, path, data.to_pybytes(), mode="create")
+    return _add(path, rows, values, data)
+
+
+def _add(path: str, rows: pa.Table, values: Mapping[str, str | None], data: pa.Buffer) -> Add:
     return {
         "path": quote(path),
         "partitionValues": dict(values),

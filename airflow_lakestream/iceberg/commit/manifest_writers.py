@@ -12,7 +12,7 @@ from typing import Any
 
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import StructType
+from pyiceberg.types import StructType, UnknownType
 
 # A snapshot producer and a manifest writer of PyIceberg; the producer's class is private.
 Producer = Any
@@ -70,7 +70,10 @@ class _Optional(PartitionSpec):
     def partition_type(self, schema: Schema) -> StructType:
         """Return the type of a file's partition."""
         fields = super().partition_type(schema).fields
-        return StructType(*(field.model_copy(update={"required": False}) for field in fields))
+        # Nobody knows the type of a dropped column's. Avro takes no union of null and null, which optional would be.
+        return StructType(
+            *(field.model_copy(update={"required": isinstance(field.field_type, UnknownType)}) for field in fields)
+        )
 
 
 class _Noted:

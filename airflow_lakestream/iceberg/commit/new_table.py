@@ -8,6 +8,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.table import CreateTableTransaction, Table
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.exceptions import InvalidArgument
@@ -27,6 +28,12 @@ DEFAULT_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "commit.manifest-merge.enabled": "true",
 }
+
+
+def planned(schema: Schema, design: TableDesign) -> TableMetadata:
+    """Return the metadata of a table of the design that is nowhere. Raises InvalidArgument."""
+    spec, order = layout.partition_spec(schema, design.partition_by), layout.sort_order(schema, design.sort_order)
+    return new_table_metadata(schema, spec, order, "", {**DEFAULT_PROPERTIES, **design.properties})
 
 
 class NewTable:

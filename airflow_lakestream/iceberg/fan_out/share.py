@@ -26,7 +26,8 @@ from airflow_lakestream.core.routing import ROUTE, ROUTE_COLUMNS, SEPARATOR
 from airflow_lakestream.core.sharing.rounds import Undecided
 from airflow_lakestream.iceberg.fan_out.admission import FanOut, refusal
 from airflow_lakestream.iceberg.write import handover
-from airflow_lakestream.iceberg.write.files import delete_files, unwritable, write_data_files
+from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.iceberg.write.trial import unwritable
 from airflow_lakestream.tables.row_buffer import FILE_BYTES, is_of_rows
 
 # In a piece's files: those of each route.

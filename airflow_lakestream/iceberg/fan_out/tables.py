@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationError
+from pyiceberg.exceptions import BadRequestError, ForbiddenError
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -37,6 +37,7 @@ from airflow_lakestream.iceberg.fan_out.books import (
     landings_of,
     owner_of,
 )
+from airflow_lakestream.iceberg.fitness import UnreadableTable
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.sink import IcebergSink, Kind, NotIceberg
 from airflow_lakestream.tables.coordinates import Offsets
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 # What a catalog answers where the trouble is one table, not the catalog: it is none of Iceberg's, its metadata are gone
 # or of another make, or the connection may not look at it.
-_OF_ONE_TABLE = (BadRequestError, FileNotFoundError, ForbiddenError, NotIceberg, ValidationError)
+_OF_ONE_TABLE = (BadRequestError, ForbiddenError, NotIceberg, UnreadableTable)
 
 
 class TakenMeanwhile(Conflict):

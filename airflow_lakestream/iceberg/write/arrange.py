@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +19,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
-from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform
-from pyiceberg.types import NestedField, StructType
+from pyiceberg.transforms import BucketTransform, IdentityTransform, Transform, TruncateTransform, VoidTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import NestedField, StructType, TimeType
 
 from airflow_lakestream.iceberg.table_properties import number
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
@@ -73,18 +75,26 @@ def _cuts(start: int, count: int, most: int) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(start + count * part // parts for part in range(parts + 1))
 
 
+class _Key(PartitionKey):
+    """A file's partition. PyIceberg's own finds a value's field by its column, which can have one only then."""
+
+    @cached_property
+    def partition(self) -> Record:
+        return Record(*(one.value for one in self.field_values))
+
+
 def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> PartitionKey:
     spec = metadata.spec()
-    return PartitionKey(
-        [PartitionFieldValue(field, _python(value)) for field, value in zip(spec.fields, values, strict=True)],
+    return _Key(
+        [PartitionFieldValue(field, _in_manifest(value)) for field, value in zip(spec.fields, values, strict=True)],
         spec,
         metadata.schema(),
     )
 
 
-def _python(value: pa.Scalar) -> Any:
-    # Python has no datetime past the year 9999; PyIceberg takes the count of microseconds as well.
-    return value.value if arrow.is_timestamp(value.type) or arrow.is_date(value.type) else value.as_py()
+def _in_manifest(value: pa.Scalar) -> Any:
+    """Return a partition's value as manifests have it: dates and times are counts, since Python has not all of them."""
+    return value.value if arrow.is_temporal(value.type) else value.as_py()
 
 
 def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> pa.Array:
@@ -103,11 +113,17 @@ def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> 
 def _transformed(
     rows: pa.Table, schema: Schema, field: PartitionField | SortField, other: Transform[Any, Any] | None = None
 ) -> pa.Array:
+    transform: Transform[Any, Any] = other or field.transform
+    if isinstance(transform, VoidTransform):
+        # Its column may have been dropped.
+        return pa.nulls(rows.num_rows, pa.int32())
     names, source = _find(schema.as_struct(), field.source_id)
     column = rows.column(names[0])
     if len(names) > 1:
         column = pc.struct_field(column, names[1:])
-    transform: Transform[Any, Any] = other or field.transform
+    if isinstance(transform, BucketTransform) and isinstance(source.field_type, TimeType):
+        # As in Java, the count of microseconds is hashed; PyIceberg hashes no time.
+        column = column.cast(pa.int64())
     result = transform.pyarrow_transform(source.field_type)(column)
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from urllib.parse import urlparse
 
 import pyarrow as pa
@@ -31,8 +30,7 @@ from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.manifests import live_entries_of
 from airflow_lakestream.iceberg.write.arrange import Piece, arrange
 from airflow_lakestream.iceberg.write.conform import conform
-from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
-from airflow_lakestream.tables.row_buffer import culprits
+from airflow_lakestream.iceberg.write.parquet import write_parquet
 
 # In bytes, of the 255 that file systems have; all folders of a path together have some 1,000 in object stores.
 _LONGEST_FOLDER = 200
@@ -66,23 +64,6 @@ def write_data_files(
     if len(plans) == 1:
         return _write_alone(plans[0])
     return _write_side_by_side(plans)
-
-
-def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
-    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
-
-    Raises what writing raises where it is not the rows' fault.
-    """
-    known = {field.name for field in metadata.schema().fields}
-    return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_try, metadata))
-
-
-def _try(metadata: TableMetadata, rows: pa.Table) -> None:
-    check_file_format(metadata.properties)
-    places, conforming = locations(metadata, ""), conform(rows, metadata.schema())
-    pieces = arrange(metadata, conforming) if rows.num_rows else [Piece(conforming, None, None)]
-    for piece in pieces:
-        _Plan(metadata, Nowhere(), piece, _path(places, piece, "trial", 0)).write()
 
 
 def data_folder(metadata: TableMetadata, folder: str) -> str:

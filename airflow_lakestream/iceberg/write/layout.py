@@ -23,10 +23,11 @@ from pyiceberg.transforms import (
     MonthTransform,
     Transform,
     TruncateTransform,
+    UnknownTransform,
     VoidTransform,
     YearTransform,
 )
-from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType, TimeType
+from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.types import did_you_mean, type_text
@@ -73,7 +74,7 @@ def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> 
     """Build the spec that `partition_by` asks for, its fields named as Spark and PyIceberg name them."""
     fields: list[PartitionField] = []
     taken = set(schema.column_names)
-    for term in _partition_terms(schema, partition_by):
+    for term in _partition_terms(schema, partition_by, is_new=True):
         name = _partition_name(term, taken)
         taken.add(name)
         fields.append(PartitionField(term.source_id, PARTITION_FIELD_ID_START + len(fields), term.transform, name))
@@ -97,6 +98,33 @@ def check_names(spec: PartitionSpec, table: str = "the table") -> None:
                     "manifests are written: with one of these, nobody could read the table any more.",
                     "Partition by one of the two, or give a column another name.",
                 )
+
+
+def check_fields(table: Table) -> None:
+    """Refuse a table with a partition or an order of rows that no row can be given here. Raises InvalidArgument."""
+    schema, name = table.schema(), ".".join(table.name())
+    columns = {column.field_id: column.field_type for _, column in _single_columns(schema.as_struct())}
+    for what, fields, remedy in (
+        ("partitioned", table.spec().fields, "Take the field away: ALTER TABLE ... DROP PARTITION FIELD."),
+        ("sorted", table.sort_order().fields, "Give it another order: ALTER TABLE ... WRITE UNORDERED."),
+    ):
+        for field in fields:
+            kind, transform = columns.get(field.source_id), field.transform
+            if isinstance(transform, VoidTransform):
+                continue
+            if isinstance(transform, UnknownTransform):
+                why = "of which nothing is known here"
+            elif kind is None:
+                why = "which is a column that was dropped, or lies in a list or map"
+            elif not transform.can_transform(kind):
+                why = f"which takes no {type_text(kind)}"
+            elif what == "partitioned" and isinstance(kind, DoubleType):
+                # A commit writes manifests anew that it has read.
+                why = "a double, of whose partitions PyIceberg reads half the digits"
+            else:
+                continue
+            term = _term_text(schema, field.source_id, transform)
+            raise InvalidArgument("table", f"{name} is {what} by {term}, {why}.", remedy)
 
 
 def _names_in_avro(name: str) -> set[str]:
@@ -140,28 +168,28 @@ def _items(value: Sequence[str] | str | None) -> list[str]:
     return [part.strip() for part in parts if part.strip() or not isinstance(value, str)]
 
 
-def _partition_terms(schema: Schema, partition_by: Sequence[str] | str | None) -> list[Term]:
+def _partition_terms(schema: Schema, partition_by: Sequence[str] | str | None, *, is_new: bool = False) -> list[Term]:
     terms: list[Term] = []
     for text in _items(partition_by):
         term = _term(schema, text, "partition_by")
-        # A NaN equals nothing, so no reader would find its partition. PyIceberg can't write the bucket of a time.
+        # A NaN equals nothing, so no reader would find its partition.
         if isinstance(term.transform, IdentityTransform) and isinstance(term.kind, FloatType | DoubleType):
             raise InvalidArgument("partition_by", f"{text!r}: a {type_text(term.kind)} makes no partitions.")
-        if isinstance(term.transform, BucketTransform) and isinstance(term.kind, TimeType):
-            raise InvalidArgument("partition_by", f"{text!r}: a time can't be put into buckets by PyIceberg.")
-        _refuse_repeated(term, terms, text)
+        _refuse_repeated(term, terms, text, is_new=is_new)
         terms.append(term)
     return terms
 
 
-def _refuse_repeated(term: Term, earlier: list[Term], text: str) -> None:
+def _refuse_repeated(term: Term, earlier: list[Term], text: str, *, is_new: bool) -> None:
     for other in earlier:
         if other.key == term.key:
             raise InvalidArgument("partition_by", f"{text!r} is there twice.", "Remove one.")
-        if other.source_id == term.source_id:
+        # A table comes to have both by evolution only.
+        if is_new and other.source_id == term.source_id and other.transform.dedup_name == term.transform.dedup_name:
             raise InvalidArgument(
                 "partition_by",
-                f"{text!r}: {term.column!r} is partitioned by already, and PyIceberg writes one partition a column.",
+                f"{text!r}: {term.column!r} makes partitions of a unit of time already, and Iceberg makes no table "
+                "with two.",
                 "Keep the finer of the two.",
             )
 

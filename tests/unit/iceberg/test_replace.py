@@ -82,9 +82,8 @@ def test_a_partitioned_and_sorted_table(made: IcebergTable, partition_by: tuple[
         assert offsets == sorted(offsets, reverse=True)
 
 
-@pytest.mark.parametrize("column", ["_kafka_partition", "score"])
+@pytest.mark.parametrize("column", ["_kafka_partition", "version"])
 def test_files_of_an_earlier_partition_spec(made: IcebergTable, column: str) -> None:
-    # Others partition by anything, a column of NULL and NaN too.
     made.land(ranges((0, 0, 10)))
     with made.table().update_spec() as update:
         update.add_identity(column)

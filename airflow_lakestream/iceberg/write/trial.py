@@ -1,0 +1,61 @@
+"""Whether files can be made for a table, seen by making some that nobody keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, write_manifest
+from pyiceberg.table import TableProperties
+from pyiceberg.table.metadata import TableMetadata
+
+from airflow_lakestream.iceberg.commit.manifest_writers import with_optional_values
+from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.files import check_file_format, write_data_files
+from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
+from airflow_lakestream.tables.no_rows import one_row
+from airflow_lakestream.tables.row_buffer import culprits
+from airflow_lakestream.tables.schema.types import arrow_schema
+
+
+def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
+    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+
+    Raises what writing raises where it is not the rows' fault.
+    """
+    known = {field.name for field in metadata.schema().fields}
+    return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_write, metadata))
+
+
+def proof_of(metadata: TableMetadata) -> tuple[object, Callable[[], object]]:
+    """Return what of a table decides whether files can be made for it, and what tries that, with one row.
+
+    What the latter raises is the table's fault, whatever the records are.
+    """
+    # Ledgers change with each commit, and decide nothing.
+    properties = {name: text for name, text in metadata.properties.items() if not name.startswith("lakestream.")}
+    shape = metadata.schema().fields, metadata.spec().fields, metadata.sort_order().fields, properties
+    return shape, partial(_prove, metadata)
+
+
+def _prove(metadata: TableMetadata) -> None:
+    columns = arrow_schema(metadata.schema())
+    if not len(columns):
+        return
+    files = _write(metadata, one_row(columns))
+    codec: Any = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
+    spec, output = with_optional_values(metadata.spec()), Nowhere().new_output("")
+    with write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec) as writer:
+        for file in files:
+            writer.add_entry(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))
+
+
+def _write(metadata: TableMetadata, rows: pa.Table) -> list[DataFile]:
+    if rows.num_rows:
+        return write_data_files(metadata, Nowhere(), rows, "")
+    check_file_format(metadata.properties)
+    conforming, output = conform(rows, metadata.schema()), Nowhere().new_output("")
+    write_parquet(output, metadata.schema(), metadata.properties, conforming)
+    return []
