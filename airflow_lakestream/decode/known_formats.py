@@ -24,6 +24,7 @@ from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
 from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
 from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json import schema as json_schema
+from airflow_lakestream.decode.json import schema_columns
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, Lacking, SharedJsonDecoder, grow_by
@@ -267,7 +268,7 @@ FORMATS: Mapping[str, FormatRow] = {
     Format.JSON_SCHEMA: FormatRow(
         decoder=lambda payload, schema:
             json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
-        kind="JSON", schema_columns=lambda found: json_schema.arrow_schema(found.text, found.references),
+        kind="JSON", schema_columns=lambda found: schema_columns.arrow_schema(found.text, found.references),
         keeps_unknown=True, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.AVRO: FormatRow(

@@ -24,8 +24,10 @@ from dev.ports import LOOPBACK, free_ports
 from dev.services.registry import Registry
 from dev.sources.flights import TOTAL, read_flights
 from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import Lake
 from tests.unit.decode import avro_oracle
+from tests.unit.decode.json_schemas import JAVA, ORDERS
 
 pytestmark = pytest.mark.integration
 
@@ -131,6 +133,17 @@ def test_json_schema_by_the_ids_in_the_records(
     produce(name, 0, [framed(schema_id, b'{"id": 7, "at": "2026-11-20"}')], keys=[b'{"k": "x"}'])
     lake.land(name, format="json_schema", key_format="json", schema_registry=registry.url)
     assert rows(lake) == [{"id": 7, "at": date(2026, 11, 20), "_key": {"k": "x"}}]
+
+
+@EACH_FORMAT
+def test_json_schema_as_the_java_serializer_registers_it(
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry
+) -> None:
+    name = topic(1)
+    schema_id = registry.register(f"{name}-value", json.dumps(JAVA), "JSON")
+    produce(name, 0, [framed(schema_id, json.dumps(order).encode()) for order, _ in ORDERS])
+    lake.land(name, format="json_schema", schema_registry=registry.url)
+    assert [{name: row[name] for name in JAVA["properties"]} for row in lake.records()] == [row for _, row in ORDERS]
 
 
 def test_raw_records_and_keys_as_they_are(lake: Lake, topic_of: TopicOf) -> None:

@@ -20,6 +20,7 @@ from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
 from tests.support.lake import TABLE, Lake
 from tests.support.spark import SparkRun
+from tests.unit.decode.json_schemas import JAVA, ORDERS
 
 pytestmark = pytest.mark.integration
 
@@ -122,6 +123,16 @@ def test_protobuf(
     produce(name, 0, [*values, framed(schema_id, b"\x00\x08"), None])
     landing = {"format": "protobuf", "schema_registry": registry.url}
     assert_same(tmp_path, kafka, name, spark, landing, 52)
+
+
+def test_json_schema(
+    tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, registry: Registry, spark: Any
+) -> None:
+    name = topic(partitions=1)
+    schema_id = registry.register(f"{name}-value", json.dumps(JAVA), "JSON")
+    values = [framed(schema_id, json.dumps(order).encode()) for order, _ in ORDERS]
+    produce(name, 0, [*values, framed(schema_id, b"{"), b"{}"])
+    assert_same(tmp_path, kafka, name, spark, {"format": "json_schema", "schema_registry": registry.url}, 4)
 
 
 def test_csv(tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, spark: Any) -> None:
