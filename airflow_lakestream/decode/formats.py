@@ -47,6 +47,7 @@ class Payload(PayloadSettings):
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         if self.key_format is not None:
             choose(KeyFormat, "key_format", self.key_format)
+        _ = self.finer
         self._check_envelope()
         self._check_schemas()
         self._check_unknown_fields()
@@ -105,7 +106,7 @@ class Payload(PayloadSettings):
     @property
     def beside(self) -> tuple[str, ...]:
         """What else than the format decides on the rows, as text."""
-        names = ("key_format", "envelope", *self.row.options)
+        names = ("key_format", "envelope", "timestamps_finer", *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
         renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
         return tuple(f"{name}={value}" for name, value in (given | renamed).items())

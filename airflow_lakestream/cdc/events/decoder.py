@@ -140,7 +140,8 @@ class EventPayload(Payload):
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
         """Return the decoder of plain JSON, which tells of fields without a column."""
-        return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=OutOfRange(self.out_of_range))
+        policy = OutOfRange(self.out_of_range)
+        return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=policy, finer=self.finer)
 
 
 class _GrowingEvents:
@@ -205,7 +206,7 @@ class _GrowingEvents:
         names = self._payload.names
         row = [one.with_name(names.naming.source(one.name)) for one in _own(schema)]
         images = [{"row": left[image]} for left in leftovers for image in IMAGES if image in left]
-        found = grow(pa.schema([("row", pa.struct(row))]), images)
+        found = grow(pa.schema([("row", pa.struct(row))]), images, self._payload.name_rules)
         for path, reason in found.refused.items():
             raise name_not_free(names.table, path.removeprefix("row."), reason)
         wider = self._with(schema, list(found.schema.field("row").type))
