@@ -29,6 +29,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
@@ -65,6 +66,11 @@ class EventPayload(Payload):
     def needs_keys(self) -> bool:
         """Whether records must be read with their keys, which show when the database's key has changed."""
         return True
+
+    @property
+    def named_sides(self) -> tuple[str, ...]:
+        """Which of keys and values have schemas that records name: keys tell the key's columns by theirs."""
+        return (KEY, VALUE) if self.registry is not None else super().named_sides
 
     @property
     def gets_columns(self) -> bool:
