@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +13,16 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.flink.formats.avro import ways_of
+from airflow_lakestream.flink.formats.proof import Reads, avro_proof
 from airflow_lakestream.onramp.guess import guess_format
 from airflow_lakestream.registry.schemas import RegisteredSchema
-from tests.support.given_records import FORMATS, GivenLake, Record
+from airflow_lakestream.tables.schema.columns import to_schema
+from tests.support.given_records import FORMATS, TOPIC, GivenLake, GivenTopic, Record
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
 from tests.unit.values.payloads import framed
@@ -151,3 +156,18 @@ def test_a_guess_says_it() -> None:
     assert guess.problem is not None
     assert "2 of 2 values have the ids of their schemas in headers" in guess.problem
     assert guess_format([b'{"a": 1}'], None, [0]).decoding == {"format": "json"}
+
+
+@pytest.mark.parametrize("headers", [None, BY_VALUE])
+def test_flink_publishes_no_row_of_a_value_that_a_header_calls_bare(headers: Any) -> None:
+    topic = GivenTopic([Record(FRAMED["avro"]), Record(FRAMED["avro"], headers=headers)])
+    columns = to_schema("a bigint")
+    registry = FakeRegistry({1: SCHEMAS["avro"]})
+    ways = ways_of(columns, [registry.schema(1)])
+    proof = avro_proof(columns, registry, Reads("avro", ways.places, {0: 0}), lambda keys, headers: topic)
+    state, wanted = topic.look(), RangeSet.of(TOPIC.topic, 0, 0, 2)
+    if headers is None:
+        assert proof.check(wanted, state, threading.Event()) == wanted
+    else:
+        with pytest.raises(BadRecord, match=r"offset 1: the id of its schema stands in the header __value_schema_id"):
+            proof.check(wanted, state, threading.Event())
