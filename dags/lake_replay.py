@@ -89,6 +89,12 @@ with DAG(
             ",", type="string", minLength=1, title="Delimiter", description="What separates the fields of CSV."
         ),
         "rename_columns": text("Names of columns", "By those of fields, as JSON; empty for the same names."),
+        "timestamps_finer": Param(
+            "reject",
+            enum=["reject", "truncate"],
+            title="Finer timestamps",
+            description="What becomes of timestamps and times that are finer than microseconds.",
+        ),
         "sql": text("SQL", "The statement that makes rows of records, if they were landed through one."),
         "sql_input": Param(
             "raw",
@@ -130,6 +136,7 @@ with DAG(
         writer_schemas="{{ params.writer_schemas | tojson if params.writer_schemas else '' }}",
         csv_delimiter="{{ params.csv_delimiter }}",
         rename_columns="{{ params.rename_columns or '' }}",
+        timestamps_finer="{{ params.timestamps_finer }}",
         sql="{{ params.sql or '' }}",
         sql_input="{{ params.sql_input }}",
         kafka_conn_id="{{ params.kafka_conn_id }}",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.core.policies import SqlInput, UnknownFields, is_given
+from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, is_given
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +35,7 @@ class Decoding:
     sql_input: str = SqlInput.RAW
     csv_delimiter: str = ","
     rename_columns: Mapping[str, str] | str | None = None
+    timestamps_finer: str = TimestampsFiner.REJECT
 
     @property
     def payload(self) -> Payload:
@@ -51,6 +52,7 @@ class Decoding:
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,
+            timestamps_finer=self.timestamps_finer,
             renamed=tuple(arguments.names("rename_columns", self.rename_columns).items()),
         )
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.formats import Format
-from airflow_lakestream.core.policies import SqlInput, UnknownFields, choose, is_given
+from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, choose, is_given
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.rejects.settlement import names_of
@@ -115,6 +115,9 @@ def _refuse_decoding(arguments: Mapping[str, object]) -> None:
     for name in _DECODING:
         if is_given(arguments[name]) and arguments[name] != []:
             raise InvalidArgument(name, "nothing is decoded before sql, which reads keys and values as text.", remedy)
+    if arguments["timestamps_finer"] != TimestampsFiner.REJECT:
+        problem = "nothing is decoded before sql, which reads times as text: it cuts them itself."
+        raise InvalidArgument("timestamps_finer", problem, remedy)
     if arguments["unknown_fields"] != UnknownFields.IGNORE:
         problem = "nothing is decoded before sql, so no field is unknown."
         raise InvalidArgument("unknown_fields", problem, remedy)

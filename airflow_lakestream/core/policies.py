@@ -85,6 +85,13 @@ class OutOfRange(StrEnum):
     NULL = "null"
 
 
+class TimestampsFiner(StrEnum):
+    """What to do with a timestamp or a time that is finer than microseconds: a bad record, or its microsecond."""
+
+    REJECT = "reject"
+    TRUNCATE = "truncate"
+
+
 class MergeMode(StrEnum):
     """How a mirror's changed rows come into its table: by new files, by deletes in place, or as each file suggests."""
 

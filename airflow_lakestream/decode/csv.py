@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import pyarrow.csv
 import pyarrow.types as t
 
 from airflow_lakestream.core.formats import check_delimiter as check_delimiter
-from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.document import Json, parse_document
+from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_texts, mask_of, without
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
@@ -47,6 +49,7 @@ class CsvDecoder(SchemaDecoder):
     :param unknown_fields: as of the other formats; it changes nothing, since no field has a name.
     :param order: the columns of a record's fields, by default all of the schema; the others are null.
     :param delimiter: what stands between fields, one ASCII character; see `check_delimiter`.
+    :param finer: what becomes of times that are finer than microseconds.
     """
 
     def __init__(
@@ -55,13 +58,15 @@ class CsvDecoder(SchemaDecoder):
         unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
         order: Sequence[str] = (),
         delimiter: str = ",",
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
     ) -> None:
         super().__init__(schema, unknown_fields)
         check_delimiter(delimiter)
-        self._order, self._delimiter = tuple(order) or tuple(schema.names), delimiter
+        self._order, self._delimiter, self._finer = tuple(order) or tuple(schema.names), delimiter, finer
         if missing := [name for name in self._order if name not in schema.names]:
             raise InvalidArgument("schema", f"it has a column {missing[0]}, and the table has none.")
-        self._coercers = {field.name: field_coercer(field, fail_unknown=False) for field in schema}
+        scalars = scalars_for(finer)
+        self._coercers = {field.name: field_coercer(field, fail_unknown=False, scalars=scalars) for field in schema}
         between, bare = re.escape(delimiter), rf'[^"\r\n{re.escape(delimiter)}]'
         self._grammar = rf"\A(?:{_QUOTED}|{bare}*)(?:{between}(?:{_QUOTED}|{bare}*))*\z"
         # As far as a record keeps to it. It never goes back, so that it takes no longer for an odd one.
@@ -69,7 +74,7 @@ class CsvDecoder(SchemaDecoder):
         self._good_part = re.compile(f"(?:{one}{between})*+{one}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, str(self.unknown_fields), self._order, self._delimiter)
+        return type(self), (self.schema, str(self.unknown_fields), self._order, self._delimiter, self._finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
@@ -162,7 +167,7 @@ class CsvDecoder(SchemaDecoder):
         if t.is_string(kind) or t.is_large_string(kind):
             return texts.cast(kind)
         there = np.flatnonzero(mask_of(texts.is_valid()))
-        at_once, odd = _at_once(texts.take(pa.array(there)), kind)
+        at_once, odd = _at_once(texts.take(pa.array(there)), kind, self._finer)
         if not odd.any() and len(there) == len(texts):
             return at_once
         rest = self._one_by_one(field, texts, there[odd].tolist(), reasons)
@@ -204,10 +209,10 @@ def _is_text(kind: pa.DataType) -> bool:
     return not (t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind))
 
 
-def _at_once(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+def _at_once(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> tuple[pa.Array, Mask]:
     """Return a column of these texts, of which none is null; and which are odd, the column having no value for them."""
     odd = mask_of(pc.or_(pc.equal(texts, ""), pc.equal(texts, "null")))
-    convert = from_texts if _is_text(kind) else from_literals
+    convert = partial(from_texts, finer=finer) if _is_text(kind) else from_literals
     for _ in range(0 if t.is_nested(kind) or odd.all() else _MOST_REPAIRS):
         try:
             return convert(without(texts, odd), kind), odd

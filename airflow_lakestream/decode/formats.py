@@ -17,6 +17,7 @@ from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
+from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
@@ -47,6 +48,7 @@ class Payload(PayloadSettings):
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         if self.key_format is not None:
             choose(KeyFormat, "key_format", self.key_format)
+        _ = self.finer
         self._check_envelope()
         self._check_schemas()
         self._check_unknown_fields()
@@ -103,9 +105,15 @@ class Payload(PayloadSettings):
         return uses_registry(self.format, self.key_format)
 
     @property
+    def named_sides(self) -> tuple[str, ...]:
+        """Which of keys and values have schemas that records name."""
+        formats = {KEY: self.key_format, VALUE: self.format}
+        return tuple(side for side, name in formats.items() if uses_registry(name))
+
+    @property
     def beside(self) -> tuple[str, ...]:
         """What else than the format decides on the rows, as text."""
-        names = ("key_format", "envelope", *self.row.options)
+        names = ("key_format", "envelope", "timestamps_finer", *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
         renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
         return tuple(f"{name}={value}" for name, value in (given | renamed).items())
@@ -141,6 +149,7 @@ class Payload(PayloadSettings):
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
+        first = without_bare(first, self.named_sides, self.format)
         columns = self._with_rescued(self._value_columns(first))
         if self.key_format is None:
             return columns

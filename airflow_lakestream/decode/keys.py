@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.document import parse_document
+from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.scalars import without
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
@@ -137,15 +139,18 @@ class JsonAsKey:
     """Takes keys that are a single JSON value: a string, a number, an array.
 
     :param wrapped: their schema may stand beside them, as Kafka Connect writes it.
+    :param finer: what becomes of times that are finer than microseconds.
     """
 
-    def __init__(self, schema: pa.Schema, *, wrapped: bool = False) -> None:
+    def __init__(
+        self, schema: pa.Schema, *, wrapped: bool = False, finer: TimestampsFiner = TimestampsFiner.REJECT
+    ) -> None:
         self.schema = schema
-        self._wrapped = wrapped
-        self._coerce = field_coercer(schema.field(0), fail_unknown=False)
+        self._wrapped, self._finer = wrapped, finer
+        self._coerce = field_coercer(schema.field(0), fail_unknown=False, scalars=scalars_for(finer))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self.schema, wrapped=self._wrapped), ()
+        return partial(type(self), self.schema, wrapped=self._wrapped, finer=self._finer), ()
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""

@@ -15,7 +15,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
@@ -24,6 +24,7 @@ from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
 from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
 from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json import schema as json_schema
+from airflow_lakestream.decode.json import schema_columns
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, Lacking, SharedJsonDecoder, grow_by
@@ -65,6 +66,7 @@ class PayloadSettings:
     :param taken_columns: names that the table's readers keep for themselves.
     :param renamed: names of columns by those of fields, as pairs.
     :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
+    :param timestamps_finer: see `core.policies.TimestampsFiner`; of times, too.
     :param given: the columns that the user gave for values, in their order; empty where the table says them.
     :param csv_delimiter: what stands between the fields of CSV.
     :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
@@ -82,6 +84,7 @@ class PayloadSettings:
     taken_columns: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     out_of_range: str = OutOfRange.REJECT
+    timestamps_finer: str = TimestampsFiner.REJECT
     given: tuple[str, ...] = ()
     csv_delimiter: str = ","
     alone: bool = False
@@ -99,7 +102,7 @@ class PayloadSettings:
         else:
             # A field without a column would be lost: a new table that would get such a column is refused.
             taken = frozenset()
-        return NameRules(frozenset(reserved), self.refused_characters, taken, renamed)
+        return NameRules(frozenset(reserved), self.refused_characters, taken, renamed, self.finer)
 
     @property
     def new_names(self) -> NewNames:
@@ -110,6 +113,11 @@ class PayloadSettings:
     def is_event(self) -> bool:
         """Whether values are change events of Debezium."""
         return self.envelope == Envelope.DEBEZIUM
+
+    @property
+    def finer(self) -> TimestampsFiner:
+        """What becomes of times that are finer than microseconds."""
+        return choose(TimestampsFiner, "timestamps_finer", self.timestamps_finer)
 
     @cached_property
     def registry_client(self) -> RegistryClient | None:
@@ -123,7 +131,13 @@ class PayloadSettings:
         if unknown_fields == UnknownFields.EVOLVE:
             return GrowingJsonDecoder(schema, self.name_rules)
         policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
-        return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy, is_event=self.is_event)
+        return JsonDecoder(
+            *(schema, unknown_fields),
+            alone=self.alone,
+            out_of_range=policy,
+            finer=self.finer,
+            is_event=self.is_event,
+        )
 
     def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:
         """Return the columns with those for what workers found to have none, as far as it can get one."""
@@ -139,7 +153,12 @@ class PayloadSettings:
         row = FORMATS[self.key_format]
         # Debezium's keys are plain records, in Connect's wrapping.
         wrapped = self.envelope is not None and Envelope.CONNECT in row.envelopes
-        keys = PayloadSettings(self.key_format, envelope=Envelope.CONNECT if wrapped else None, registry=self.registry)
+        keys = PayloadSettings(
+            self.key_format,
+            envelope=Envelope.CONNECT if wrapped else None,
+            registry=self.registry,
+            timestamps_finer=self.timestamps_finer,
+        )
         return row.decoder(keys, schema)
 
 
@@ -209,7 +228,8 @@ def _json(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     if payload.envelope is None:
         return payload.documents(schema, payload.unknown_fields)
     policy = OutOfRange(payload.out_of_range)
-    return ConnectJsonDecoder(schema, payload.unknown_fields, policy, payload.documents, payload.is_event)
+    given = payload.unknown_fields, policy, payload.documents, payload.is_event, payload.finer
+    return ConnectJsonDecoder(schema, *given)
 
 
 def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:
@@ -221,7 +241,7 @@ def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:
 def _json_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     if t.is_struct(schema.field(0).type):
         return _record_key(payload, schema)
-    return JsonAsKey(schema, wrapped=payload.envelope is not None)
+    return JsonAsKey(schema, wrapped=payload.envelope is not None, finer=payload.finer)
 
 
 def _json_key_type(payload: PayloadSettings, keys: RawBatch) -> pa.DataType:
@@ -229,7 +249,8 @@ def _json_key_type(payload: PayloadSettings, keys: RawBatch) -> pa.DataType:
 
 
 def _avro(payload: PayloadSettings, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> Decoder:
-    return AvroDecoder(schema, payload.unknown_fields, payload.registry_client, payload.writer_schemas, ignored=ignored)
+    given = payload.unknown_fields, payload.registry_client, payload.finer, payload.writer_schemas
+    return AvroDecoder(schema, *given, ignored=ignored)
 
 
 def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
@@ -267,12 +288,13 @@ FORMATS: Mapping[str, FormatRow] = {
     Format.JSON_SCHEMA: FormatRow(
         decoder=lambda payload, schema:
             json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
-        kind="JSON", schema_columns=lambda found: json_schema.arrow_schema(found.text, found.references),
+        kind="JSON", schema_columns=lambda found: schema_columns.arrow_schema(found.text, found.references),
         keeps_unknown=True, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.AVRO: FormatRow(
         decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
-        key=lambda payload, schema: AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, whole=True),
+        key=lambda payload, schema:
+            AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, whole=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
         held_names=_held_names_of_avro,
@@ -280,11 +302,12 @@ FORMATS: Mapping[str, FormatRow] = {
     ),
     Format.CSV: FormatRow(
         decoder=lambda payload, schema:
-            CsvDecoder(schema, payload.unknown_fields, payload.given, payload.csv_delimiter),
+            CsvDecoder(schema, payload.unknown_fields, payload.given, payload.csv_delimiter, payload.finer),
         positional=True, options={"csv_delimiter": check_delimiter},
     ),
     Format.PROTOBUF: FormatRow(
-        decoder=lambda payload, schema: ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client),
+        decoder=lambda payload, schema:
+            ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client, payload.finer),
         kind=ProtobufDecoder.kind, needs_id=True,
         schema_columns=lambda found: protobuf_schema.arrow_schema(found.text, found.references, found.message),
         held_names=_held_names_of_protobuf,

@@ -93,6 +93,17 @@ def _headers(batch: RawBatch) -> pa.Array:
     return batch.headers
 
 
+def last_header(headers: pa.Array, name: str) -> pa.Array:
+    """Return the values of each record's last header of a name, as Kafka's own lastHeader() has it; null without."""
+    pairs = pc.list_flatten(headers)
+    owners = pc.list_parent_indices(headers).to_numpy()
+    named = np.flatnonzero(pc.equal(pairs.field("key"), name))
+    # Of numbers that come again, the last assignment counts.
+    places = np.full(len(headers), -1, np.int64)
+    places[owners[named]] = named
+    return pairs.field("value").take(pa.array(places, mask=places < 0))
+
+
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {

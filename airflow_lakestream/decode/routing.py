@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, SEPARATOR, Origin, Placeholder, TableTemplate, Unroutable
-from airflow_lakestream.decode.metadata import metadata_columns
+from airflow_lakestream.decode.metadata import last_header, metadata_columns
 from airflow_lakestream.decode.values.outcome import BadRow, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -100,7 +100,9 @@ class Router:
             raw = batch.keys if placeholder.origin is Origin.KEY else batch.headers
             if raw is None:
                 raise AssertionError(f"the records were read without what {placeholder} routes by")
-            values = _text(raw if placeholder.origin is Origin.KEY else _last(raw, placeholder.name), placeholder, bad)
+            values = _text(
+                raw if placeholder.origin is Origin.KEY else last_header(raw, placeholder.name), placeholder, bad
+            )
         for index in np.flatnonzero(values.is_null()):
             bad.setdefault(int(index), f"it has no {placeholder} to route by")
         return values
@@ -118,17 +120,6 @@ def _joined(parts: Sequence[pa.Array]) -> pa.Array:
 def _names_tables(kind: pa.DataType) -> bool:
     checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean)
     return any(check(kind) for check in (*checks, pa.types.is_decimal, pa.types.is_date))
-
-
-def _last(headers: pa.Array, name: str) -> pa.Array:
-    """Return the values of each record's last header of a name, as Kafka's own lastHeader() has it; null without."""
-    pairs = pc.list_flatten(headers)
-    owners = pc.list_parent_indices(headers).to_numpy()
-    named = np.flatnonzero(pc.equal(pairs.field("key"), name))
-    # Of numbers that come again, the last assignment counts.
-    places = np.full(len(headers), -1, np.int64)
-    places[owners[named]] = named
-    return pairs.field("value").take(pa.array(places, mask=places < 0))
 
 
 def _text(raw: pa.Array, placeholder: Placeholder, bad: dict[int, str]) -> pa.Array:

@@ -24,6 +24,7 @@ from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns
 from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.header_ids import bad_rows
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
@@ -75,6 +76,7 @@ class RowDecoders:
         return RowDecoder(
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
+            named=() if payload is None else self.payload.named_sides,
             watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
         )
 
@@ -107,7 +109,7 @@ class RowDecoders:
     def needs_headers(self) -> bool:
         """Whether records have to be read with their headers."""
         readers = [part.needs_headers for part in (self.router, self.sql) if part is not None]
-        return self._keeps_whole or "headers" in self.metadata or any(readers)
+        return self._keeps_whole or "headers" in self.metadata or bool(self.payload.named_sides) or any(readers)
 
     @property
     def _keeps_whole(self) -> bool:
@@ -139,6 +141,8 @@ class RowDecoder:
     trial: Trial | None = None
     # Whether Debezium's own records are passed over: they are no table's events.
     passes_own: bool = False
+    # What has schemas that records name: of these sides a header may say that they are bare.
+    named: tuple[str, ...] = ()
     watch: ColumnWatch | None = None
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
@@ -209,6 +213,8 @@ class RowDecoder:
                 sieve.skip(nulls)
         if "timestamp" in self.metadata:
             sieve.leave_out(bad_timestamps(sieve.records), "record")
+        if self.named and (bare := list(bad_rows(sieve.records, self.named, self.suspects.payload.format))):
+            sieve.leave_out(bare, "decode")
 
     def _outcome(self, sieve: _Sieve, rows: pa.Table) -> DecodedBatch:
         batch, bad = sieve.whole, sorted(sieve.bad, key=lambda one: one.row.index)

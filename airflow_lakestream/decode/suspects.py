@@ -16,6 +16,7 @@ from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRe
 from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.known_formats import FORMATS
@@ -60,6 +61,9 @@ class Suspects:
             return 'the values are null (tombstones): tombstones="skip" only counts such records'
         if bad.stage != "decode" or self.columns is None:
             return None
+        for side in (KEY, VALUE):
+            if f"__{side}_schema_id, which is not read" in bad.row.reason:
+                return f"the {side}s are written without the ids of their schemas, which stand in headers"
         if bad.row.reason.startswith("the key: "):
             return f'the keys are not what key_format="{self.payload.key_format}" says'
         if not self.payload.row.is_text and _is_json(value):

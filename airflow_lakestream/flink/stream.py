@@ -234,10 +234,14 @@ class FlinkStream(JobStream):
             return avro_proof(config.source_columns, registry, reads, self._reader)
         return raw_proof(config.source_columns, reads, self._reader)
 
-    def _reader(self, with_keys: bool = False) -> KafkaReader:
+    def _reader(self, with_keys: bool = False, with_headers: bool = False) -> KafkaReader:
         config = self.config
         return KafkaReader(
-            config.kafka, config.consumer_group, poll_timeout=_POLL_TIMEOUT, where=WHERE, with_keys=with_keys
+            *(config.kafka, config.consumer_group),
+            poll_timeout=_POLL_TIMEOUT,
+            where=WHERE,
+            with_keys=with_keys,
+            with_headers=with_headers,
         )
 
     def _has_branch(self) -> bool:

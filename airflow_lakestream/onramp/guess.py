@@ -6,13 +6,14 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.known_formats import FORMATS
@@ -53,16 +54,20 @@ class Guess:
         return self.decoding.get("format")
 
 
-def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None) -> Guess:
+def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None, bare: Collection[int] = ()) -> Guess:
     """Guess what values hold: what most of them look like. Raises the registry's errors.
 
     :param registry: where schemas are asked for by the ids that values name; None if there is none.
+    :param bare: the places of values whose schemas headers name: they name none themselves.
     """
     known = [value for value in values if value is not None]
     if not known:
         what = "is empty" if not values else "has tombstones only (records without a value) where it was looked at"
         return Guess(problem=f"The topic {what}: say format and schema, or produce a record first.")
-    kinds = Counter(map(_Kinds(registry), known))
+    kind_of, named = _Kinds(registry), frozenset(bare)
+    kinds = Counter(
+        _bare(value) if at in named else kind_of(value) for at, value in enumerate(values) if value is not None
+    )
     kind, count = kinds.most_common(1)[0]
     if 2 * count <= len(known):
         kind, count = "bytes", len(known)
@@ -96,6 +101,10 @@ class _Kinds:
         return self._of_kind.get(kind)
 
 
+def _bare(value: bytes) -> str:
+    return (_document(value) if value[:_PARSED].lstrip()[:1] == b"{" else None) or "bare"
+
+
 def _document(value: bytes) -> str | None:
     """Return what a JSON object is: plain, or in an envelope; None where it is none."""
     if len(value) > _PARSED:
@@ -121,6 +130,7 @@ def _is_line(value: bytes) -> bool:
 _SAID = {
     "single": "are Avro in single-object encoding",
     "framed": "begin with a zero byte and the id of a schema",
+    "bare": "have the ids of their schemas in headers",
     "text": "are text",
     "bytes": "are neither JSON, text nor of a registry",
     Format.JSON: "are JSON objects",
@@ -163,6 +173,7 @@ def _text(said: str, values: Sequence[bytes]) -> Guess:
 _MADE: Mapping[str, Callable[[str, Sequence[bytes]], Guess]] = {
     "single": _stuck(Format.AVRO, "Give the schemas of its writers: --writer-schemas."),
     "framed": _stuck(None, "Say where the registry is: --schema-registry http://registry:8081."),
+    "bare": lambda said, _: Guess({}, said, f"{said}. Of each one, {named_by_header(VALUE)}."),
     "text": _text,
     "bytes": _as(format=Format.RAW),
     Envelope.DEBEZIUM: _as(format=Format.JSON, envelope=Envelope.DEBEZIUM),

@@ -144,7 +144,7 @@ def _preview(
     guess = (
         Guess()
         if is_given(decoding.get("format")) or is_given(decoding.get("sql"))
-        else guess_format(whole.values, registry)
+        else guess_format(whole.values, registry, whole.bare)
     )
     told = {**guess.decoding, **decoding}
     if uses_registry(told.get("format"), told.get("key_format")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.header_ids import VALUE, bare
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -41,6 +43,12 @@ class Sample:
     def values(self) -> list[bytes | None]:
         """The values of all records."""
         return [value for batch in self.batches for value in batch.values.to_pylist()]
+
+    @property
+    def bare(self) -> list[int]:
+        """The places of the values whose schemas headers name."""
+        starts = itertools.accumulate(map(len, self.batches), initial=0)
+        return [start + at for start, batch in zip(starts, self.batches, strict=False) for at in bare(batch, VALUE)]
 
     @property
     def newest_ms(self) -> int | None:

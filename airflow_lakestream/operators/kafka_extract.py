@@ -19,6 +19,7 @@ from airflow_lakestream.core.policies import (
     SqlInput,
     StartOffset,
     TableFormat,
+    TimestampsFiner,
     Tombstones,
     UnknownFields,
     choose,
@@ -103,6 +104,8 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     :param sql_input: what it reads: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
     :param csv_delimiter: with `format="csv"`: what stands between fields, one character (templated)
     :param rename_columns: names of columns by those that fields have in the records (templated)
+    :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the record a
+        bad one, `"truncate"` leaves out what is behind the microseconds (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -171,6 +174,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         sql_input: str = SqlInput.RAW.value,
         csv_delimiter: str = ",",
         rename_columns: Mapping[str, str] | str | None = None,
+        timestamps_finer: str = TimestampsFiner.REJECT.value,
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
@@ -226,6 +230,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.sql_input = sql_input
         self.csv_delimiter = csv_delimiter
         self.rename_columns = rename_columns
+        self.timestamps_finer = timestamps_finer
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order

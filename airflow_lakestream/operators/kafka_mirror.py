@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
-from airflow_lakestream.core.policies import MergeMode, OnDataLoss, OnEmpty, OnError, OutOfRange, TableFormat
+from airflow_lakestream.core.policies import (
+    MergeMode,
+    OnDataLoss,
+    OnEmpty,
+    OnError,
+    OutOfRange,
+    TableFormat,
+    TimestampsFiner,
+)
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.operators.arguments import templated
@@ -60,6 +68,8 @@ class KafkaMirrorOperator(LandingOperator):
     :param soft_delete: a deleted row stays, with `_is_deleted` true (templated)
     :param out_of_range: for a date, a time or a timestamp that its column can't hold: `"reject"` makes the event a bad
         one, `"clamp"` takes the nearest value, `"null"` takes NULL (templated)
+    :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the event a bad
+        one, `"truncate"` leaves out what is behind the microseconds (templated)
     :param rename_columns: the mirror's column names, by those in the database (templated)
     :param source_tables: regex of the source's tables, `database.schema.table` each, where the rows of several come to
         one mirror (templated)
@@ -115,6 +125,7 @@ class KafkaMirrorOperator(LandingOperator):
         key: Sequence[str] | str | None = None,
         soft_delete: bool | str = False,
         out_of_range: str = OutOfRange.REJECT.value,
+        timestamps_finer: str = TimestampsFiner.REJECT.value,
         rename_columns: Mapping[str, str] | str | None = None,
         source_tables: str | None = None,
         merge_mode: str = MergeMode.AUTO.value,
@@ -154,6 +165,7 @@ class KafkaMirrorOperator(LandingOperator):
         self.key = key
         self.soft_delete = soft_delete
         self.out_of_range = out_of_range
+        self.timestamps_finer = timestamps_finer
         self.rename_columns = rename_columns
         self.source_tables = source_tables
         self.merge_mode = merge_mode

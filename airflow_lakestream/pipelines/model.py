@@ -14,6 +14,7 @@ from airflow_lakestream.core.policies import (
     OutOfRange,
     SchemaEvolution,
     StartOffset,
+    TimestampsFiner,
     Tombstones,
     UnknownFields,
 )
@@ -48,6 +49,7 @@ class Source(Part):
     )
     writer_schemas: Names | None = None
     csv_delimiter: str | None = None
+    timestamps_finer: TimestampsFiner | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
     start_timestamp: str | int | None = None
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from google.protobuf import message_factory
 
+from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, Transient
@@ -24,8 +25,10 @@ from dev.ports import LOOPBACK, free_ports
 from dev.services.registry import Registry
 from dev.sources.flights import TOTAL, read_flights
 from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import Lake
 from tests.unit.decode import avro_oracle
+from tests.unit.decode.json_schemas import JAVA, ORDERS
 
 pytestmark = pytest.mark.integration
 
@@ -131,6 +134,35 @@ def test_json_schema_by_the_ids_in_the_records(
     produce(name, 0, [framed(schema_id, b'{"id": 7, "at": "2026-11-20"}')], keys=[b'{"k": "x"}'])
     lake.land(name, format="json_schema", key_format="json", schema_registry=registry.url)
     assert rows(lake) == [{"id": 7, "at": date(2026, 11, 20), "_key": {"k": "x"}}]
+
+
+@EACH_FORMAT
+def test_json_schema_as_the_java_serializer_registers_it(
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry
+) -> None:
+    name = topic(1)
+    schema_id = registry.register(f"{name}-value", json.dumps(JAVA), "JSON")
+    produce(name, 0, [framed(schema_id, json.dumps(order).encode()) for order, _ in ORDERS])
+    lake.land(name, format="json_schema", schema_registry=registry.url)
+    assert [{name: row[name] for name in JAVA["properties"]} for row in lake.records()] == [row for _, row in ORDERS]
+
+
+def test_ids_in_headers_are_named_and_no_registry_is_asked_for_others(
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry
+) -> None:
+    name = topic(1)
+    schema_id = registry.register(f"{name}-value", json.dumps(record("Order", id="long")))
+    header = [("__value_schema_id", b"\1" + bytes(16))]
+    # The bare ones look like the first one, whose id is in its value.
+    values = [framed(schema_id, bytes([2 * n])) for n in range(4)]
+    produce(name, 0, values, headers=[[("trace", b"1")], header, header, []])
+    lake.land(name, format="avro", schema_registry=registry.url, on_error="reject")
+    assert rows(lake) == [{"id": 0}, {"id": 3}]
+    produce(name, 0, [struct.pack(">bI", 0, n) + b"x" for n in range(10)], headers=[header] * 10)
+    with pytest.raises(TooManyRejected, match="__value_schema_id, which is not read"):
+        lake.land(name, format="avro", schema_registry=registry.url, on_error="reject")
+    with pytest.raises(BadRecord, match=r"set value[.]schema[.]id[.]serializer="):
+        lake.land(name, format="avro", schema_registry=registry.url, on_error="fail")
 
 
 def test_raw_records_and_keys_as_they_are(lake: Lake, topic_of: TopicOf) -> None:

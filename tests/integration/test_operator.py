@@ -125,6 +125,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "sql_input": "raw",
         "csv_delimiter": ",",
         "rename_columns": {"x": "y"},
+        "timestamps_finer": "truncate",
         "metadata_columns": ["partition", "offset", "key"],
         "partition_by": ["bucket(2, n)"],
         "sort_order": ["n desc"],

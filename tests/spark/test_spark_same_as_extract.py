@@ -20,6 +20,7 @@ from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
 from tests.support.lake import TABLE, Lake
 from tests.support.spark import SparkRun
+from tests.unit.decode.json_schemas import JAVA, ORDERS
 
 pytestmark = pytest.mark.integration
 
@@ -122,6 +123,20 @@ def test_protobuf(
     produce(name, 0, [*values, framed(schema_id, b"\x00\x08"), None])
     landing = {"format": "protobuf", "schema_registry": registry.url}
     assert_same(tmp_path, kafka, name, spark, landing, 52)
+
+
+def test_json_schema(
+    tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, registry: Registry, spark: Any
+) -> None:
+    name = topic(partitions=1)
+    schema_id = registry.register(f"{name}-value", json.dumps(JAVA), "JSON")
+    finer = {"id": 3, "ratio": 1, "at": "1969-12-31T23:59:59.123456789Z"}
+    values = [framed(schema_id, json.dumps(order).encode()) for order in (*(order for order, _ in ORDERS), finer)]
+    # The last one looks like the first, and a header says that it is bare.
+    headers: list[Any] = [[("trace", b"1")], *[[]] * 4, [("__value_schema_id", b"\1" + bytes(16))]]
+    produce(name, 0, [*values, framed(schema_id, b"{"), b"{}", values[0]], headers=headers)
+    landing = {"format": "json_schema", "schema_registry": registry.url, "timestamps_finer": "truncate"}
+    assert_same(tmp_path, kafka, name, spark, landing, 6)
 
 
 def test_csv(tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, spark: Any) -> None:

@@ -29,6 +29,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
@@ -65,6 +66,11 @@ class EventPayload(Payload):
     def needs_keys(self) -> bool:
         """Whether records must be read with their keys, which show when the database's key has changed."""
         return True
+
+    @property
+    def named_sides(self) -> tuple[str, ...]:
+        """Which of keys and values have schemas that records name: keys tell the key's columns by theirs."""
+        return (KEY, VALUE) if self.registry is not None else super().named_sides
 
     @property
     def gets_columns(self) -> bool:
@@ -140,7 +146,8 @@ class EventPayload(Payload):
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
         """Return the decoder of plain JSON, which tells of fields without a column."""
-        return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=OutOfRange(self.out_of_range))
+        policy = OutOfRange(self.out_of_range)
+        return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=policy, finer=self.finer)
 
 
 class _GrowingEvents:
@@ -205,7 +212,7 @@ class _GrowingEvents:
         names = self._payload.names
         row = [one.with_name(names.naming.source(one.name)) for one in _own(schema)]
         images = [{"row": left[image]} for left in leftovers for image in IMAGES if image in left]
-        found = grow(pa.schema([("row", pa.struct(row))]), images)
+        found = grow(pa.schema([("row", pa.struct(row))]), images, self._payload.name_rules)
         for path, reason in found.refused.items():
             raise name_not_free(names.table, path.removeprefix("row."), reason)
         wider = self._with(schema, list(found.schema.field("row").type))

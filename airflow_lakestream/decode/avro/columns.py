@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.avro.blocks import read_items, skip_all
 from airflow_lakestream.decode.avro.one import entry_of
 from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, branch_name
@@ -27,10 +28,13 @@ _DEEPEST = 64
 class Compiler:
     """Makes readers. All its methods raise Unfit where no value of the schema's type can become one of the column's."""
 
-    def __init__(self, naming: Naming, *, ignore_unknown: bool, ignored: Collection[str] = ()) -> None:
+    def __init__(
+        self, naming: Naming, *, ignore_unknown: bool, finer: TimestampsFiner, ignored: Collection[str] = ()
+    ) -> None:
         self._naming = naming
         self._ignore_unknown = ignore_unknown
         self._ignored = ignored
+        self._finer = finer
         self._depth = 0
 
     def record(self, node: Node, fields: list[pa.Field], path: str = "") -> Callable[[Lanes], list[pa.Array]]:
@@ -103,7 +107,7 @@ class Compiler:
             return _enum(node, kind, path)
         if isinstance(node, Fixed):
             return _fixed(node, leaves.plain(kind), path)
-        return _primitive(node, leaves.plain(kind), path)
+        return _primitive(node, leaves.plain(kind), path, self._finer)
 
     def _struct(self, node: Record, kind: pa.DataType, path: str) -> Read:
         if not t.is_struct(kind):
@@ -126,7 +130,7 @@ class Compiler:
     def _map(self, node: Map, kind: pa.DataType, path: str) -> Read:
         if not t.is_map(kind) or not t.is_string(kind.key_type):
             raise Unfit(f"{path}: a map can't become {kind}")
-        key = _primitive(Primitive("string"), pa.string(), f"{path}{{}}")
+        key = _primitive(Primitive("string"), pa.string(), f"{path}{{}}", self._finer)
         item = self.field(node.values, kind.item_field, f"{path}{{}}")
         entry = pa.struct([pa.field("key", pa.string(), False), leaves.plain(kind).item_field.with_name("value")])
         both, whole = entry_of(node), leaves.plain(kind)
@@ -246,13 +250,13 @@ def _as_decimal(node: Fixed | Primitive, kind: pa.DataType) -> bool:
     return node.logical == "decimal" and not (t.is_binary(kind) or t.is_fixed_size_binary(kind))
 
 
-def _primitive(node: Primitive, kind: pa.DataType, path: str) -> Read:
+def _primitive(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
     if node.name == "null":
         return lambda lanes: pa.nulls(len(lanes), kind)
     if node.name in ("int", "long"):
-        return _number(node, kind, path)
+        return _number(node, kind, path, finer)
     if node.name in ("bytes", "string"):
-        return _span(node, kind, path)
+        return _span(node, kind, path, finer)
     if node.name == "boolean":
         return _boolean(kind, path)
     fit = leaves.floats(kind, path)
@@ -272,9 +276,9 @@ def _boolean(kind: pa.DataType, path: str) -> Read:
     return read
 
 
-def _span(node: Primitive, kind: pa.DataType, path: str) -> Read:
+def _span(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
     if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
-        fit = leaves.instants(kind, path)
+        fit = leaves.instants(kind, path, finer)
     elif node.name == "string":
         fit = leaves.texts(kind, path)
     else:
@@ -290,8 +294,8 @@ def _span(node: Primitive, kind: pa.DataType, path: str) -> Read:
 _NANOS = {"nanos": 1, "micros": 1_000, "millis": 1_000_000}
 
 
-def _number(node: Primitive, kind: pa.DataType, path: str) -> Read:
-    fit = _number_fit(node.logical or "", kind, path)
+def _number(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
+    fit = _number_fit(node.logical or "", kind, path, finer)
     narrow = node.name == "int"
 
     def read(lanes: Lanes) -> pa.Array:
@@ -303,12 +307,12 @@ def _number(node: Primitive, kind: pa.DataType, path: str) -> Read:
     return read
 
 
-def _number_fit(logical: str, kind: pa.DataType, path: str) -> leaves.Fit:
+def _number_fit(logical: str, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
     if logical == "date":
         return leaves.dates(kind, path)
     unit = _NANOS.get(logical.rpartition("-")[2], 0)
     if logical.startswith("time-"):
-        return leaves.times(kind, path, unit)
+        return leaves.times(kind, path, unit, finer=finer)
     if unit:
-        return leaves.timestamps(kind, path, unit, zoned=not logical.startswith("local-"))
+        return leaves.timestamps(kind, path, unit, zoned=not logical.startswith("local-"), finer=finer)
     return leaves.integers(kind, path)

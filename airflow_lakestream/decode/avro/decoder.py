@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.columns import Compiler
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
@@ -42,11 +42,12 @@ class AvroDecoder(FramedDecoder):
         schema: pa.Schema,
         unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
         registry: SchemaSource | None = None,
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
         schemas: Sequence[str] = (),
         whole: bool = False,
         ignored: Sequence[str] = (),
     ) -> None:
-        super().__init__(schema, unknown_fields, registry)
+        super().__init__(schema, unknown_fields, registry, finer)
         self._whole = whole
         self._ignored = frozenset(ignored)
         self._schemas = tuple(schemas)
@@ -57,6 +58,7 @@ class AvroDecoder(FramedDecoder):
             self.schema,
             str(self.unknown_fields),
             self.registry,
+            self.finer,
             self._schemas,
             self._whole,
             tuple(self._ignored),
@@ -87,7 +89,8 @@ class AvroDecoder(FramedDecoder):
 
         def columns_by(naming: Naming) -> Read:
             ignore = self.unknown_fields is UnknownFields.IGNORE
-            return self._columns(Compiler(naming, ignore_unknown=ignore, ignored=self._ignored), node)
+            compiler = Compiler(naming, ignore_unknown=ignore, finer=self.finer, ignored=self._ignored)
+            return self._columns(compiler, node)
 
         given = [node, *avro_schema.parse_all(self._schemas)]
         read = self._by_names(columns_by, lambda versions: avro_names(given, versions))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect import schema as connect_schema
 from airflow_lakestream.decode.connect.schema import Shape
@@ -185,6 +185,7 @@ class ConnectJsonDecoder:
     :param out_of_range: what becomes of values that a column's type can't hold.
     :param bare: makes the decoder of what has no schema beside it, of a schema and a policy for unknown fields.
     :param is_event: see `JsonDecoder`.
+    :param finer: see `JsonDecoder`.
     """
 
     def __init__(
@@ -194,18 +195,21 @@ class ConnectJsonDecoder:
         out_of_range: OutOfRange = OutOfRange.REJECT,
         bare: Callable[[pa.Schema, str], Any] | None = None,
         is_event: bool = False,
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
     ) -> None:
         self.schema = schema
         self._unknown_fields = unknown_fields
         self._out_of_range = out_of_range
         self._bare = bare
         self._is_event = is_event
+        self._finer = finer
         self._prefixes: dict[bytes, str] = {}
         documents = self._documents(schema) if bare is None else bare(schema, unknown_fields)
-        self._readers: dict[str | None, _Reader] = {None: _Reader(schema, None, documents, out_of_range)}
+        self._readers: dict[str | None, _Reader] = {None: _Reader(schema, None, documents, out_of_range, finer)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, self._unknown_fields, self._out_of_range, self._bare, self._is_event)
+        said = (self._out_of_range, self._bare, self._is_event, self._finer)
+        return type(self), (self.schema, self._unknown_fields, *said)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
@@ -230,13 +234,18 @@ class ConnectJsonDecoder:
                 reader = self._readers[None]
             else:
                 documents = self._documents(_written_by(shape, self.schema))
-                reader = _Reader(self.schema, shape, documents, self._out_of_range)
+                reader = _Reader(self.schema, shape, documents, self._out_of_range, self._finer)
             if len(self._readers) < _MOST_SCHEMAS:
                 self._readers[schema] = reader
         return reader
 
     def _documents(self, schema: pa.Schema) -> JsonDecoder:
-        return JsonDecoder(schema, self._unknown_fields, out_of_range=self._out_of_range, is_event=self._is_event)
+        return JsonDecoder(
+            *(schema, self._unknown_fields),
+            out_of_range=self._out_of_range,
+            finer=self._finer,
+            is_event=self._is_event,
+        )
 
 
 def _written_by(shape: Shape, schema: pa.Schema) -> pa.Schema:
@@ -247,11 +256,18 @@ def _written_by(shape: Shape, schema: pa.Schema) -> pa.Schema:
 class _Reader:
     """Decodes payloads of one schema; `documents` is the decoder of what is written, see `_written_by`."""
 
-    def __init__(self, schema: pa.Schema, shape: Shape | None, documents: Any, out_of_range: OutOfRange) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        shape: Shape | None,
+        documents: Any,
+        out_of_range: OutOfRange,
+        finer: TimestampsFiner,
+    ) -> None:
         self._schema = schema
         self._shape = shape
         self._documents = documents
-        self._out_of_range = out_of_range
+        self._out_of_range, self._finer = out_of_range, finer
 
     def decode(self, batch: RawBatch, part: Part) -> Decoded:
         count = len(part.places)
@@ -259,7 +275,7 @@ class _Reader:
         decoded: Decoded = self._documents.decode(inner)
         if self._shape is None or self._documents.schema == self._schema:
             return Decoded(decoded.rows, decoded.bad)
-        rows = Rows(decoded.rows.num_rows, self._out_of_range)
+        rows = Rows(decoded.rows.num_rows, self._out_of_range, self._finer)
         columns = [self._column(decoded.rows, field, rows) for field in self._schema]
         places = np.delete(np.arange(count), [row.index for row in decoded.bad])
         return decoded.refined(places, rows.reasons, columns, self._schema)

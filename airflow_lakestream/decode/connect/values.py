@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
 from airflow_lakestream.decode.connect import texts as connect_texts
 from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
 from airflow_lakestream.decode.connect.texts import replaced, settled
@@ -24,8 +24,8 @@ _SINGLE = ("float", "float32")
 class Rows:
     """The rows of a batch, and why those are bad that are."""
 
-    def __init__(self, count: int, out_of_range: OutOfRange = OutOfRange.REJECT) -> None:
-        self.out_of_range = out_of_range
+    def __init__(self, count: int, out_of_range: OutOfRange, finer: TimestampsFiner) -> None:
+        self.out_of_range, self.finer = out_of_range, finer
         self.reasons: dict[int, str] = {}
         self.all = np.arange(count)
 
@@ -117,7 +117,7 @@ def _fitted_leaf(
     dense, places = values.filter(pa.array(there)), owners[there]
     count = len(dense)
     lanes = Lanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
-    fit = _fit(logical, shape, kind, path)
+    fit = _fit(logical, shape, kind, path, rows.finer)
     if logical.what == "decimal":
         made = fit(lanes, dense)
     else:
@@ -132,14 +132,14 @@ def _fitted_leaf(
     return _spread(made, there)
 
 
-def _fit(logical: Logical, shape: Shape, kind: pa.DataType, path: str) -> leaves.Fit:
+def _fit(logical: Logical, shape: Shape, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
     if logical.what == "decimal":
         return leaves.decimals(kind, path, shape.scale)
     if logical.what == "date":
         return leaves.dates(kind, path)
     if logical.what == "time":
-        return leaves.times(kind, path, logical.nanos)
-    return leaves.timestamps(kind, path, logical.nanos, zoned=logical.zoned)
+        return leaves.times(kind, path, logical.nanos, finer=finer)
+    return leaves.timestamps(kind, path, logical.nanos, zoned=logical.zoned, finer=finer)
 
 
 def _spread(dense: pa.Array, there: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:

@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
 from airflow_lakestream.decode.json.document import Json, Number, describe
+from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.values import Coerce, Scalars, floating, is_uuid, uuid
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
@@ -25,20 +26,22 @@ _EARLY = re.compile(r"-infinity|(?:-\d{4,}|0000)-\d\d-\d\d(?:T.*)?", re.ASCII)
 _LATE = re.compile(r"infinity|\+?\d{5,}-\d\d-\d\d(?:T.*)?", re.ASCII)
 
 
-def scalars_of(policy: OutOfRange | None) -> Scalars:
-    """Return how values of some types are taken, for a policy; none without one."""
+def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
+    """Return how values of some types are taken that is not as usual, for these policies."""
     if policy is None:
-        return ()
+        return scalars_for(finer)
     return (
         (t.is_floating, _floating),
-        (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(_timestamp, policy)),
+        (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(_timestamp, policy, finer)),
         (t.is_date32, partial(_date, policy)),
+        *scalars_for(finer),
     )
 
 
-def scalars_before(policy: OutOfRange | None) -> Scalars:
+def scalars_before(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
     """Return likewise how values of a row before a change are taken."""
-    return () if policy is None else ((is_uuid, _uuid), *scalars_of(policy))
+    usual = scalars_of(policy, finer)
+    return usual if policy is None else ((is_uuid, _uuid), *usual)
 
 
 def _floating(kind: pa.DataType) -> Coerce:
@@ -51,9 +54,9 @@ def _uuid(kind: pa.DataType) -> Coerce:
     return lambda value: None if value == "" else read(value)
 
 
-def _timestamp(policy: OutOfRange, kind: pa.DataType) -> Coerce:
-    zoned = kind.tz is not None
-    return partial(_from_text, partial(iso8601.micros, zoned=zoned), policy, (MIN_MICROS, MAX_MICROS))
+def _timestamp(policy: OutOfRange, finer: TimestampsFiner, kind: pa.DataType) -> Coerce:
+    read = partial(iso8601.micros, zoned=kind.tz is not None, cuts=finer is TimestampsFiner.TRUNCATE)
+    return partial(_from_text, read, policy, (MIN_MICROS, MAX_MICROS))
 
 
 def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:

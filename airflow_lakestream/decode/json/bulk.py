@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.json.document import nested_too_deep
+from airflow_lakestream.decode.json.finer import texts_for
 from airflow_lakestream.decode.json.small import small_numbers
 from airflow_lakestream.decode.json.values import base64_bytes, is_uuid, uuid_bytes
 from airflow_lakestream.decode.values.outcome import Misfit
@@ -35,10 +37,18 @@ class BulkParser:
     """Parses pieces of a batch into tables of one schema, or raises NotInBulk.
 
     :param within: the members in which no field may be unknown; all others may have any.
+    :param finer: what becomes of times that are finer than microseconds.
     """
 
-    def __init__(self, schema: pa.Schema, *, ignore_unknown: bool, within: Collection[str] = ()) -> None:
-        self._schema = schema
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        ignore_unknown: bool,
+        within: Collection[str] = (),
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
+    ) -> None:
+        self._schema, self._finer = schema, finer
         self._within = within
         self._requires = any(not field.nullable for field in schema)
         self._small = small_numbers(schema.types)
@@ -56,7 +66,7 @@ class BulkParser:
             table = self._read(joined, values)
             for name in self._within:
                 _check_known(table.column(name), self._schema.field(name).type)
-            columns = [_fit_field(_one_chunk(table.column(field.name)), field) for field in self._schema]
+            columns = [_fit_field(_one_chunk(table.column(field.name)), field, self._finer) for field in self._schema]
             return pa.Table.from_arrays(columns, schema=self._schema)
         except (pa.ArrowException, Misfit) as error:
             raise NotInBulk(str(error)) from None
@@ -178,29 +188,29 @@ def transport_type(kind: pa.DataType) -> pa.DataType:
     return kind if native else pa.string()
 
 
-def _fit_field(array: pa.Array, field: pa.Field, parent: pa.Array | None = None) -> pa.Array:
+def _fit_field(array: pa.Array, field: pa.Field, finer: TimestampsFiner, parent: pa.Array | None = None) -> pa.Array:
     """Return a column in its own type, every rule checked that the reader does not know."""
     if not field.nullable and array.null_count:
         missing = array.is_null() if parent is None else pc.and_(array.is_null(), parent.is_valid())
         if pc.any(missing).as_py():
             raise NotInBulk(f"{field.name} is required")
-    return fit(array, field.type)
+    return fit(array, field.type, finer)
 
 
-def fit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def fit(array: pa.Array, kind: pa.DataType, finer: TimestampsFiner = TimestampsFiner.REJECT) -> pa.Array:
     """Return an array of `transport_type(kind)` in its own type. Raises NotInBulk, Misfit and pyarrow's errors."""
     if t.is_struct(kind):
-        children = [_fit_field(array.field(i), kind.field(i), array) for i in range(kind.num_fields)]
+        children = [_fit_field(array.field(i), kind.field(i), finer, array) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
     if t.is_list(kind) or t.is_large_list(kind):
-        values = _fit_field(array.values, kind.value_field)
+        values = _fit_field(array.values, kind.value_field, finer)
         offsets, maker = array.offsets, pa.ListArray
         if t.is_large_list(kind):
             offsets, maker = offsets.cast(pa.int64()), pa.LargeListArray
         return maker.from_arrays(offsets, values, type=kind, mask=array.is_null())
     for matches, fit in _FITS:
         if matches(kind):
-            return fit(array, kind)
+            return fit(texts_for(finer, array, kind), kind)
     return array.cast(kind)
 
 

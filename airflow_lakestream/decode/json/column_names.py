@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.values.outcome import quoted
 
 # More columns than anybody reads, from keys that are data: names of users, ids, dates.
@@ -25,18 +26,25 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class NameRules:
-    """What names a table has no place for.
+    """What names a table has no place for, and what text is a time.
 
     :param reserved: names of columns that are filled otherwise, in lower case.
     :param characters: those that no name may have.
     :param taken: names of columns that the table's readers keep for themselves, in lower case.
     :param renamed: names of fields whose columns have others, which are checked by themselves.
+    :param finer: what becomes of times that are finer than microseconds: they are times where they are cut.
     """
 
     reserved: frozenset[str] = frozenset()
     characters: str = ""
     taken: frozenset[str] = frozenset()
     renamed: frozenset[str] = frozenset()
+    finer: TimestampsFiner = TimestampsFiner.REJECT
+
+    @property
+    def cuts(self) -> bool:
+        """Whether times are cut that are finer than microseconds."""
+        return self.finer is TimestampsFiner.TRUNCATE
 
     def problem(self, name: str, *, top: bool) -> str | None:
         """Return why a field of this name can be no column; None if it can."""

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.decode.json import numbers as json_numbers
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.layout import Path
@@ -39,12 +39,20 @@ class ShapeParser:
     """Parses those documents of a batch that share a layout with many others.
 
     :param within: the members whose fields can be unknown; empty for the whole documents.
+    :param finer: what becomes of times that are finer than microseconds.
     """
 
-    def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields, within: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: UnknownFields,
+        within: Collection[str] = (),
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
+    ) -> None:
         self._schema = schema
         self._unknown_fields = unknown_fields
         self._within = within
+        self._finer = finer
         self._shapes = Shapes()
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
@@ -59,7 +67,7 @@ class ShapeParser:
         return tables, rows
 
     def _parse(self, part: Shaped) -> tuple[pa.Table, Integers] | None:
-        columns = _Columns(part, self._unknown_fields, self._within)
+        columns = _Columns(part, self._unknown_fields, self._within, self._finer)
         try:
             table = columns.table(self._schema)
         except (NotInBulk, Misfit, pa.ArrowException):
@@ -75,8 +83,11 @@ class _Columns:
     `odd` are the rows that are not as their columns say, None without any.
     """
 
-    def __init__(self, part: Shaped, unknown_fields: UnknownFields, within: Collection[str]) -> None:
+    def __init__(
+        self, part: Shaped, unknown_fields: UnknownFields, within: Collection[str], finer: TimestampsFiner
+    ) -> None:
         self._part = part
+        self._from_texts = partial(from_texts, finer=finer)
         self._unknown_fields = unknown_fields
         self._roots = {(name,) for name in within}
         self.odd: Mask | None = None
@@ -126,7 +137,7 @@ class _Columns:
         if self._part.layout.slots[index].is_text:
             if t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind):
                 raise NotInBulk("strings for a column of another type")
-            return self._converted(from_texts, self._strings(index), kind)
+            return self._converted(self._from_texts, self._strings(index), kind)
         if kind in _READERS:
             return self._numbers(index, kind)
         return self._converted(from_literals, self._part.texts(index), kind)

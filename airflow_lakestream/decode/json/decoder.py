@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields
+from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.beyond import scalars_before, scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
@@ -39,6 +39,7 @@ class JsonDecoder(SchemaDecoder):
         the column RESCUED as the text of one object; "evolve" rejects the record and gives what it holds of them.
     :param out_of_range: what becomes of values that a column's type can't hold, where a database sent them as Debezium
         does; see `json_beyond`. None takes JSON as it is.
+    :param finer: what becomes of times that are finer than microseconds.
     :param is_event: documents are change events of Debezium, whose member `before` is a row before a change.
     :param within: with "evolve" the members in which a field without a column counts; by default it does everywhere.
     :param alone: no other thread has anything to do meanwhile, such as reading from Kafka.
@@ -52,6 +53,7 @@ class JsonDecoder(SchemaDecoder):
         within: Sequence[str] = (),
         alone: bool = False,
         out_of_range: OutOfRange | None = None,
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
         is_event: bool = False,
     ) -> None:
         super().__init__(schema, unknown_fields)
@@ -61,22 +63,25 @@ class JsonDecoder(SchemaDecoder):
         known = [field for field in schema if not (self._rescues and field.name == RESCUED)]
         # What the documents themselves fill.
         self._known = pa.schema(known)
-        fails, scalars = self.unknown_fields is UnknownFields.FAIL, scalars_of(out_of_range)
-        others = {"before": scalars_before(out_of_range)} if is_event else None
+        fails, scalars = self.unknown_fields is UnknownFields.FAIL, scalars_of(out_of_range, finer)
+        others = {"before": scalars_before(out_of_range, finer)} if is_event else None
         self._coerce = fields_coercer(known, fail_unknown=fails, scalars=scalars, others=others)
-        self._out_of_range, self._is_event = out_of_range, is_event
+        self._out_of_range, self._finer, self._is_event = out_of_range, finer, is_event
         watched = [field for field in known if field.name in within] if within else known
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
         self._alone = alone
         self._plain = [leaves.plain(field.type) for field in schema]
-        self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within)
+        self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within, finer)
         # Whether the last chunk had no record without a layout: a guess at the next one, never a matter of truth.
         self._is_even = True
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(
-                self._known, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, within=self._within
+                self._known,
+                ignore_unknown=self.unknown_fields is UnknownFields.IGNORE,
+                within=self._within,
+                finer=finer,
             )
         except NotInBulk:
             self._bulk = None
@@ -87,6 +92,7 @@ class JsonDecoder(SchemaDecoder):
             within=self._within,
             alone=self._alone,
             out_of_range=self._out_of_range,
+            finer=self._finer,
             is_event=self._is_event,
         )
         return (make, (self.schema, str(self.unknown_fields)))
@@ -246,19 +252,32 @@ class WatchingDecoder:
     :param within: the members whose fields need a column.
     :param alone: see `JsonDecoder`.
     :param out_of_range: likewise.
+    :param finer: likewise.
     """
 
     def __init__(
-        self, schema: pa.Schema, within: Sequence[str], *, alone: bool = False, out_of_range: OutOfRange | None = None
+        self,
+        schema: pa.Schema,
+        within: Sequence[str],
+        *,
+        alone: bool = False,
+        out_of_range: OutOfRange | None = None,
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
     ) -> None:
         self.schema = schema
-        self._within, self._alone, self._out_of_range = tuple(within), alone, out_of_range
+        self._within = tuple(within)
+        self._make = partial(type(self), alone=alone, out_of_range=out_of_range, finer=finer)
         self._documents = JsonDecoder(
-            schema, UnknownFields.EVOLVE, within=within, alone=alone, out_of_range=out_of_range, is_event=True
+            *(schema, UnknownFields.EVOLVE),
+            within=within,
+            alone=alone,
+            out_of_range=out_of_range,
+            finer=finer,
+            is_event=True,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), alone=self._alone, out_of_range=self._out_of_range), (self.schema, self._within)
+        return self._make, (self.schema, self._within)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records. Raises WithoutColumn."""

@@ -39,16 +39,16 @@ class Lacking:
     It can be pickled; what several workers found can be united.
     """
 
-    def __init__(self) -> None:
-        self.new = Seen()
+    def __init__(self, cuts: bool = False) -> None:
+        self.new = Seen(cuts)
         self.inside: dict[str, Lacking] = {}
         # Of a list's items, and of a map's values.
         self.item: Lacking | None = None
 
     @classmethod
-    def of(cls, schema: pa.Schema, leftovers: Iterable[Json]) -> Lacking:
+    def of(cls, schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules) -> Lacking:
         """Return what `leftovers_of` gives for documents and this schema."""
-        found = cls()
+        found = cls(rules.cuts)
         for value in leftovers:
             found._add_object(list(schema), value)
         return found
@@ -70,9 +70,9 @@ class Lacking:
         """Take what another worker found, for the same schema, in later documents."""
         self.new.unite(other.new)
         for name, one in other.inside.items():
-            self.inside.setdefault(name, Lacking()).unite(one)
+            self.inside.setdefault(name, Lacking(self.new.cuts)).unite(one)
         if other.item is not None:
-            self.item = self.item or Lacking()
+            self.item = self.item or Lacking(self.new.cuts)
             self.item.unite(other.item)
 
     def _add_object(self, fields: Sequence[pa.Field], value: Mapping[str, Json]) -> None:
@@ -80,7 +80,7 @@ class Lacking:
         self.new.add({name: item for name, item in value.items() if name not in known})
         for name, item in value.items():
             if name in known:
-                self.inside.setdefault(name, Lacking())._add(known[name], item)
+                self.inside.setdefault(name, Lacking(self.new.cuts))._add(known[name], item)
 
     def _add(self, kind: pa.DataType, value: Json) -> None:
         """Take the leftovers in a known field."""
@@ -88,7 +88,7 @@ class Lacking:
             self._add_object(list(kind), value)
             return
         items, inner = (value.values(), kind.item_type) if t.is_map(kind) else (value, kind.value_type)
-        self.item = self.item or Lacking()
+        self.item = self.item or Lacking(self.new.cuts)
         for item in items:
             if item is not None:
                 self.item._add(inner, item)
@@ -99,7 +99,7 @@ def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL)
 
     :param leftovers: what `leftovers_of` gives for documents and this schema.
     """
-    return grow_by(schema, Lacking.of(schema, leftovers), rules)
+    return grow_by(schema, Lacking.of(schema, leftovers, rules), rules)
 
 
 def grow_by(schema: pa.Schema, lacking: Lacking, rules: NameRules = USUAL) -> Grown:
@@ -146,7 +146,7 @@ class GrowingJsonDecoder:
 
     def __init__(self, schema: pa.Schema, rules: NameRules = USUAL) -> None:
         self._rules = rules
-        self._decoder = JsonDecoder(schema, UnknownFields.EVOLVE)
+        self._decoder = JsonDecoder(schema, UnknownFields.EVOLVE, finer=rules.finer)
         self._lock = threading.Lock()
 
     @property
@@ -178,7 +178,7 @@ class GrowingJsonDecoder:
                 return grown.refused
             new = [field.name for field in grown.schema if field not in used.schema]
             log.info("Columns for fields that had none: %s", ", ".join(new))
-            self._decoder = JsonDecoder(grown.schema, UnknownFields.EVOLVE)
+            self._decoder = JsonDecoder(grown.schema, UnknownFields.EVOLVE, finer=self._rules.finer)
             return None
 
 
@@ -192,14 +192,14 @@ class SharedJsonDecoder:
 
     def __init__(self, schema: pa.Schema, rules: NameRules, *, decided: bool) -> None:
         self.schema, self._rules, self._decided = schema, rules, decided
-        self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, alone=True)
+        self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, alone=True, finer=rules.finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records. Raises Undecided where a field might get a column."""
         decoded, unknown = self._documents.decode_and_find(batch)
         if not unknown:
             return decoded
-        lacking = Lacking.of(self.schema, unknown.values())
+        lacking = Lacking.of(self.schema, unknown.values(), self._rules)
         if not self._decided:
             raise Undecided({lacking.condense(): lacking.size})
         return _explained(decoded, unknown, grow_by(self.schema, lacking, self._rules).refused)

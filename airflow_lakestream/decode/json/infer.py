@@ -45,8 +45,8 @@ def infer_schema(
 
     :param alike: fields that get one type, in which what each of them holds has its place.
     """
-    seen, first_bad = Seen(), None
-    shared = Seen()
+    seen, first_bad = Seen(rules.cuts), None
+    shared = Seen(rules.cuts)
     for batch, index, value in _spread(batches, sample):
         try:
             document = parse_object(value)
@@ -70,7 +70,7 @@ def infer_schema(
 
 def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_000) -> pa.DataType:
     """Return a type that about `sample` JSON values of any kind fit into; what is no JSON says nothing."""
-    seen = Seen()
+    seen = Seen(rules.cuts)
     for _, _, value in _spread(batches, sample):
         with suppress(Misfit):
             seen.add(parse_document(value))
@@ -90,9 +90,13 @@ def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBat
 
 
 class Seen:
-    """What was seen in one place of the documents: the kinds of values, and of scalars each one once."""
+    """What was seen in one place of the documents: the kinds of values, and of scalars each one once.
 
-    def __init__(self) -> None:
+    :param cuts: text that is a time up to its microseconds is one.
+    """
+
+    def __init__(self, cuts: bool = False) -> None:
+        self.cuts = cuts
         self.count = 0
         self.kinds: set[type] = set()
         self.numbers: set[Number] = set()
@@ -110,15 +114,15 @@ class Seen:
         if kind is Number:
             self.numbers.add(value)
         elif kind is str:
-            self.texts.add(value)
+            self.texts.add(iso8601.cut_text(value) if self.cuts else value)
         elif kind is dict:
             for name, item in value.items():
                 seen = self.fields.get(name)
                 if seen is None:
-                    seen = self.fields[name] = Seen()
+                    seen = self.fields[name] = Seen(self.cuts)
                 seen.add(item)
         elif kind is list:
-            self.items = self.items or Seen()
+            self.items = self.items or Seen(self.cuts)
             for item in value:
                 self.items.add(item)
 
@@ -135,9 +139,9 @@ class Seen:
         self.numbers |= other.numbers
         self.texts |= other.texts
         for name, seen in other.fields.items():
-            self.fields.setdefault(name, Seen()).unite(seen)
+            self.fields.setdefault(name, Seen(self.cuts)).unite(seen)
         if other.items is not None:
-            self.items = self.items or Seen()
+            self.items = self.items or Seen(self.cuts)
             self.items.unite(other.items)
 
     def condense(self) -> None:

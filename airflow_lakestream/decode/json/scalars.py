@@ -7,7 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.json.bulk import NotInBulk, exact_up_to, fit
+from airflow_lakestream.decode.json.finer import texts_for
 from airflow_lakestream.decode.lanes.lanes import Mask
 
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
@@ -56,8 +58,9 @@ def without(texts: pa.Array, odd: Mask) -> pa.Array:
     return pc.if_else(pa.array(odd), pa.scalar(None, texts.type), texts)
 
 
-def from_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa.Array:
     """Return a column of what was written as strings."""
+    texts = texts_for(finer, texts, kind)
     if t.is_decimal(kind):
         return _decimals(texts, kind)
     try:

@@ -1,9 +1,8 @@
-"""JSON messages in the wire format that Confluent's serializer for JSON Schema writes, and their schemas as columns."""
+"""JSON messages in the wire format that Confluent's serializer for JSON Schema writes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +14,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, cut
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, SchemaRefused
-
-_DEEPEST = 64
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
 
 
 class _Decoder(Protocol):
@@ -86,92 +83,3 @@ def unframe(values: pa.Array) -> Framed:
     ids = np.where(null, -1, confluent.schema_ids(lanes, framed))
     inner = values if kept.all() else values.filter(pa.array(kept))
     return Framed(cut(inner, HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
-
-
-def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Schema:
-    """Return the columns that a table for documents of this schema has. Raises SchemaRefused, with the field's path.
-
-    :param references: what `$ref` may name, as (name, text).
-    """
-    try:
-        schema = json.loads(text)
-        named = {name: json.loads(content) for name, content in references}
-    except ValueError:
-        raise SchemaRefused("The JSON schema is not JSON.") from None
-    return pa.schema(_Columns(schema, named).fields(schema, "", 0))
-
-
-class _Columns:
-    """The columns of one schema, whose references are resolved on the way."""
-
-    def __init__(self, root: Any, named: dict[str, Any]) -> None:
-        self._root = root
-        self._named = named
-
-    def fields(self, schema: Any, path: str, depth: int) -> list[pa.Field]:
-        schema = self._resolved(schema, path)
-        properties = schema.get("properties")
-        if not isinstance(properties, dict) or not properties:
-            raise SchemaRefused(f"{path or 'The JSON schema'}: an object without properties can't become columns.")
-        if depth > _DEEPEST:
-            raise SchemaRefused(f"{path}: nested deeper than {_DEEPEST} levels, or in itself: leave the field out.")
-        required = schema.get("required") or []
-        made = []
-        for name, inner in properties.items():
-            kind, nullable = self._kind(inner, f"{path}.{name}" if path else name, depth)
-            made.append(pa.field(name, kind, nullable=nullable or name not in required))
-        return made
-
-    def _resolved(self, schema: Any, path: str) -> dict[str, Any]:
-        for _ in range(_DEEPEST):
-            if not isinstance(schema, dict):
-                raise SchemaRefused(f"{path or 'The JSON schema'}: anything is allowed here: give the column's type.")
-            if "$ref" not in schema:
-                return schema
-            schema = self._target(str(schema["$ref"]), path)
-        raise SchemaRefused(f"{path}: references in a circle.")
-
-    def _target(self, reference: str, path: str) -> Any:
-        document, _, pointer = reference.partition("#")
-        found = self._named.get(document) if document else self._root
-        for step in filter(None, pointer.split("/")):
-            key = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is None:
-            raise SchemaRefused(f"{path}: {reference} is not to be found.")
-        return found
-
-    def _kind(self, schema: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
-        schema = self._resolved(schema, path)
-        choices = schema.get("anyOf") or schema.get("oneOf")
-        if choices:
-            values = [choice for choice in choices if choice != {"type": "null"}]
-            if len(values) != 1:
-                raise SchemaRefused(f"{path}: one of several types: give the column's type.")
-            return self._kind(values[0], path, depth)[0], len(values) < len(choices)
-        kinds = schema.get("type")
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        types = [kind for kind in kinds if kind not in ("null", None)]
-        if len(types) != 1:
-            raise SchemaRefused(f"{path}: one of several types, or none given: give the column's type.")
-        return self._single(str(types[0]), schema, path, depth), "null" in kinds
-
-    def _single(self, kind: str, schema: dict[str, Any], path: str, depth: int) -> pa.DataType:
-        if kind == "object" and not schema.get("properties") and isinstance(schema.get("additionalProperties"), dict):
-            value, nullable = self._kind(schema["additionalProperties"], f"{path}{{}}", depth + 1)
-            return pa.map_(pa.string(), pa.field("value", value, nullable=nullable))
-        if kind == "object":
-            return pa.struct(self.fields(schema, path, depth + 1))
-        if kind == "array":
-            item, nullable = self._kind(schema.get("items"), f"{path}[]", depth + 1)
-            return pa.list_(pa.field("element", item, nullable=nullable))
-        if kind == "string":
-            return _FORMATS.get(str(schema.get("format")), pa.string())
-        if kind not in _TYPES:
-            raise SchemaRefused(f"{path}: {kind} is no type of JSON Schema.")
-        return _TYPES[kind]
-
-
-_TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
-
-_FORMATS = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32(), "uuid": pa.uuid()}

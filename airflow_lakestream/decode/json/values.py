@@ -204,10 +204,16 @@ def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
     return coerce
 
 
-def _timestamp(kind: pa.DataType) -> Coerce:
+def timestamp(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
+    """Return what takes the text of a date-time; see `iso8601.micros`."""
     zoned = kind.tz is not None
     what = "an ISO 8601 date-time " + ("with a zone" if zoned else "without a zone")
-    return _from_text(lambda text: iso8601.micros(text, zoned=zoned), what)
+    return _from_text(partial(iso8601.micros, zoned=zoned, cuts=cuts), what)
+
+
+def time_of_day(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
+    """Return what takes the text of a time of day; see `iso8601.micros_of_day`."""
+    return _from_text(partial(iso8601.micros_of_day, cuts=cuts), "a time")
 
 
 def exact_decimal(text: str) -> Decimal:
@@ -284,9 +290,9 @@ _SCALARS: Scalars = [
     (t.is_signed_integer, _integer),
     (lambda kind: t.is_float32(kind) or t.is_float64(kind), floating),
     (lambda kind: t.is_string(kind) or t.is_large_string(kind), _string),
-    (lambda kind: t.is_timestamp(kind) and kind.unit == "us", _timestamp),
+    (lambda kind: t.is_timestamp(kind) and kind.unit == "us", timestamp),
     (t.is_date32, lambda kind: _from_text(iso8601.days, "a date")),
-    (lambda kind: t.is_time64(kind) and kind.unit == "us", lambda kind: _from_text(iso8601.micros_of_day, "a time")),
+    (lambda kind: t.is_time64(kind) and kind.unit == "us", time_of_day),
     (t.is_decimal128, _decimal),
     (lambda kind: t.is_binary(kind) or t.is_large_binary(kind), lambda kind: _from_text(base64_bytes, "base64")),
     (t.is_fixed_size_binary, _fixed),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, with_uuids
@@ -34,6 +34,7 @@ class FramedDecoder(SchemaDecoder, ABC):
     :param schema: columns and their types.
     :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record.
     :param registry: where schemas come from.
+    :param finer: what becomes of times that are finer than microseconds.
     """
 
     kind: ClassVar[str]
@@ -43,16 +44,17 @@ class FramedDecoder(SchemaDecoder, ABC):
         schema: pa.Schema,
         unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
         registry: SchemaSource | None = None,
+        finer: TimestampsFiner = TimestampsFiner.REJECT,
     ) -> None:
         super().__init__(schema, unknown_fields)
-        self.registry = registry
+        self.registry, self.finer = registry, finer
         self._readers: dict[Hashable, Read | str] = {}
         self._topic = ""
         # The fields of which was said that their column has another name.
         self._told: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, str(self.unknown_fields), self.registry)
+        return type(self), (self.schema, str(self.unknown_fields), self.registry, self.finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records. Raises the registry's errors, see `registry.client`."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Lanes, Mask
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, decimal_text, fitting_decimal
@@ -133,15 +134,14 @@ def dates(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def times(kind: pa.DataType, path: str, nanos: int) -> Fit:
+def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -> Fit:
     """Return the fit of a time of day, in units of so many nanoseconds. Raises Unfit."""
     if not (t.is_time64(kind) and kind.unit == "us"):
         return integers(kind, path)
 
     def fit(lanes: Lanes, values: Integers) -> pa.Array:
         if nanos == 1:
-            lanes.fail(values % 1000 != 0, f"{path}: finer than microseconds")
-            values = values // 1000
+            values = _in_micros(lanes, values, path, finer)
         scale = max(nanos // 1000, 1)
         lanes.fail(
             (values < 0) | (values >= value_ranges.MICROS_PER_DAY // scale), f"{path}: {value_ranges.NOT_A_TIME_OF_DAY}"
@@ -151,7 +151,14 @@ def times(kind: pa.DataType, path: str, nanos: int) -> Fit:
     return fit
 
 
-def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool) -> Fit:
+def _in_micros(lanes: Lanes, nanos: Integers, path: str, finer: TimestampsFiner) -> Integers:
+    """Return the microseconds that begin last before these nanoseconds, also before 1970, or at them."""
+    if finer is TimestampsFiner.REJECT:
+        lanes.fail(nanos % 1000 != 0, f"{path}: {value_ranges.FINER_NUMBER}")
+    return nanos // 1000
+
+
+def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: TimestampsFiner) -> Fit:
     """Return the fit of instants, or of local times if not zoned, in units of so many nanoseconds. Raises Unfit."""
     if not (t.is_timestamp(kind) and kind.unit == "us"):
         return integers(kind, path)
@@ -161,8 +168,7 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool) -> Fit:
 
     def fit(lanes: Lanes, values: Integers) -> pa.Array:
         if nanos == 1:
-            lanes.fail(values % 1000 != 0, f"{path}: finer than microseconds")
-            values = values // 1000
+            values = _in_micros(lanes, values, path, finer)
         scale = max(nanos // 1000, 1)
         low, high = -(-value_ranges.MIN_MICROS // scale), value_ranges.MAX_MICROS // scale
         lanes.fail((values < low) | (values > high), f"{path}: {value_ranges.NOT_A_YEAR}")
@@ -172,7 +178,10 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool) -> Fit:
     return fit
 
 
-def instants(kind: pa.DataType, path: str) -> Fit:
+_NO_INSTANT = "not an ISO 8601 date-time with a zone"
+
+
+def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
     """Return the fit of ISO 8601 text with a zone. Raises Unfit."""
     if not (t.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None):
         raise Unfit(f"{path}: an instant can't become {kind}")
@@ -183,12 +192,13 @@ def instants(kind: pa.DataType, path: str) -> Fit:
             if lanes.why[row]:
                 continue
             try:
-                micros[row] = iso8601.micros(value.decode(), zoned=True)
-            except (Misfit, UnicodeDecodeError):
+                micros[row] = iso8601.micros(value.decode(), zoned=True, cuts=finer is TimestampsFiner.TRUNCATE)
+            except (Misfit, UnicodeDecodeError) as error:
                 hit = np.zeros(len(values), np.bool_)
                 hit[row] = True
                 # Without the text: each would be a reason of its own.
-                lanes.fail(hit, f"{path}: not an ISO 8601 date-time with a zone, in microseconds at most")
+                known = value_ranges.FINER_TEXT if value_ranges.FINER in str(error) else _NO_INSTANT
+                lanes.fail(hit, f"{path}: {known}")
         return pa.array(micros).view(kind)
 
     return fit

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Words
 from airflow_lakestream.decode.lanes.leaves import Unfit
@@ -162,8 +163,9 @@ class Compiler:
     :ivar patient: whether any number of steps is all right, and messages come without their groups.
     """
 
-    def __init__(self, naming: Naming, *, ignore_unknown: bool) -> None:
+    def __init__(self, naming: Naming, *, ignore_unknown: bool, finer: TimestampsFiner) -> None:
         self.naming = naming
+        self.finer = finer
         self.ignore_unknown = ignore_unknown
         self.patient = False
         self._checkers: dict[str, MessageReader] = {}

@@ -47,7 +47,7 @@ class ProtobufDecoder(FramedDecoder):
             raise Unfit(str(refused)) from None
 
         def read_by(naming: Naming) -> Read:
-            compiler = Compiler(naming, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE)
+            compiler = Compiler(naming, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, finer=self.finer)
             reader = compiler.message(descriptor, list(self.schema))
             return _WithSecondTry(descriptor, reader, compiler).read
 

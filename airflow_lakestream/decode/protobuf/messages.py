@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
@@ -65,7 +66,8 @@ def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler
         seconds, nanos = (column.to_numpy().astype(np.int64, copy=False) for column in filled)
         lanes.fail((seconds < low) | (seconds > high), f"{path}: {value_ranges.NOT_A_YEAR}")
         lanes.fail((nanos < 0) | (nanos >= _NANOS), f"{path}: a timestamp with nanos out of range")
-        lanes.fail(nanos % 1000 != 0, f"{path}: finer than microseconds")
+        if compiler.finer is TimestampsFiner.REJECT:
+            lanes.fail(nanos % 1000 != 0, f"{path}: {value_ranges.FINER_MESSAGE}")
         return pa.array(seconds * 1_000_000 + nanos // 1000).view(pa.timestamp("us", kind.tz))
 
     return read

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes.lanes import Lanes
 
 
@@ -20,6 +21,7 @@ class Compiler(Protocol):
     """Makes readers of columns; see `protobuf_columns`."""
 
     patient: bool
+    finer: TimestampsFiner
 
     def message(self, descriptor: Any, fields: list[pa.Field], path: str = "") -> MessageReader:
         """Return the reader of a message's fields. Raises Unfit."""

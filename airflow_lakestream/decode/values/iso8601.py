@@ -1,12 +1,19 @@
-"""ISO 8601 text to the integers that Arrow stores: microseconds and days since the epoch. Nothing is rounded."""
+"""ISO 8601 text to the integers that Arrow stores: microseconds and days since the epoch.
+
+Nothing is rounded. What is finer than a microsecond is refused, or cut where somebody asks for that: what is left is
+the microsecond before, also before 1970.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import date
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
-from airflow_lakestream.tables.schema.value_ranges import MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
+from airflow_lakestream.tables.schema.value_ranges import FINER_TEXT, MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
 
 MICROS_PER_SECOND = 1_000_000
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -17,6 +24,18 @@ _ZONE = r"(Z|([+-])(\d\d)(?::?(\d\d))?)"
 _DATE = re.compile(_DAY, re.ASCII)
 _TIME = re.compile(_CLOCK, re.ASCII)
 _DATE_TIME = re.compile(f"{_DAY}(?:[T ]{_CLOCK}{_ZONE}?)?", re.ASCII)
+# What is left of a text is as much a time as it was, and no other text has a part like it.
+_FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
+
+
+def cut_text(text: str) -> str:
+    """Return a date-time or a time without the digits behind its microseconds."""
+    return re.sub(_FINER, r"\1", text, count=1)
+
+
+def cut(texts: pa.Array) -> pa.Array:
+    """Return texts likewise."""
+    return pc.replace_substring_regex(texts, _FINER, r"\1", max_replacements=1)
 
 
 def days(text: str) -> int:
@@ -27,18 +46,20 @@ def days(text: str) -> int:
     return _days(text, *match.groups())
 
 
-def micros_of_day(text: str) -> int:
+def micros_of_day(text: str, *, cuts: bool = False) -> int:
     """Return the microseconds since midnight of a time such as 05:05:00.123; hours and minutes are required."""
     match = _TIME.fullmatch(text)
     if match is None or match[2] is None:
         raise Misfit(f"{quoted(text)} is not a time (HH:MM:SS.ffffff)")
-    return _clock(text, *match.groups())
+    return _clock(text, *match.groups(), cuts=cuts)
 
 
-def micros(text: str, *, zoned: bool) -> int:
+def micros(text: str, *, zoned: bool, cuts: bool = False) -> int:
     """Return the microseconds since the epoch of a date-time.
 
     Zoned text needs an offset or Z. Text without a zone may not have one, and may be a date alone (midnight).
+
+    :param cuts: leave out digits behind microseconds; else they are a misfit, unless they are zeros.
     """
     match = _DATE_TIME.fullmatch(text)
     if match is None:
@@ -50,7 +71,7 @@ def micros(text: str, *, zoned: bool) -> int:
         raise Misfit(f"{quoted(text)} has a zone, and the column has none")
     instant = _days(text, year, month, day) * MICROS_PER_DAY
     if hour is not None:
-        instant += _clock(text, hour, minute, second, fraction)
+        instant += _clock(text, hour, minute, second, fraction, cuts=cuts)
     if offset[0] is not None:
         instant -= _offset(text, *offset)
     if not MIN_MICROS <= instant <= MAX_MICROS:
@@ -65,15 +86,15 @@ def _days(text: str, year: str, month: str, day: str) -> int:
         raise Misfit(f"{quoted(text)} is not a day of the calendar (years 1 to 9999)") from None
 
 
-def _clock(text: str, hour: str, minute: str | None, second: str | None, fraction: str | None) -> int:
+def _clock(text: str, hour: str, minute: str | None, second: str | None, fraction: str | None, *, cuts: bool) -> int:
     hours, minutes, seconds = int(hour), int(minute or 0), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
         raise Misfit(f"{quoted(text)} is not between 00:00:00 and 23:59:59 (no leap seconds, no 24:00)")
     whole = ((hours * 60 + minutes) * 60 + seconds) * MICROS_PER_SECOND
     if fraction is None:
         return whole
-    if fraction[6:].strip("0"):
-        raise Misfit(f"{quoted(text)} is finer than a microsecond")
+    if fraction[6:].strip("0") and not cuts:
+        raise Misfit(f"{quoted(text)} is {FINER_TEXT}")
     return whole + int(fraction[:6].ljust(6, "0"))
 
 

@@ -16,18 +16,21 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ports import Reader
 from airflow_lakestream.core.publishing.branch import Proof
+from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.header_ids import VALUE, bad_rows
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.raw import RawDecoder
-from airflow_lakestream.decode.values.outcome import SchemaRefused
+from airflow_lakestream.decode.values.outcome import Decoded, SchemaRefused
 from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
 from airflow_lakestream.flink.job import JobSpoilt
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaSource
 from airflow_lakestream.run.publication import DecodedAgain
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema
 
-# By whether it reads keys.
-MakeReader = Callable[[bool], Reader]
+# By whether it reads keys, and headers.
+MakeReader = Callable[..., Reader]
 
 
 class SchemaMoved(JobSpoilt):
@@ -70,7 +73,13 @@ def avro_proof(columns: Schema, registry: SchemaSource, reads: Reads, reader: Ma
     """Return the proof of Avro that a job has read."""
     ways = Ways(dict(reads.places))
     decoder = AvroDecoder(arrow_schema(columns), registry=_OfTheseWays(columns, registry, ways))
-    return DecodedAgain(reader(False), decoder.decode, reads.begins, tombstones=False)
+
+    def decode(batch: RawBatch) -> Decoded:
+        # Flink takes a value by the id in it, whatever a header says.
+        bare = list(bad_rows(batch, (VALUE,), reads.format))
+        return Decoded(no_rows(decoder.schema), bare) if bare else decoder.decode(batch)
+
+    return DecodedAgain(reader(False, True), decode, reads.begins, tombstones=False)
 
 
 def json_proof(columns: Schema, reads: Reads, reader: MakeReader) -> Proof:

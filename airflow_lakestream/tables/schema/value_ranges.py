@@ -30,6 +30,10 @@ MAX_MILLIS = MAX_MICROS // 1000
 NOT_A_YEAR = "not in the years 1 to 9999"
 NOT_A_TIME_OF_DAY = "not a time of day"
 TOO_MANY_DIGITS = "more digits than the column has"
+FINER = 'finer than microseconds: timestamps_finer="truncate" cuts it'
+FINER_TEXT = f"{FINER}, and a column of string keeps it"
+FINER_NUMBER = f"{FINER}, and a column of bigint keeps the number"
+FINER_MESSAGE = f"{FINER}, and a column of struct<seconds: bigint, nanos: int> keeps it"
 
 _Rows = npt.NDArray[np.int64]
 

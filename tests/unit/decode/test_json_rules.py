@@ -84,7 +84,7 @@ BAD: list[tuple[pa.DataType, str, str]] = [
     (ZONED, '"2026-11-20T05:06:07"', "has no zone"),
     (ZONED, '"2026-11-20"', "has no zone"),
     (NAIVE, '"2026-11-20T05:06:07Z"', "has a zone"),
-    (ZONED, '"2026-11-20T05:06:07.1234567Z"', "finer than a microsecond"),
+    (ZONED, '"2026-11-20T05:06:07.1234567Z"', "finer than microseconds"),
     (ZONED, '"2026-11-20T24:00:00Z"', "no 24:00"),
     (ZONED, '"2026-11-20T23:59:60Z"', "no leap seconds"),
     (ZONED, '"0001-01-01T00:00:00+01:00"', "years 1 to 9999"),

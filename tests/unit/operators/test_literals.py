@@ -89,6 +89,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (extract, {"metadata_columns": ["offsets"]}, "metadata_columns: 'offsets' is not one of 'topic', 'partition'"),
     (extract, {"partition_by": {"day": "at"}}, "partition_by: {'day': 'at'} is not a list of texts"),
     (extract, {"csv_delimiter": "||"}, "csv_delimiter: '||' is not one character of ASCII"),
+    (extract, {"timestamps_finer": "round"}, "timestamps_finer: 'round' is not one of 'reject', 'truncate'"),
     (extract, {"schema_registry": {"url": "registry:8081"}}, "schema_registry: its url is not one of http or https"),
     (extract, {"home_table": "home"}, "home_table: 'home' is not of the form namespace.table"),
     (extract, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),

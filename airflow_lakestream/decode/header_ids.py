@@ -1,0 +1,61 @@
+"""Schemas that headers name: Confluent's serializers can write a schema's GUID there, and the key or the value bare.
+
+These headers are not read. What they call bare is decoded by no id that its first bytes look like, and no registry is
+asked for one: a plausible row might come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.metadata import last_header
+from airflow_lakestream.decode.values.outcome import BadRow, all_but, pick
+from airflow_lakestream.exceptions import InvalidArgument
+
+KEY, VALUE = "key", "value"
+_SERIALIZER = "io.confluent.kafka.serializers.schema.id.PrefixSchemaIdSerializer"
+
+
+def named_by_header(side: str, format_name: str | None = None) -> str:
+    """Say what is the matter with a key or a value whose schema a header names, and what to do."""
+    instead = ', or set format="json", which needs no schema' if format_name == Format.JSON_SCHEMA else ""
+    return (
+        f"the id of its schema stands in the header __{side}_schema_id, which is not read, and not in the {side}: set "
+        f"{side}.schema.id.serializer={_SERIALIZER} in the producer{instead}"
+    )
+
+
+def bare(batch: RawBatch, side: str) -> list[int]:
+    """Return the places of the records whose key or value is bare, since a header names its schema."""
+    there = batch.keys if side == KEY else batch.values
+    if batch.headers is None or there is None or batch.headers.null_count == len(batch):
+        return []
+    # As Confluent's own deserializers have it: the last header of the name counts, unless it has no value.
+    named = last_header(batch.headers, f"__{side}_schema_id")
+    found = pc.and_(named.is_valid(), there.is_valid()).to_numpy(zero_copy_only=False)
+    places: list[int] = np.flatnonzero(found).tolist()
+    return places
+
+
+def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Iterator[BadRow]:
+    """Yield the records that can't be decoded for such a header, each once."""
+    found = {at: f"the key: {named_by_header(KEY)}" for at in (bare(batch, KEY) if KEY in sides else ())}
+    if VALUE in sides:
+        found |= dict.fromkeys(bare(batch, VALUE), named_by_header(VALUE, format_name))
+    for at in sorted(found):
+        yield BadRow(at, found[at])
+
+
+def without_bare(batch: RawBatch, sides: Collection[str], format_name: str) -> RawBatch:
+    """Return the records of a batch that tell columns. Raises InvalidArgument where none does, for such headers."""
+    bad = list(bad_rows(batch, sides, format_name))
+    if bad and len(bad) == len(batch) - batch.values.null_count:
+        argument = "key_format" if bad[0].reason.startswith("the key: ") else "format"
+        problem = f"no record of the first {len(batch)} can be decoded. Of the first one: {bad[0].reason}."
+        raise InvalidArgument(argument, problem)
+    return pick(batch, all_but(len(batch), [one.index for one in bad])) if bad else batch
