@@ -27,6 +27,7 @@ from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
+from airflow_lakestream.decode.source_types import SourceTypes
 from airflow_lakestream.decode.statement import SqlStep, Statement
 from airflow_lakestream.decode.suspects import Suspects
 from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but, pick
@@ -76,6 +77,7 @@ class RowDecoders:
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
             watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
+            sources=SourceTypes(self.payload),
         )
 
     def waits(self, first: RawBatch) -> bool:
@@ -140,6 +142,7 @@ class RowDecoder:
     # Whether Debezium's own records are passed over: they are no table's events.
     passes_own: bool = False
     watch: ColumnWatch | None = None
+    sources: SourceTypes | None = None
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return what becomes of each record; see `core.ports.Decoder`."""
@@ -152,9 +155,11 @@ class RowDecoder:
         else:
             decoded = self.payload.decode(sieve.records)
             rows = decoded.rows
+            places = all_but(len(sieve.records), [row.index for row in decoded.bad])
             if self.watch is not None:
-                places = all_but(len(sieve.records), [row.index for row in decoded.bad])
                 use = self.watch.of(sieve.records, rows, places)
+            if self.sources is not None:
+                use = replace(use, types=self.sources.of(sieve.records, rows, places))
             if decoded.bad:
                 own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
                 bad = [row for row in decoded.bad if row.index not in own]

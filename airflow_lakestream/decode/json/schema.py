@@ -101,15 +101,39 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Sc
     return pa.schema(_Columns(schema, named).fields(schema, "", 0))
 
 
-class _Columns:
-    """The columns of one schema, whose references are resolved on the way."""
+class References:
+    """Finds what a schema names by `$ref`: parts of its own, and other schemas by their names."""
 
     def __init__(self, root: Any, named: dict[str, Any]) -> None:
-        self._root = root
+        self.root = root
         self._named = named
 
+    def resolved(self, schema: Any, path: str) -> dict[str, Any]:
+        """Return a schema, or the one that it names. Raises SchemaRefused."""
+        for _ in range(_DEEPEST):
+            if not isinstance(schema, dict):
+                raise SchemaRefused(f"{path or 'The JSON schema'}: anything is allowed here: give the column's type.")
+            if "$ref" not in schema:
+                return schema
+            schema = self._target(str(schema["$ref"]), path)
+        raise SchemaRefused(f"{path}: references in a circle.")
+
+    def _target(self, reference: str, path: str) -> Any:
+        document, _, pointer = reference.partition("#")
+        found = self._named.get(document) if document else self.root
+        for step in filter(None, pointer.split("/")):
+            key = step.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is None:
+            raise SchemaRefused(f"{path}: {reference} is not to be found.")
+        return found
+
+
+class _Columns(References):
+    """The columns of one schema, whose references are resolved on the way."""
+
     def fields(self, schema: Any, path: str, depth: int) -> list[pa.Field]:
-        schema = self._resolved(schema, path)
+        schema = self.resolved(schema, path)
         properties = schema.get("properties")
         if not isinstance(properties, dict) or not properties:
             raise SchemaRefused(f"{path or 'The JSON schema'}: an object without properties can't become columns.")
@@ -122,27 +146,8 @@ class _Columns:
             made.append(pa.field(name, kind, nullable=nullable or name not in required))
         return made
 
-    def _resolved(self, schema: Any, path: str) -> dict[str, Any]:
-        for _ in range(_DEEPEST):
-            if not isinstance(schema, dict):
-                raise SchemaRefused(f"{path or 'The JSON schema'}: anything is allowed here: give the column's type.")
-            if "$ref" not in schema:
-                return schema
-            schema = self._target(str(schema["$ref"]), path)
-        raise SchemaRefused(f"{path}: references in a circle.")
-
-    def _target(self, reference: str, path: str) -> Any:
-        document, _, pointer = reference.partition("#")
-        found = self._named.get(document) if document else self._root
-        for step in filter(None, pointer.split("/")):
-            key = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is None:
-            raise SchemaRefused(f"{path}: {reference} is not to be found.")
-        return found
-
     def _kind(self, schema: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
-        schema = self._resolved(schema, path)
+        schema = self.resolved(schema, path)
         choices = schema.get("anyOf") or schema.get("oneOf")
         if choices:
             values = [choice for choice in choices if choice != {"type": "null"}]
