@@ -13,7 +13,7 @@ from airflow_lakestream.core.ledger import Landing, Ledger, Streamed, TopicIdent
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch, Rows
 from airflow_lakestream.core.sharing.pieces import Files
-from airflow_lakestream.core.source_types import OTHER_NAME, KeptTypes
+from airflow_lakestream.core.source_types import NEW_TABLE, KeptTypes
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
@@ -208,7 +208,7 @@ class TableState:
     exists: bool = True
     part: str | None = None
     look_for_rows: LookForRows = no_rows
-    type_remedy: str = OTHER_NAME
+    type_remedy: str = NEW_TABLE
 
     @property
     def types(self) -> KeptTypes:

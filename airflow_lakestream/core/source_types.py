@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # What a table of events does; mirrors have another way on.
-OTHER_NAME = (
-    "Give the column another name from that offset on, such as rename_columns={column}, and land what is before it by "
-    'mode="ranges" without that name; or land the topic into a new table.'
+NEW_TABLE = (
+    'Land the topic from that offset on into a new table; mode="ranges" lands what is before it and not landed yet into '
+    "this one."
 )
 
 
@@ -136,7 +136,7 @@ class KeptTypes:
     """The columns of the source as the ledger has them, by path; and what to do if one is another one now."""
 
     columns: Mapping[str, SourceType] = field(default_factory=dict)
-    remedy: str = OTHER_NAME
+    remedy: str = NEW_TABLE
 
     def check(self, table: str, seen: Mapping[str, SeenType]) -> None:
         """Refuse a column that means something else than before, or two things. Raises SourceTypeChanged."""
@@ -147,9 +147,7 @@ class KeptTypes:
             for meaning, text, at in found:
                 before = before or (meaning, text)
                 if meaning != before[0]:
-                    column = path.partition(".")[0]
-                    remedy = self.remedy.replace("{column}", f'{{"{column}": "{column}_2"}}')
-                    raise SourceTypeChanged(table, path, before[1], text, at, remedy)
+                    raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)
 
     def changes(self, seen: Mapping[str, SeenType]) -> dict[str, SourceType]:
         """Return the columns of which the ledger has to keep something else after what was seen."""

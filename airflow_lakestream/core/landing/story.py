@@ -63,14 +63,15 @@ def tell_silent(table: str, silent: Mapping[str, str]) -> None:
 def tell_stale(table: str, changed: Mapping[str, SourceType]) -> None:
     """Log the columns that a commit found dropped and added again."""
     if columns := [path for path, one in sorted(changed.items()) if one.stale]:
-        log.warning("%s: %s", table, stale_text(columns))
+        log.warning("%s: stale columns, %s.", table, stale_text(columns))
 
 
 def stale_text(columns: Sequence[str]) -> str:
     """Say what is wrong with stale columns, and what to do."""
+    shown = ", ".join(columns[:_SHOWN]) + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
     return (
-        f"stale columns, dropped in the source and added again: {', '.join(columns)}. Rows without an event since then "
-        "keep the values from before; `lakestream mirror resnapshot` mends them."
+        f"dropped in the source and added again: {shown}; rows without an event since then keep the values from "
+        "before, and `lakestream mirror resnapshot` mends them"
     )
 
 
