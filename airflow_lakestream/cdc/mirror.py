@@ -256,7 +256,8 @@ class Mirror(WrappedSharedSink):
         self.table.take(self.design)
         state = self.table.load(run_id)
         self._topics = {one.topic for ledger in (state.ledger, *state.others.values()) for one in ledger.topics}
-        return state if state.schema is None else replace(state, schema=event_columns(state.schema))
+        schema = None if state.schema is None else event_columns(state.schema)
+        return replace(state, schema=schema, type_remedy=RESNAPSHOT)
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Take events for the next commit."""

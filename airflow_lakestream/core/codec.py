@@ -29,6 +29,7 @@ from airflow_lakestream.core.ledger import (
 )
 from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
+from airflow_lakestream.core.source_types import SourceType, read_types
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 VERSION = 1
@@ -51,6 +52,8 @@ SUMMARY_ADOPTED = "lakestream.adopted-from"
 # Columns that got their first value, and those that should have got one.
 SUMMARY_FILLED = "lakestream.filled-columns"
 SUMMARY_SILENT = "lakestream.silent-columns"
+# What columns of the source are, where it is new.
+SUMMARY_TYPES = "lakestream.source-types"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
@@ -115,6 +118,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         **_encode_stream(landing),
         **({SUMMARY_FILLED: _pack(_dump(sorted(landing.filled)))} if landing.filled else {}),
         **({SUMMARY_SILENT: _pack(_dump(dict(landing.silent)))} if landing.silent else {}),
+        **({SUMMARY_TYPES: _types_to_text(landing.types)} if landing.types else {}),
     }
 
 
@@ -139,6 +143,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             adopted=summary.get(SUMMARY_ADOPTED),
             filled=frozenset(json.loads(_unpack(summary.get(SUMMARY_FILLED, "[]")))),
             silent=dict(json.loads(_unpack(summary.get(SUMMARY_SILENT, "{}")))),
+            types=_types_from_text(summary.get(SUMMARY_TYPES, "{}")),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing in the form of this version ({e!r}).") from e
@@ -155,7 +160,7 @@ def encode_property(value: LedgerProperty) -> str:
                 "run": entry.landing.run_id,
                 "topics": _topics_to_json(entry.landing.topics),
                 **({"noted": True} if entry.landing.noted else {}),
-                **_filled_to_json(entry.landing.filled),
+                **_columns_to_json(entry.landing),
             }
         journal.append(item)
     return _dump(
@@ -298,26 +303,36 @@ def _journal_entry(item: dict[str, Any]) -> JournalEntry:
     if "id" not in item:
         return JournalEntry(item["snapshot"], None)
     topics, noted = _topics_from_json(item["topics"]), item.get("noted", False)
-    landing = Landing(item["id"], item["run"], topics, noted=noted, filled=_filled_from_json(item))
+    landing = Landing(item["id"], item["run"], topics, noted=noted, **_columns_from_json(item))
     return JournalEntry(item["snapshot"], landing)
 
 
 def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:
     noted = {"noted": ledger.noted.ids, "all-noted": ledger.noted.complete} if ledger.noted != Noted() else {}
-    return {"ledger": _topics_to_json(ledger.topics), **noted, **_filled_to_json(ledger.filled)}
+    return {"ledger": _topics_to_json(ledger.topics), **noted, **_columns_to_json(ledger)}
 
 
 def _ledger_from_json(data: Mapping[str, Any], consumer_group: str) -> Ledger:
     noted = Noted(tuple(data.get("noted", ())), data.get("all-noted", True))
-    return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted, _filled_from_json(data))
+    return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted, **_columns_from_json(data))
 
 
-def _filled_to_json(columns: frozenset[str]) -> dict[str, str]:
-    return {"filled": _pack(_dump(sorted(columns)))} if columns else {}
+def _columns_to_json(of: Ledger | Landing) -> dict[str, str]:
+    filled = {"filled": _pack(_dump(sorted(of.filled)))} if of.filled else {}
+    return {**filled, **({"types": _types_to_text(of.types)} if of.types else {})}
 
 
-def _filled_from_json(data: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(json.loads(_unpack(data.get("filled", "[]"))))
+def _columns_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
+    filled = frozenset(json.loads(_unpack(data.get("filled", "[]"))))
+    return {"filled": filled, "types": _types_from_text(data.get("types", "{}"))}
+
+
+def _types_to_text(types: Mapping[str, SourceType]) -> str:
+    return _pack(_dump({path: one.to_list() for path, one in sorted(types.items())}))
+
+
+def _types_from_text(text: str) -> dict[str, SourceType]:
+    return read_types(json.loads(_unpack(text)))
 
 
 def _topics_to_json(topics: Mapping[TopicIdentity, TopicEntry]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_lakestream.core.source_types import SeenType, all_seen
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The parts of a record whose fields are looked at.
@@ -41,7 +42,8 @@ class ColumnUse:
 
     `columns` are the rows' own, `filled` those that got one, and what is inside them by its path. `near` names, by
     path, a field without a column whose name is almost that of a column without a value. `placed` are the parts of
-    records that have a field with a column, `foreign` describes the records of a part that have no such field.
+    records that have a field with a column, `foreign` describes the records of a part that have no such field. `types`
+    are what the records' schemas say of the columns, by path; see `core.source_types`.
     """
 
     columns: frozenset[str] = frozenset()
@@ -49,6 +51,7 @@ class ColumnUse:
     near: Mapping[str, str] = field(default_factory=dict)
     placed: frozenset[str] = frozenset()
     foreign: Mapping[str, Foreign] = field(default_factory=dict)
+    types: Mapping[str, SeenType] = field(default_factory=dict)
 
     def __add__(self, later: ColumnUse) -> ColumnUse:
         foreign = dict(self.foreign)
@@ -60,6 +63,7 @@ class ColumnUse:
             {**later.near, **self.near},
             self.placed | later.placed,
             foreign,
+            all_seen(self.types, later.types),
         )
 
     def silent(self, known: Iterable[str]) -> dict[str, str]:
@@ -83,6 +87,7 @@ class ColumnUse:
             "near": dict(self.near),
             "placed": sorted(self.placed),
             "foreign": {part: [one.count, list(one.fields), one.at] for part, one in self.foreign.items()},
+            "types": {path: one.to_dict() for path, one in self.types.items()},
         }
 
     @classmethod
@@ -90,7 +95,8 @@ class ColumnUse:
         """Read what `to_dict` gave. Raises KeyError, TypeError and ValueError."""
         foreign = {part: Foreign(int(n), tuple(fields), str(at)) for part, (n, fields, at) in data["foreign"].items()}
         columns, filled, placed = (frozenset(data[name]) for name in ("columns", "filled", "placed"))
-        return cls(columns, filled, dict(data["near"]), placed, foreign)
+        types = {str(path): SeenType.from_dict(one) for path, one in data["types"].items()}
+        return cls(columns, filled, dict(data["near"]), placed, foreign, types)
 
 
 class NoFieldHasColumn(LakestreamError, Terminal):

@@ -17,6 +17,7 @@ from enum import StrEnum
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
+from airflow_lakestream.core.source_types import SourceType
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The next run that looks settles the notes; so many landings may pass before.
@@ -251,6 +252,9 @@ class Landing:
     engine: Engine | None = field(default=None, compare=False)
     # The columns that got their first value of the group's.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
+    # What the source's columns are, where that is new. It may differ from before with `types_anew`: all rows are new.
+    types: Mapping[str, SourceType] = field(default_factory=dict, compare=False)
+    types_anew: bool = field(default=False, compare=False)
     # The columns that should have got a value, see `core.column_use`; only the snapshot's summary has them.
     silent: Mapping[str, str] = field(default_factory=dict, compare=False)
     # For the limit of the whole run; the snapshot's summary keeps only the number of bad records.
@@ -295,13 +299,17 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The offsets that one table holds for one consumer group; `filled` are the columns that got values."""
+    """The offsets that one table holds for one consumer group.
+
+    `filled` are the columns that got values, `types` what the source's columns are; see `core.source_types`.
+    """
 
     consumer_group: str
     topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)
     noted: Noted = Noted()
     # Not compared: no landing of an older version has it.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
+    types: Mapping[str, SourceType] = field(default_factory=dict, compare=False)
 
     def entry(self, identity: TopicIdentity) -> TopicEntry:
         """Return the books of one topic; empty books for a topic never seen."""
@@ -313,7 +321,8 @@ class Ledger:
         for identity, change in landing.topics.items():
             topics[identity] = self.entry(identity) + change
         noted = self.noted.add(landing.landing_id) if landing.noted else self.noted
-        return replace(self, topics=topics, noted=noted, filled=self.filled | landing.filled)
+        filled, types = self.filled | landing.filled, {**self.types, **landing.types}
+        return replace(self, topics=topics, noted=noted, filled=filled, types=types)
 
     def overlap(self, landing: Landing) -> RangeSet:
         """Return the offsets of `landing` that this ledger already holds; only without any may it commit."""

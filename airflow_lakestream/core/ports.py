@@ -13,6 +13,7 @@ from airflow_lakestream.core.ledger import Landing, Ledger, Streamed, TopicIdent
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch, Rows
 from airflow_lakestream.core.sharing.pieces import Files
+from airflow_lakestream.core.source_types import NEW_TABLE, KeptTypes
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
@@ -47,6 +48,13 @@ class LedgerConflict(Conflict):
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         super().__init__(f"{table} holds {ranges} already: another run landed them first.")
+
+
+class TypesConflict(Conflict):
+    """Another run landed a column of the source first, with another type."""
+
+    def __init__(self, table: str, column: str) -> None:
+        super().__init__(f"{table}: another run landed the column {column} with another type of the source first.")
 
 
 class StreamConflict(Conflict):
@@ -190,7 +198,7 @@ class TableState:
 
     `schema` is that of the rows to decode, None when neither a table nor a given schema says it. `part` says in a
     sentence which part the table has in a fan-out, if any. `look_for_rows` finds rows that no ledger accounts for, in
-    the table as it was at that moment.
+    the table as it was at that moment. `type_remedy` says what to do once a column of the source has another type.
     """
 
     ledger: Ledger
@@ -200,6 +208,12 @@ class TableState:
     exists: bool = True
     part: str | None = None
     look_for_rows: LookForRows = no_rows
+    type_remedy: str = NEW_TABLE
+
+    @property
+    def types(self) -> KeptTypes:
+        """What the ledger has of the source's columns."""
+        return KeptTypes(self.ledger.types, self.type_remedy)
 
 
 class Rejects(Protocol):

@@ -132,9 +132,18 @@ class Payload(PayloadSettings):
         """Return which of these columns are of fields of the row."""
         return [name for name in names if self.envelope != Envelope.DEBEZIUM or name not in self._naming.beside]
 
+    def field_of(self, column: str) -> str:
+        """Return the name that a column of the row has in records."""
+        return self._naming.source(next((old for old, new in self.renamed if new == column), column))
+
+    @property
+    def place_column(self) -> str | None:
+        """The column that tells a record's place in the log of its source; None without any."""
+        return None
+
     def schema_of(self, format_name: str, value: bytes) -> Found | None:
         """Return the schema that a value names; None where it names none that is known."""
-        return self._finder.by_head(format_name, value)
+        return self.finder.by_head(format_name, value)
 
     def tells_columns(self, first: RawBatch) -> bool:
         """Tell whether first records can be asked for the columns of a new table."""
@@ -168,7 +177,7 @@ class Payload(PayloadSettings):
             return self.new_names.columns(self.row.fixed_columns)
         if self.row.kind is None or self.registry is None:
             return None
-        found = self._finder.foreseen(self.format, topic)
+        found = self.finder.foreseen(self.format, topic)
         return None if found is None else self._with_rescued(self._columns_of(found))
 
     def newest_columns(self, topic: str, held: pa.Schema) -> pa.Schema | None:
@@ -180,7 +189,7 @@ class Payload(PayloadSettings):
         """
         if self.row.kind is None or self.registry is None:
             return None
-        found = self._finder.newest(self.format, topic, "value")
+        found = self.finder.newest(self.format, topic, "value")
         if found is None:
             return None
         columns = self._columns_of(found)
@@ -235,7 +244,7 @@ class Payload(PayloadSettings):
             fixed = [one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"]
             return self.new_names.columns(pa.schema(fixed))
         if self.row.first_columns is None:
-            return self._columns_of(self._finder.find(self.format, first.topic, "value", first.values))
+            return self._columns_of(self.finder.find(self.format, first.topic, "value", first.values))
         return self._unwrapped(self.row.first_columns(self, first))
 
     @property
@@ -261,7 +270,7 @@ class Payload(PayloadSettings):
         row, keys = FORMATS[self.key_format], replace(first, values=first.keys)
         if row.first_key is not None:
             return pa.field(KEY_COLUMN, row.first_key(self, keys))
-        return pa.field(KEY_COLUMN, row.key_of(self._finder.find(self.key_format, first.topic, "key", keys.values)))
+        return pa.field(KEY_COLUMN, row.key_of(self.finder.find(self.key_format, first.topic, "key", keys.values)))
 
     def _value_decoder(self, schema: pa.Schema) -> Decoder:
         names = self.new_names
@@ -283,5 +292,6 @@ class Payload(PayloadSettings):
         return self.row.decoder(self, pa.schema([*schema, *others]))
 
     @property
-    def _finder(self) -> SchemaFinder:
+    def finder(self) -> SchemaFinder:
+        """What finds the schemas of records."""
         return SchemaFinder(self.registry_client, self.writer_schemas)

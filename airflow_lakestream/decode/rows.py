@@ -28,6 +28,7 @@ from airflow_lakestream.decode.header_ids import bad_rows
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
+from airflow_lakestream.decode.source_types import SourceTypes
 from airflow_lakestream.decode.statement import SqlStep, Statement
 from airflow_lakestream.decode.suspects import Suspects
 from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but, pick
@@ -78,6 +79,7 @@ class RowDecoders:
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
             named=() if payload is None else self.payload.named_sides,
             watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
+            sources=SourceTypes(self.payload),
         )
 
     def waits(self, first: RawBatch) -> bool:
@@ -144,6 +146,7 @@ class RowDecoder:
     # What has schemas that records name: of these sides a header may say that they are bare.
     named: tuple[str, ...] = ()
     watch: ColumnWatch | None = None
+    sources: SourceTypes | None = None
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return what becomes of each record; see `core.ports.Decoder`."""
@@ -156,9 +159,11 @@ class RowDecoder:
         else:
             decoded = self.payload.decode(sieve.records)
             rows = decoded.rows
+            places = all_but(len(sieve.records), [row.index for row in decoded.bad])
             if self.watch is not None:
-                places = all_but(len(sieve.records), [row.index for row in decoded.bad])
                 use = self.watch.of(sieve.records, rows, places)
+            if self.sources is not None:
+                use = replace(use, types=self.sources.of(sieve.records, rows, places))
             if decoded.bad:
                 own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
                 bad = [row for row in decoded.bad if row.index not in own]

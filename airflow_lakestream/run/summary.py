@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.report import counts_to_dict
-from airflow_lakestream.core.landing.story import period
+from airflow_lakestream.core.landing.story import period, stale_text
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.core.policies import ModeName, TableFormat
 
@@ -40,6 +40,7 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
         f"{did}, in {number}."
         + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
         + _silent(run)
+        + _stale(run)
         + "".join(rejects_of(home, run.consumer_group, iceberg_conn) for home in sorted(homes))
         + (_left(run, config) or " Nothing is left to land.")
     )
@@ -50,6 +51,11 @@ def _silent(run: RunReport) -> str:
     texts = [text for _, text in run.silent]
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f" Silent columns, without a value in this run: {', '.join(texts[:_SHOWN])}{more}." if texts else ""
+
+
+def _stale(run: RunReport) -> str:
+    """Return a sentence about columns that were dropped and added again, with a blank before it; empty without any."""
+    return f" Stale columns, {stale_text([column for _, column in run.stale])}." if run.stale else ""
 
 
 def figures(counts: Mapping[str, Any], of: str = "rows") -> str:

@@ -72,6 +72,11 @@ class RunReport:
         return [(one.table, text) for one in self.reports.values() for text in silent_texts(one.silent or {})]
 
     @property
+    def stale(self) -> list[tuple[str, str]]:
+        """The tables with columns that the source dropped and added again, and these."""
+        return [(one.table, column) for one in self.reports.values() for column in one.types.stale]
+
+    @property
     def recovered(self) -> int:
         """How many snapshots earlier tries of the run had landed."""
         return sum(report.recovered for report in self.reports.values())
@@ -107,6 +112,7 @@ class RunReport:
                 f"{report.table}: {text}" for report in self.reports.values() for text in report.schema_changes
             ],
             "silent_columns": [f"{name}: {text}" for name, text in self.silent],
+            "stale_columns": [f"{name}: {column}" for name, column in self.stale],
             "topics": {topic: report.to_dict() for topic, report in self.reports.items()},
         }
 

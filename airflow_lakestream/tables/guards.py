@@ -6,15 +6,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.ports import CannotReplace, LedgerConflict, RangesNotLanded, StreamConflict
+from airflow_lakestream.core.ports import CannotReplace, LedgerConflict, RangesNotLanded, StreamConflict, TypesConflict
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.source_types import other_meaning
 from airflow_lakestream.tables.coordinates import COORDINATES
 
 
 def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Ledger]) -> None:
     """Refuse offsets that are landed already, by the group or by others. Raises LedgerConflict.
 
-    Also a streaming query's batch that does not follow the one that the group has: StreamConflict.
+    Also a streaming query's batch that does not follow the one that the group has: StreamConflict; and a column of the
+    source that is another one now: TypesConflict.
 
     :param others: the ledgers of the other groups; none where they may have the same offsets.
     """
@@ -22,6 +24,8 @@ def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Le
         check_follows(table, change, own.entry(identity))
     if taken := own.overlap(landing):
         raise LedgerConflict(table, taken)
+    if not landing.types_anew and (column := other_meaning(landing.types, own.types)) is not None:
+        raise TypesConflict(table, column)
     changes = landing.topics.items()
     if taken := union(one.entry(identity).landed & change.landed for one in others for identity, change in changes):
         raise LedgerConflict(table, taken)

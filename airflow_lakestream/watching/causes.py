@@ -37,6 +37,7 @@ class Cause(StrEnum):
     CAUGHT_UP = "caught up"
     EXPIRING_RECORDS = "expiring records"
     SILENT_COLUMNS = "silent columns"
+    STALE_COLUMNS = "stale columns"
 
 
 @dataclass(frozen=True, slots=True)

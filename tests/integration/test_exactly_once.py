@@ -53,6 +53,7 @@ def test_many_records_over_four_partitions_land_once_each_and_a_second_run_lands
         "complete": False,
         "schema_changes": [],
         "silent_columns": [],
+        "stale_columns": [],
     }
     assert report.snapshot_ids == lake.snapshots()
     assert lake.committed_offsets(name) == dict.fromkeys(range(4), each)

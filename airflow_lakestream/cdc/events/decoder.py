@@ -77,6 +77,11 @@ class EventPayload(Payload):
         """Whether each field of the row gets a column."""
         return True
 
+    @property
+    def place_column(self) -> str | None:
+        """The column that tells an event's place in the log of its source."""
+        return COMMIT
+
     def own_columns(self, names: Sequence[str]) -> list[str]:
         """Return which columns of events are the row's."""
         own: list[str] = _own(pa.schema([(name, pa.null()) for name in names])).names
@@ -125,7 +130,7 @@ class EventPayload(Payload):
 
     def record_schemas(self) -> RecordSchemas:
         """Return the finder of columns in the records' schemas."""
-        return RecordSchemas(self.format, self._finder, self.names.table)
+        return RecordSchemas(self.format, self.finder, self.names.table)
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
         row = self.record_schemas().row(first)

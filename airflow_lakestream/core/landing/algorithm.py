@@ -30,7 +30,7 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan, tell_silent
+from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan, tell_silent, tell_stale
 from airflow_lakestream.core.landing.streamed import refuse_beside
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
@@ -76,6 +76,7 @@ def land(job: Job) -> LandingReport:
         if replaced is not None:
             report.add(*replaced)
         report.recover(table.landed_by_run)
+        report.types = table.types
         pieces = job.usable(now.identity, entry.held)
         report.known |= table.ledger.filled
         report.is_first = report.is_first and not entry.landed
@@ -249,7 +250,8 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     counts = batch.total
     check_bad(job, counts.read, batch.bad, report, at_commit=True)
     check_use(job.table, batch.use, is_first=report.is_first)
-    landing = batch.landing(job.run_id, job.engine, report.known, is_last=is_last)
+    report.types.check(job.table, batch.use.types)
+    landing = batch.landing(job.run_id, job.engine, report.known, report.types, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     seconds = time.monotonic() - started
@@ -259,6 +261,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     left = (batch.plan.ranges - report.entry.landed).width
     tell_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, left)
     tell_silent(job.table, landing.silent)
+    tell_stale(job.table, landing.types)
     return batch.next()
 
 

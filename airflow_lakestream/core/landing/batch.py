@@ -17,6 +17,7 @@ from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.core.sharing.pieces import Files, Piece
+from airflow_lakestream.core.source_types import KeptTypes
 
 # The first commit of a long run comes early: it shows progress, and finds out soon if the catalog refuses it.
 EARLY_BYTES = 16 * 2**20
@@ -151,10 +152,13 @@ class Batch:
         """Whether there is anything to commit, rows or not."""
         return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
 
-    def landing(self, run_id: str, engine: Engine | None, known: frozenset[str], *, is_last: bool = False) -> Landing:
+    def landing(
+        self, run_id: str, engine: Engine | None, known: frozenset[str], kept: KeptTypes, *, is_last: bool = False
+    ) -> Landing:
         """Return the ledger change of committing this batch; the plan's last commit adds the covered time.
 
         :param known: the columns that got values of the group before.
+        :param kept: what the ledger has of the source's columns.
         """
         # Origin and loss receipts go with the first commit: they hold from there on.
         entry = TopicEntry(
@@ -176,6 +180,7 @@ class Batch:
             engine=engine,
             bad=self.bad,
             filled=(self.use.filled & self.use.columns) - known,
+            types=kept.changes(self.use.types),
             silent=self.use.silent(known),
             lows={partition: marks.low for partition, marks in self.plan.state.marks.items()},
             made=functools.reduce(operator.add, made) if made else None,

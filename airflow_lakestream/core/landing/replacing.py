@@ -62,8 +62,9 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     check_bad(job, batch.records, batch.bad, None, at_commit=True)
     known = table.ledger.filled
     check_use(job.table, batch.use, is_first=False)
+    table.types.check(job.table, batch.use.types)
     check_still_there(job, identity)
-    landing = batch.landing(job.run_id, job.engine, known)
+    landing = batch.landing(job.run_id, job.engine, known, table.types)
     read = landing.topics[identity]
     if read.landed != plan.ranges:
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")

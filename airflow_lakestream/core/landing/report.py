@@ -11,6 +11,7 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts
 from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.core.source_types import KeptTypes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,7 +26,8 @@ class LandingReport:
     records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
     did not double. `lacks_columns`: there is no table, and no record that came tells its columns.
     `made` counts rows that a function made of records, which count as filtered. `silent` are the columns that should
-    have got a value and got none in any landing of the run, see `core.column_use`; None before one with rows.
+    have got a value and got none in any landing of the run, see `core.column_use`; None before one with rows. `types`
+    are the source's columns by the ledger.
     """
 
     topic: str
@@ -47,6 +49,7 @@ class LandingReport:
     # The columns that got values of the group, by its ledger and in this run; and whether nothing had landed before.
     known: frozenset[str] = frozenset()
     is_first: bool = True
+    types: KeptTypes = KeptTypes()
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -67,6 +70,7 @@ class LandingReport:
         self.snapshot_ids.append(snapshot_id)
         self.made += 0 if landing.made is None else landing.made.rows
         self.known |= landing.filled
+        self.types = self.types.add(landing.types)
         self.is_first = False
         if landing.rows:
             self.silent = in_both(self.silent, landing.silent)
@@ -110,6 +114,7 @@ class LandingReport:
             "schema_changes": list(self.schema_changes),
             "rows_beside": self.rows_beside,
             "silent_columns": silent_texts(self.silent or {}),
+            "stale_columns": self.types.stale,
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import silent_texts
@@ -12,6 +12,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.landing.report import iso
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
+from airflow_lakestream.core.source_types import SourceType
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,21 @@ def tell_silent(table: str, silent: Mapping[str, str]) -> None:
     # Fields that are left out for a name are lost; a column that nothing was sent for is usual.
     level = logging.WARNING if any(silent.values()) else logging.INFO
     log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(silent_texts(silent)))
+
+
+def tell_stale(table: str, changed: Mapping[str, SourceType]) -> None:
+    """Log the columns that a commit found dropped and added again."""
+    if columns := [path for path, one in sorted(changed.items()) if one.stale]:
+        log.warning("%s: stale columns, %s.", table, stale_text(columns))
+
+
+def stale_text(columns: Sequence[str]) -> str:
+    """Say what is wrong with stale columns, and what to do."""
+    shown = ", ".join(columns[:_SHOWN]) + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
+    return (
+        f"dropped in the source and added again: {shown}; rows without an event since then keep the values from "
+        "before, and `lakestream mirror resnapshot` mends them"
+    )
 
 
 class Progress:

@@ -27,6 +27,7 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import Handed, Piece, Share, at_most_offsets, split
+from airflow_lakestream.core.source_types import SourceTypeChanged
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, fold
     limits = replace(job.limits, max_records=None)
     try:
         report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
-    except (TooManyRejected, NoFieldHasColumn):
+    except (TooManyRejected, NoFieldHasColumn, SourceTypeChanged):
         job.shared.sweep(folder)
         raise
     job.shared.sweep(folder)
@@ -170,7 +171,7 @@ def _found(job: Job, table: TableState, plan: Plan) -> bool:
             return False
         job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
     founding = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None))
-    landing = founding.landing(f"{job.run_id}/plan", job.engine, table.ledger.filled)
+    landing = founding.landing(f"{job.run_id}/plan", job.engine, table.ledger.filled, table.types)
     check_still_there(job, plan.state.identity)
     job.sink.commit(landing)
     return True

@@ -22,7 +22,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 Read = TypeVar("Read")
 
 # What one worker's sink tells another's about its files; the core only passes it on.

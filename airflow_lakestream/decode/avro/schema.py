@@ -17,12 +17,16 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 
 @dataclass(frozen=True)
 class Primitive:
-    """One of Avro's eight; `logical` is a logical type that is valid for it, else None."""
+    """One of Avro's eight; `logical` is a logical type that is valid for it, else None.
+
+    `connect` is Kafka Connect's name for what it stands for; empty without any.
+    """
 
     name: str
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    connect: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -234,13 +238,13 @@ def _fixed(name: str, schema: Any) -> Fixed:
 
 def _logical(kind: str, schema: Any) -> Primitive:
     # A logical type that is not known, or not valid for this type, is to be ignored, says the specification.
-    logical = schema.get("logicalType")
+    logical, connect = schema.get("logicalType"), str(schema.get("connect.name") or "")
     if logical not in _LOGICAL.get(kind, ()):
-        logical = _CONNECT_NAMES.get((kind, str(schema.get("connect.name"))))
+        logical = _CONNECT_NAMES.get((kind, connect))
     if logical != "decimal":
-        return Primitive(kind, logical)
+        return Primitive(kind, logical, connect=connect)
     decimal = _decimal(schema)
-    return Primitive(kind, logical, *decimal) if decimal else Primitive(kind)
+    return Primitive(kind, logical, *decimal, connect) if decimal else Primitive(kind, connect=connect)
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,12 @@ class Part:
 
     schema: str | None
     places: Integers
-    payloads: pa.Array
+    _cut_out: Callable[[], pa.Array]
+
+    @cached_property
+    def payloads(self) -> pa.Array:
+        """The payloads; cut out of the values once somebody asks."""
+        return self._cut_out()
 
 
 def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[Part]:
@@ -53,10 +59,10 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
     todo = np.flatnonzero(looks_wrapped.to_numpy(zero_copy_only=False))
     plain = np.ones(len(values), np.bool_)
     for prefix, schema in list(prefixes.items()):
-        found, payloads = _behind(values, prefix, todo)
+        found, cut_out = _behind(values, prefix, todo)
         if len(found):
             plain[found] = False
-            yield Part(schema, found, payloads)
+            yield Part(schema, found, cut_out)
             todo = np.setdiff1d(todo, found, assume_unique=True)
     odd: dict[str | None, list[tuple[int, bytes | None]]] = {}
     while len(todo):
@@ -64,9 +70,9 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
         split = _split(values[first].as_py())
         if split is not None and split.is_last and len(prefixes) < _MOST_SCHEMAS:
             prefixes[split.before] = split.schema
-            found, payloads = _behind(values, split.before, todo)
+            found, cut_out = _behind(values, split.before, todo)
             plain[found] = False
-            yield Part(split.schema, found, payloads)
+            yield Part(split.schema, found, cut_out)
             todo = np.setdiff1d(todo, found, assume_unique=True)
             continue
         todo = todo[1:]
@@ -75,20 +81,19 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
             odd.setdefault(split.schema, []).append((first, split.payload))
     for of_schema, ones in odd.items():
         payloads = pa.array([payload for _, payload in ones], values.type)
-        yield Part(of_schema, np.array([place for place, _ in ones], np.int64), _without_null(payloads))
+        yield Part(of_schema, np.array([place for place, _ in ones], np.int64), partial(_without_null, payloads))
     if plain.any():
-        yield Part(None, np.flatnonzero(plain), values.filter(pa.array(plain)))
+        yield Part(None, np.flatnonzero(plain), partial(values.filter, pa.array(plain)))
 
 
-def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, pa.Array]:
-    """Return which of the values are the prefix, a payload and a closing brace; and their payloads."""
-    some = values.take(pa.array(among))
+def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, Callable[[], pa.Array]]:
+    """Return which of the values are the prefix, a payload and a closing brace; and what cuts out their payloads."""
+    some = values if len(among) == len(values) else values.take(pa.array(among))
     fits = pc.and_(pc.starts_with(some, prefix), pc.ends_with(some, b"}"))
     # The brace is not the prefix's own.
     fits = pc.and_(fits, pc.greater(pc.binary_length(some), len(prefix)))
     hit = fits.to_numpy(zero_copy_only=False)
-    payloads = cut(some.filter(fits), len(prefix), 1)
-    return among[hit], _without_null(payloads)
+    return among[hit], lambda: _without_null(cut(some.filter(fits), len(prefix), 1))
 
 
 def _without_null(payloads: pa.Array) -> pa.Array:

@@ -20,13 +20,13 @@ _DEEPEST = 64
 _MOST_ALTERNATIVES = 1_000
 _MOST_FIELDS = 10_000
 
-_NUMBERS = frozenset({"integer", "number"})
+NUMBERS = frozenset({"integer", "number"})
 _TYPES = {
     "null": frozenset({"null"}),
     "boolean": frozenset({"boolean"}),
     "integer": frozenset({"integer"}),
     # Each integer is a number.
-    "number": _NUMBERS,
+    "number": NUMBERS,
     "string": frozenset({"string"}),
     "array": frozenset({"array"}),
     "object": frozenset({"object"}),
@@ -48,8 +48,8 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Sc
     :param references: what `$ref` may name, as (name, text).
     """
     try:
-        documents = {name: _of_document(json.loads(content), name) for name, content in (*references, ("", text))}
-        kind = _Columns(documents).kind(documents[""], "", 0)[0]
+        columns = _Columns(text, references)
+        kind = columns.kind(columns.root, "", 0)[0]
     except SchemaRefused:
         raise
     except ValueError:
@@ -75,21 +75,74 @@ def _of_document(schema: Any, name: str) -> Any:
     return made
 
 
-class _Columns:
-    """The columns of one schema, whose references are resolved on the way. Its methods raise SchemaRefused."""
+class Alternatives:
+    """What the schemas of some documents allow, without references and combinations.
 
-    def __init__(self, documents: dict[str, Any]) -> None:
-        self._documents = documents
+    :param text: of the schema; `references` are what `$ref` may name, as (name, text).
+
+    Raises ValueError for a text that is not JSON.
+    """
+
+    def __init__(self, text: str, references: Iterable[tuple[str, str]] = ()) -> None:
+        self._documents = {name: _of_document(json.loads(one), name) for name, one in (*references, ("", text))}
         self._resolved: dict[str, list[Alternative]] = {}
         self._open: set[str] = set()
-        self._fields = 0
+
+    @property
+    def root(self) -> Any:
+        """The schema itself."""
+        return self._documents[""]
+
+    def of(self, schema: Any, where: str) -> list[Alternative]:
+        """Return the alternatives that a schema allows; `type` is a set of types. Raises SchemaRefused."""
+        if not isinstance(schema, dict):
+            return [] if schema is False else [{"type": _ANY}]
+        parts: list[list[Alternative]] = []
+        if "$ref" in schema:
+            parts.append(self._target(str(schema["$ref"]), where))
+            if not any(draft in str(_get(self._documents, "", {}).get("$schema")) for draft in _NEWER):
+                # What stands beside it counts for nothing in older drafts.
+                return parts[0]
+        parts += [self.of(part, where) for part in _get(schema, "allOf", [])]
+        parts += [
+            [one for choice in _get(schema, word, []) for one in self.of(choice, where)]
+            for word in ("anyOf", "oneOf")
+            if _get(schema, word, [])
+        ]
+        found = [{**schema, "type": _types(schema, where)}]
+        for part in parts:
+            if len(found) * len(part) > _MOST_ALTERNATIVES:
+                raise SchemaRefused(f"{where}: more than {_MOST_ALTERNATIVES} alternatives: {_GIVE}.")
+            found = [both for one in found for other in part if (both := _both(one, other))["type"]]
+        return found
+
+    def _target(self, reference: str, where: str) -> list[Alternative]:
+        if reference in self._open:
+            raise SchemaRefused(f"{where}: references in a circle: {_LEAVE_OUT}.")
+        if reference not in self._resolved:
+            document, _, pointer = reference.partition("#")
+            found = self._documents.get(document)
+            for step in filter(None, pointer.split("/")):
+                found = _inside(found, unquote(step).replace("~1", "/").replace("~0", "~"))
+            if found is None:
+                raise SchemaRefused(f"{where}: {reference} is not to be found: {_GIVE}.")
+            self._open.add(reference)
+            self._resolved[reference] = self.of(found, where)
+            self._open.remove(reference)
+        return self._resolved[reference]
+
+
+class _Columns(Alternatives):
+    """The columns of one schema, whose references are resolved on the way. Its methods raise SchemaRefused."""
+
+    _fields = 0
 
     def kind(self, schema: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
         """Return the type of a column for what the schema allows, and whether null is among it."""
         where = path or "The JSON schema"
         if depth > _DEEPEST:
             raise SchemaRefused(f"{where}: nested deeper than {_DEEPEST} levels, or in itself: {_LEAVE_OUT}.")
-        found = [_implied(one) for one in self._alternatives(schema, where)]
+        found = [_implied(one) for one in self.of(schema, where)]
         types = frozenset[str]().union(*(one["type"] for one in found))
         values = types - {"null"}
         if types == _ANY:
@@ -100,10 +153,10 @@ class _Columns:
         return self._of_values(values, found, path, depth), "null" in types
 
     def _of_values(self, types: frozenset[str], found: list[Alternative], path: str, depth: int) -> pa.DataType:
-        if types <= _NUMBERS:
+        if types <= NUMBERS:
             return pa.float64() if "number" in types else pa.int64()
         if len(types) > 1:
-            names = ", ".join(sorted(types - {"integer"} if types >= _NUMBERS else types))
+            names = ", ".join(sorted(types - {"integer"} if types >= NUMBERS else types))
             raise SchemaRefused(f"{path or 'The JSON schema'}: one of several types ({names}): {_GIVE}.")
         (kind,) = types
         found = [one for one in found if kind in one["type"]]
@@ -144,44 +197,6 @@ class _Columns:
             required = all(name in _get(one, "required", []) for one in found)
             made.append(pa.field(name, kind, nullable=nullable or not required))
         return made
-
-    def _alternatives(self, schema: Any, where: str) -> list[Alternative]:
-        """Return what the schema allows, each without references and combinations; `type` is a set of types."""
-        if not isinstance(schema, dict):
-            return [] if schema is False else [{"type": _ANY}]
-        parts: list[list[Alternative]] = []
-        if "$ref" in schema:
-            parts.append(self._target(str(schema["$ref"]), where))
-            if not any(draft in str(_get(self._documents, "", {}).get("$schema")) for draft in _NEWER):
-                # What stands beside it counts for nothing in older drafts.
-                return parts[0]
-        parts += [self._alternatives(part, where) for part in _get(schema, "allOf", [])]
-        parts += [
-            [one for choice in _get(schema, word, []) for one in self._alternatives(choice, where)]
-            for word in ("anyOf", "oneOf")
-            if _get(schema, word, [])
-        ]
-        found = [{**schema, "type": _types(schema, where)}]
-        for part in parts:
-            if len(found) * len(part) > _MOST_ALTERNATIVES:
-                raise SchemaRefused(f"{where}: more than {_MOST_ALTERNATIVES} alternatives: {_GIVE}.")
-            found = [both for one in found for other in part if (both := _both(one, other))["type"]]
-        return found
-
-    def _target(self, reference: str, where: str) -> list[Alternative]:
-        if reference in self._open:
-            raise SchemaRefused(f"{where}: references in a circle: {_LEAVE_OUT}.")
-        if reference not in self._resolved:
-            document, _, pointer = reference.partition("#")
-            found = self._documents.get(document)
-            for step in filter(None, pointer.split("/")):
-                found = _inside(found, unquote(step).replace("~1", "/").replace("~0", "~"))
-            if found is None:
-                raise SchemaRefused(f"{where}: {reference} is not to be found: {_GIVE}.")
-            self._open.add(reference)
-            self._resolved[reference] = self._alternatives(found, where)
-            self._open.remove(reference)
-        return self._resolved[reference]
 
 
 def _inside(schema: Any, key: str) -> Any:

@@ -24,6 +24,7 @@ from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ports import Boundary, Conflict, Source
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.source_types import in_new_rows
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
@@ -203,7 +204,8 @@ class Resnapshot:
         """Return what the new rows cover and the mirror's ledger lacks, and all that they cover."""
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
-        known, built = ledger.entry(identity), job.sink.load(run_id).ledger.entry(identity)
+        aside = job.sink.load(run_id).ledger
+        known, built = ledger.entry(identity), aside.entry(identity)
         ends = dict(built.origin)
         for r in built.held:
             ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
@@ -211,7 +213,10 @@ class Resnapshot:
         below = union(RangeSet.of(identity.topic, p, 0, first) for p, first in known.origin.items() if first)
         origin = {} if known.origin else dict.fromkeys(ends, 0)
         entry = TopicEntry(landed=reach - below - known.held, counts=built.counts, origin=origin, epochs=built.epochs)
-        return Landing(uuid.uuid4().hex, run_id, {identity: entry}, engine=Engine.EXTRACT), reach
+        types = in_new_rows(aside.types, ledger.types)
+        topics = {identity: entry}
+        landing = Landing(uuid.uuid4().hex, run_id, topics, engine=Engine.EXTRACT, types=types, types_anew=True)
+        return landing, reach
 
     def _topic_of(self, ledger: Ledger) -> str:
         if self.topic is not None:

@@ -13,6 +13,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError
 from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.source_types import KeptTypes
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import InvalidArgument
@@ -143,7 +144,8 @@ class StreamSearch:
             yield Facts(name, group, "", problem=Reason(Cause.UNUSABLE, str(e)))
             return
         for topic, history in histories.items():
-            facts = Facts(name, group, topic, history, entry=_entry(ledger, topic))
+            stale = tuple(KeptTypes(ledger.types).stale)
+            facts = Facts(name, group, topic, history, entry=_entry(ledger, topic), stale=stale)
             try:
                 backlog = backlog_of(ledger, self.kafka.topic(topic), name)
                 yield replace(facts, backlog=self._with_overdue(backlog, before_ms))

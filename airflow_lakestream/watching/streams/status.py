@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.core.column_use import silent_texts
+from airflow_lakestream.core.landing.story import stale_text
 from airflow_lakestream.core.ledger import Engine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
@@ -89,6 +90,8 @@ class Facts:
     entry: TopicEntry | None = None
     checkpoint: str | None = None
     got_on_ms: int | None = None
+    # Columns that were dropped in the source and added again, see `core.source_types`.
+    stale: tuple[str, ...] = ()
 
     @property
     def reached_ms(self) -> int | None:
@@ -116,6 +119,7 @@ class Stream:
     checkpoint: str | None = None
     driver: str | None = None
     silent: Mapping[str, str] = field(default_factory=dict)
+    stale: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; ids as text, since browsers round 64-bit numbers."""
@@ -144,6 +148,7 @@ class Stream:
             "checkpoint": self.checkpoint,
             "driver": self.driver,
             "silent_columns": silent_texts(self.silent),
+            "stale_columns": list(self.stale),
         }
 
 
@@ -173,11 +178,13 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
         checkpoint=facts.checkpoint if query is None else query.location,
         driver=None if query is None else query.lease.state(now_ms / 1000).value,
         silent=facts.history.silent,
+        stale=facts.stale,
     )
 
 
 def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tuple[State, list[Reason]]:
-    beside = facts.history.reasons(now_ms)
+    stale = [Reason(Cause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
+    beside = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
         return State.FAILING, [facts.problem, *beside]
     query = facts.query.reason(now_ms, max_age) if facts.query is not None else None

@@ -23,6 +23,7 @@ from airflow_lakestream.core.sharing.pieces import (
     ranges_to_dict,
     split,
 )
+from airflow_lakestream.core.source_types import KeptTypes
 from tests.support.core_strategies import IDENTITY, TOPIC, by_partition, counts, range_sets
 
 FILES = {"files": [{"file_path": "s3://a/b", "partition": [None, {"float": "nan"}]}]}
@@ -97,7 +98,7 @@ def test_a_piece_survives_json(ranges: RangeSet, read: dict[int, Counts], epochs
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"version": 5}, "version is 5"),
+        ({"version": 6}, "version is 6"),
         ({"bad": {"count": 1}}, "kinds"),
         ({"use": {"columns": ["n"]}}, "foreign"),
         ({"counts": {"0": [2, 1]}}, "counts"),
@@ -145,7 +146,7 @@ def test_a_landing_adds_pieces_up_and_keeps_the_epochs_before_they_were_read() -
     batch = Batch(plan)
     batch.take(piece((0, 0, 10), epoch=6))
     batch.take(piece((1, 0, 5)))
-    entry = batch.landing("run", Engine.EXTRACT, frozenset()).topics[IDENTITY]
+    entry = batch.landing("run", Engine.EXTRACT, frozenset(), KeptTypes()).topics[IDENTITY]
     assert entry.landed == of((0, 0, 10), (1, 0, 5))
     assert entry.counts == Counts(15, 15)
     assert entry.epochs == {0: 6, 1: 3}

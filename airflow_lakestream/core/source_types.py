@@ -1,0 +1,179 @@
+"""What a database's columns are by the schemas of their change events: the ledger keeps it for each column of a table.
+
+JSON and Avro have a date, and a time, as a number: once a column is another one in the source, its values may fit the
+table's column, and mean something else. The figures go from the decoder, through other processes, to the committing
+run, as those of `core.column_use` do. Pure values, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+# What a table of events does; mirrors have another way on.
+NEW_TABLE = (
+    'Land the topic from that offset on into a new table; mode="ranges" lands what is before it and not landed yet into '
+    "this one."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceType:
+    """What the ledger keeps of a column.
+
+    `meaning` is what a value stands for in the table's column, empty where each value says it by itself; `text` names
+    the source's type. Places are those of events in the source's log, as far as they are known: `since` is that of the
+    first event with the column, `dropped` that of the first one without it after that. `stale`: an event with the
+    column came again after that, so rows may keep values from before it was dropped.
+    """
+
+    meaning: str
+    text: str
+    since: int | None = None
+    dropped: int | None = None
+    stale: bool = False
+
+    def to_list(self) -> list[Any]:
+        """Return JSON-ready values."""
+        return [self.meaning, self.text, self.since, self.dropped, self.stale]
+
+
+# The places of the first and the last of some events.
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenType:
+    """A column in some events: the source's types by meaning, each with its name and the first record that has it.
+
+    `there` are the places of events with the column, `lacking` those of events without; None where none are known.
+    """
+
+    types: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    there: Span | None = None
+    lacking: Span | None = None
+
+    def __add__(self, later: SeenType) -> SeenType:
+        types = {**self.types, **{key: one for key, one in later.types.items() if key not in self.types}}
+        return SeenType(types, _hull(self.there, later.there), _hull(self.lacking, later.lacking))
+
+    def after(self, kept: SourceType | None) -> SourceType | None:
+        """Return what to keep of the column; None for one that is nowhere but in the table."""
+        if not self.types:
+            # The events do not have it.
+            return kept and self._placed(kept)
+        meaning = next(filter(None, self.types), "")
+        if kept is None or (meaning and not kept.meaning):
+            text, _ = self.types[meaning]
+            kept = SourceType(meaning, text) if kept is None else replace(kept, meaning=meaning, text=text)
+        return self._placed(kept)
+
+    def _placed(self, kept: SourceType) -> SourceType:
+        since, dropped = kept.since, kept.dropped
+        if since is None and self.there is not None:
+            since = self.there[0]
+        if dropped is None and since is not None and self.lacking is not None:
+            # A partition that is behind has older events from before there was the column.
+            dropped = next((place for place in self.lacking if place > since), None)
+        came_again = dropped is not None and self.there is not None and self.there[1] > dropped
+        return replace(kept, since=since, dropped=dropped, stale=kept.stale or came_again)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        types = {meaning: list(texts) for meaning, texts in self.types.items()}
+        return {"types": types, "there": self.there, "lacking": self.lacking}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SeenType:
+        """Read what `to_dict` gave. Raises KeyError, TypeError and ValueError."""
+        types = {meaning: (str(text), str(at)) for meaning, (text, at) in data["types"].items()}
+        return cls(types, _span(data["there"]), _span(data["lacking"]))
+
+
+def _hull(one: Span | None, other: Span | None) -> Span | None:
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _span(value: Any) -> Span | None:
+    return None if value is None else (int(value[0]), int(value[1]))
+
+
+def all_seen(one: Mapping[str, SeenType], later: Mapping[str, SeenType]) -> dict[str, SeenType]:
+    """Return what was seen of the columns of both."""
+    found = dict(one)
+    for path, seen in later.items():
+        found[path] = found[path] + seen if path in found else seen
+    return found
+
+
+def read_types(data: Mapping[str, Iterable[Any]]) -> dict[str, SourceType]:
+    """Read the columns that `SourceType.to_list` gave, by path. Raises TypeError."""
+    return {path: SourceType(*values) for path, values in data.items()}
+
+
+class SourceTypeChanged(LakestreamError, Terminal):
+    """A column of the source has another type than before, and values that mean something else in the table's."""
+
+    reason = "type-changed"
+
+    def __init__(self, table: str, column: str, before: str, seen: str, at: str, remedy: str) -> None:
+        self.table, self.column = table, column
+        super().__init__(
+            f"{table}: the column {column} of the source was {before} before, and is {seen} at {at}: its values would "
+            "mean something else in the same column. The database changed the column's type, or dropped the column and "
+            "added another one of its name; or the connector's settings for such values were changed. What the run had "
+            f"not committed yet was discarded. {remedy} [{self.reason}]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTypes:
+    """The columns of the source as the ledger has them, by path; and what to do if one is another one now."""
+
+    columns: Mapping[str, SourceType] = field(default_factory=dict)
+    remedy: str = NEW_TABLE
+
+    def check(self, table: str, seen: Mapping[str, SeenType]) -> None:
+        """Refuse a column that means something else than before, or two things. Raises SourceTypeChanged."""
+        for path, one in seen.items():
+            found = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
+            kept = self.columns.get(path)
+            before = (kept.meaning, kept.text) if kept is not None and kept.meaning else None
+            for meaning, text, at in found:
+                before = before or (meaning, text)
+                if meaning != before[0]:
+                    raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)
+
+    def changes(self, seen: Mapping[str, SeenType]) -> dict[str, SourceType]:
+        """Return the columns of which the ledger has to keep something else after what was seen."""
+        after = {path: one.after(self.columns.get(path)) for path, one in seen.items()}
+        return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}
+
+    def add(self, changes: Mapping[str, SourceType]) -> KeptTypes:
+        """Return the columns after a landing."""
+        return replace(self, columns={**self.columns, **changes}) if changes else self
+
+    @property
+    def stale(self) -> list[str]:
+        """The columns that were dropped and added again, so that rows may have values from before."""
+        return [path for path, one in sorted(self.columns.items()) if one.stale]
+
+
+def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]) -> dict[str, SourceType]:
+    """Return the columns of a table whose rows were all read again: what the rows tell, and those that they lack.
+
+    A column that the source has no more is NULL in all rows: no value is left that could be stale.
+    """
+    gone = {path: replace(one, since=None, dropped=None, stale=False) for path, one in before.items()}
+    return {**gone, **read}
+
+
+def other_meaning(one: Mapping[str, SourceType], other: Mapping[str, SourceType]) -> str | None:
+    """Return a column that means one thing here, and another one there; None without any."""
+    both = ((path, kept, other[path]) for path, kept in one.items() if path in other)
+    return next((path for path, a, b in both if a.meaning and b.meaning and a.meaning != b.meaning), None)

@@ -1,0 +1,48 @@
+"""The schemas that a batch's records were written with: next to the records, or named by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.decode.connect.decoder import unwrapped
+from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.decode.lanes.confluent import HEADER
+from airflow_lakestream.decode.lanes.lanes import Integers
+from airflow_lakestream.decode.registered import SINGLE_OBJECT, SchemaFinder
+
+# How many bytes name the schema in Avro's encoding of single objects.
+_SINGLE = 10
+
+# A schema's text next to the record; or the first bytes of a value, which name one: see `SchemaFinder.by_head`.
+Writer: TypeAlias = str | bytes
+
+
+def writers(
+    values: pa.Array, format_name: str, finder: SchemaFinder, prefixes: dict[bytes, str]
+) -> Iterator[tuple[Writer, Integers]]:
+    """Yield the schemas of values, each with the places of its records; values that have none are left out.
+
+    :param prefixes: what was learnt of values before; it grows.
+    """
+    if Envelope.CONNECT in FORMATS[format_name].envelopes:
+        for part in unwrapped(values, prefixes):
+            if part.schema is not None:
+                yield part.schema, part.places
+        return
+    heads = pc.binary_slice(values, 0, HEADER)
+    if finder.writer_schemas:
+        single = pc.starts_with(values, SINGLE_OBJECT)
+        heads = pc.if_else(single, pc.binary_slice(values, 0, _SINGLE), heads)
+    found = heads.dictionary_encode()
+    numbers = pc.fill_null(found.indices, -1).to_numpy()
+    counts = np.bincount(numbers + 1, minlength=len(found.dictionary) + 1)
+    places = np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])[1:]
+    # The most frequent first: a registry answers only a limited number of requests for unknown ids.
+    for number in np.argsort(-counts[1:], kind="stable").tolist():
+        yield found.dictionary[number].as_py(), places[number]
