@@ -16,7 +16,18 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import KEY_NAMES, LOG, NOTES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, RECORD_KEY, TABLE
+from airflow_lakestream.cdc.columns import (
+    KEY_NAMES,
+    LOG,
+    NOTES,
+    OF_EVENTS,
+    OFFSET,
+    OLD,
+    OP,
+    PARTITION,
+    RECORD_KEY,
+    TABLE,
+)
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget, whole_events
 from airflow_lakestream.cdc.events.decoder import event_columns

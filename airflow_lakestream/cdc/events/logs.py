@@ -133,7 +133,9 @@ def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Lo
     starts, before, new = [dict(one) for one in logs.starts], "", Seen(era=len(logs.starts) - 1)
     while before != (before := repr(starts)):
         # A partition that was walked first may have events of an era that another one has shown: again, then.
-        walks = [_Walk(told.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()]
+        walks = [
+            _Walk(told.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()
+        ]
         for walk in walks:
             walk.go()
     seen = {**logs.seen, **{name: walk.seen for name, walk in zip(parts, walks, strict=True)}}
@@ -244,7 +246,6 @@ class _Walk:
         if source in self.seen.gtids:
             counted = replace(self.seen.gtids[source], begin=place)
             self.seen = replace(self.seen, gtids={**self.seen.gtids, source: counted})
-
 
     def _note_starts(self, numbers: Mapping[str, int]) -> None:
         own = self.starts[self.seen.era]
@@ -383,7 +384,8 @@ class _Look:
         """Say of each event why nothing tells its order; empty for those that have one."""
         began = (self._falls & ~self._is_new & self._is_later) | (self._precedes_snapshot & ~self._is_new)
         strange = self._of_sources(lambda one: one.is_strange)
-        alone = self._told.says & (self._told.number < 0) & np.bool_(self._seen.era + 1 < len(self._starts))
+        is_left = several and self._seen.era + 1 < len(self._starts)
+        alone = self._told.says & (self._told.number < 0) & np.bool_(is_left)
         told = [
             (began, "was committed after all that came before, and its place in the binary log is before theirs"),
             (strange, "has a GTID that another server's transaction had, or one before it"),

@@ -14,7 +14,16 @@ from airflow_lakestream.cdc.delta import DeltaMirror
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_other_log, is_required, note_for, remember
+from airflow_lakestream.cdc.swap.exchange import (
+    CannotSwap,
+    Swap,
+    Swapping,
+    beyond,
+    is_other_log,
+    is_required,
+    note_for,
+    remember,
+)
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet

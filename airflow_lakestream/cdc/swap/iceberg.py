@@ -23,7 +23,16 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg import IcebergMirror, mirror_id
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_other_log, is_required, note_for, remember
+from airflow_lakestream.cdc.swap.exchange import (
+    CannotSwap,
+    Swap,
+    Swapping,
+    beyond,
+    is_other_log,
+    is_required,
+    note_for,
+    remember,
+)
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
