@@ -51,8 +51,8 @@ class NoRoomForJars(LakestreamError, Transient):
 
     def __init__(self, folder: Path, said: str) -> None:
         super().__init__(
-            f"the jars for Spark could not be fetched to {folder}: a disk is full ({said}). Free space there and in Ivy's "
-            f"own folder (~/.ivy2), or let {CACHE_VARIABLE} name another folder."
+            f"the jars for Spark could not be fetched to {folder}: a disk is full ({said}). Free space there and in "
+            f"Ivy's own folder (~/.ivy2), or let {CACHE_VARIABLE} name another folder."
         )
 
 

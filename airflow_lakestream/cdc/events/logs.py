@@ -274,6 +274,7 @@ class _OfSource:
 
     def __init__(self, told: _Told, name: str, seen: Counted) -> None:
         self.name, self.own = name, told.source == name
+        self.is_of_mariadb = np.bool_(name.isdigit())
         numbers, millis = (np.where(self.own, one, -1) for one in (told.number, told.millis))
         self.numbers, self.millis = _Running(numbers, seen.number), _Running(millis, seen.millis)
         self.begin, self.since = (
@@ -382,12 +383,18 @@ class _Look:
 
     def problem(self, *, several: bool) -> npt.NDArray[np.str_]:
         """Say of each event why nothing tells its order; empty for those that have one."""
-        began = (self._falls & ~self._is_new & self._is_later) | (self._precedes_snapshot & ~self._is_new)
+        # A server of MariaDB numbers the transactions of a domain as it writes them.
+        behind = self._of_sources(lambda one: one.is_of_mariadb & (self._told.number < one.numbers.before))
+        began = ((self._falls & ~self._is_new) | (self._streamed & behind)) & self._is_later
+        began |= self._precedes_snapshot & ~self._is_new
         strange = self._of_sources(lambda one: one.is_strange)
         is_left = several and self._seen.era + 1 < len(self._starts)
         alone = self._told.says & (self._told.number < 0) & np.bool_(is_left)
         told = [
-            (began, "was committed after all that came before, and its place in the binary log is before theirs"),
+            (
+                began,
+                "was committed after all that came before, and its place in the log or its GTID is before theirs",
+            ),
             (strange, "has a GTID that another server's transaction had, or one before it"),
             (self._other_server(), "comes from another server, and has no GTID"),
             (self.is_behind_read & several, "was read by a snapshot of another log, and there are several partitions"),

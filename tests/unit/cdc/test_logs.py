@@ -75,7 +75,7 @@ class Source:
         changes, rows = [], dict(self.rows)
         for _ in range(self.random.randint(1, 3)):
             key, self.values = self.random.choice(KEYS), self.values + 1
-            # Of several partitions one may not tell that the log began again: then nothing says whose rows are truncated.
+            # Of several partitions one may not tell that the log began again, and a truncation is of all rows.
             if self.partitions == 1 and self.random.random() < 0.05:
                 rows = {}
                 changes.append(Change("t"))
