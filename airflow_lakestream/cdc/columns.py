@@ -16,6 +16,9 @@ DELETED = "_is_deleted"
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
 TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_names"
+# What an event of a binary log says of it: its transaction's GTID, the server that wrote it, and when.
+GTID, SERVER, MILLIS = "_cdc_gtid", "_cdc_server", "_cdc_millis"
+LOG = (GTID, SERVER, MILLIS)
 # For an update that may have changed the key: see `Old`. The row before it is in columns with this prefix.
 OLD, BEFORE = "_cdc_old", "_cdc_before__"
 # The whole row before the change, until it is split into those columns.
@@ -26,7 +29,7 @@ LEAVES_OUT, TELLS_MORE, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more", "_cdc_
 NOTES = (LEAVES_OUT, TELLS_MORE, ROW_BYTES)
 # The number of an event among those of a batch, where only its files have the row's values; see `cdc.events.apart`.
 PLACE = "_cdc_place"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, OLD, *NOTES)
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *NOTES)
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"

@@ -11,6 +11,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
+from airflow_lakestream.cdc.events.logs import Logs
 from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.mirrors import MIRROR
@@ -33,6 +34,7 @@ class MirrorDesign:
     :param is_key_given: whether the user names the key.
     :param record_key: the columns of the records' keys, and `source_table` the source's table, as noted when the mirror
         was made; None if nothing told them.
+    :param logs: the binary logs that were followed, as noted with the last landing.
     :param auditor: looks at rows before they show; None: nothing does.
     """
 
@@ -46,6 +48,7 @@ class MirrorDesign:
     is_key_given: bool = False
     record_key: tuple[str, ...] | None = None
     source_table: str | None = None
+    logs: Logs = field(default_factory=Logs)
     auditor: Auditor | None = None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
@@ -64,7 +67,8 @@ class MirrorDesign:
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
             problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
             raise InvalidArgument("key", problem, f"Give key={list(key)}.")
-        found = replace(self, record_key=record_key, source_table=held.get("source_table"))
+        logs = Logs.of_note(held.get("logs"))
+        found = replace(self, record_key=record_key, source_table=held.get("source_table"), logs=logs)
         given = self.table.schema
         if given is None:
             return found.with_key(key)
@@ -96,7 +100,8 @@ class MirrorDesign:
     def with_key(self, key: tuple[str, ...]) -> MirrorDesign:
         """Return the design for this key."""
         said = {"key": list(key), "soft_delete": self.soft_delete}
-        beside_it = {"record_key": self.record_key, "source_table": self.source_table}
+        logs = self.logs.to_note()
+        beside_it = {"record_key": self.record_key, "source_table": self.source_table, "logs": logs}
         note = json.dumps(said | {name: value for name, value in beside_it.items() if value is not None})
         schema = None if self.table.schema is None else _with_required(self.table.schema, key)
         beside, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: note}

@@ -16,10 +16,22 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import KEY_NAMES, NOTES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, RECORD_KEY, TABLE
+from airflow_lakestream.cdc.columns import (
+    KEY_NAMES,
+    LOG,
+    NOTES,
+    OF_EVENTS,
+    OFFSET,
+    OLD,
+    OP,
+    PARTITION,
+    RECORD_KEY,
+    TABLE,
+)
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget, whole_events
 from airflow_lakestream.cdc.events.decoder import event_columns
+from airflow_lakestream.cdc.events.logs import in_one_order
 from airflow_lakestream.cdc.events.provenance import Old, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
@@ -27,7 +39,7 @@ from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.newest import Newest, by_version, newest
 from airflow_lakestream.cdc.merge.snapshots import without_ends
-from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
+from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import SharedSink, TableState
 from airflow_lakestream.exceptions import InvalidArgument
@@ -43,12 +55,14 @@ def follow(
     """
     assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
-    design = checked(design, events, mirror, landing).noted()
+    design = checked(design, events, mirror, landing)
+    events, logs = in_one_order(events, design.logs, _other_log(events, mirror, landing))
+    design = replace(design, logs=logs).noted()
     if design.source_tables is not None:
         # With several source tables, the end of one table's snapshot tells nothing of the others' rows.
         events = without_ends(events)
     # They have told what they can, and would be put in order with the rest.
-    told = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *NOTES}
+    told = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
     events = events.drop_columns([name for name in events.column_names if name in told])
     found = newest(
         events,
@@ -83,6 +97,14 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
     if len(unknown):
         raise stop(StopReason.KEY_NOT_SENT, unknown, _no_row_before(design.key or ()), _REMEDY_FULL)
     return _with_key(_with_table(design, events, stop), events, stop)
+
+
+def _other_log(events: pa.Table, mirror: str, landing: Landing) -> Callable[[int, str], MirrorStopped]:
+    def stop(at: int, problem: str) -> MirrorStopped:
+        partition, offset = (events[name][at].as_py() for name in (PARTITION, OFFSET))
+        return order_of_logs_unknown(mirror, topics_of(landing), partition, offset, problem)
+
+    return stop
 
 
 def topics_of(landing: Landing) -> str:

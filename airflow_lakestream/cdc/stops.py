@@ -28,6 +28,8 @@ class StopReason(StrEnum):
     VALUE_OUT_OF_RANGE = "value-out-of-range"
     # The order of events does not tell the final state of a row.
     ORDER_UNKNOWN = "order-unknown"
+    # Events come from another binary log, or one that began again, and nothing tells that they are later.
+    OTHER_LOG = "other-log"
 
 
 RESNAPSHOT = "Let Debezium read the table again, and replace the mirror's rows: `lakestream mirror resnapshot`."
@@ -86,6 +88,19 @@ def place_not_told(table: str, topic: str, partition: int, offset: int) -> Mirro
         f"{topic}[{partition}] offset {offset}: the event does not say where it is in MariaDB's binary log (source.pos "
         "is negative), so that it can't be told from older ones.",
         f"Set binlog_legacy_event_pos=ON in the server, which is off since MariaDB 11.4. Then: {RESNAPSHOT}",
+    )
+
+
+def order_of_logs_unknown(table: str, topic: str, partition: int, offset: int, problem: str) -> MirrorStopped:
+    """Return the error for an event of another binary log that nothing puts in order with those before it."""
+    return MirrorStopped(
+        table,
+        StopReason.OTHER_LOG,
+        f"{topic}[{partition}] offset {offset}: the event {problem}. The binary log began again (RESET MASTER, a "
+        "restored server), or another server took over.",
+        f"Make a new connector with a snapshot (snapshot.mode=initial). Then: {RESNAPSHOT} With a new connector "
+        "`--no-signal` is enough. A mirror that is not there yet can be made once the topic has no records before "
+        "that snapshot (kafka-delete-records).",
     )
 
 

@@ -11,7 +11,7 @@ from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 # What Arrow, object_store and SQLite write.
-_TEXTS = ("No space left on device", "disk is full")
+FULL_DISK = ("No space left on device", "disk is full")
 
 
 class DiskFull(LakestreamError, Transient):
@@ -36,7 +36,7 @@ def full_disk_named(table: str, lake: Any) -> Iterator[None]:
     except LakestreamError:
         raise
     except Exception as e:
-        if getattr(e, "errno", None) != errno.ENOSPC and not any(text in str(e) for text in _TEXTS):
+        if getattr(e, "errno", None) != errno.ENOSPC and not any(text in str(e) for text in FULL_DISK):
             raise
         raise DiskFull(table, _place(table, lake)) from e
 

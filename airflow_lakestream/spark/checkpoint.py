@@ -21,6 +21,8 @@ Offsets = dict[PartitionKey, int]
 
 _VERSION = "v1"
 _NO_OFFSET = "-"
+# Hadoop's, of a file beside it.
+_CHECKSUM = re.compile(r"\.(\d+)\.crc")
 # The commit log's entries, in every version of Spark.
 _VERSIONS = re.compile(r"v[1-9]\d*")
 
@@ -120,12 +122,25 @@ class Checkpoint:
     def check_whole(self) -> None:
         """Check what Spark reads when it continues. Raises CheckpointDamaged, and ForeignCheckpoint as `ends` does."""
         _ = self.start
-        for batch in {*self.planned[-1:], *self.committed[-1:]}:
+        last = self.planned[-1:]
+        # Spark begins with the last batch that was planned, and with the one before it.
+        for batch in sorted({*last, *(one - 1 for one in last if one), *self.committed[-1:]}):
             self.ends(batch)
+        self._check_checksums()
         for batch in self.committed[-1:]:
             lines = _lines(self._text(file := f"commits/{batch}"))
             if len(lines) < 2 or not _VERSIONS.fullmatch(lines[0]) or not _is_document(lines[1]):
                 raise CheckpointDamaged(self.location, file, "was written in part, or damaged")
+
+    def _check_checksums(self) -> None:
+        """Refuse a file's checksum without the file, where Spark writes the next one: it would fail on it for ever."""
+        for folder, written in (("offsets", self.planned), ("commits", self.committed), ("sources/0", ())):
+            names = self.store.names(folder)
+            for name in sorted(names):
+                found = _CHECKSUM.fullmatch(name)
+                if found and found[1] not in names and int(found[1]) > max(written, default=-1):
+                    problem = f"is missing, and its checksum {name} is left"
+                    raise CheckpointDamaged(self.location, f"{folder}/{found[1]}", problem)
 
     def _why_missing(self, batch_id: int) -> str:
         if self.planned and batch_id < self.planned[0]:
@@ -166,9 +181,9 @@ def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) 
     """
     store = open_folder(location, properties)
     names = _names(store)
-    if not names:
+    if not names and ".metadata.crc" not in store.names(""):
         return None
-    if not names & {"metadata", "offsets", "commits"}:
+    if names and not names & {"metadata", "offsets", "commits"}:
         raise ForeignCheckpoint(location, f"there is something else in it: {', '.join(sorted(names)[:3])}")
     content = _text(store, "metadata")
     if content is None:

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import load_catalog
 
+from airflow_lakestream.cdc.merge.values import ValueMissing
+from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.job import Job, entry_of
 from airflow_lakestream.core.landing.modes import Mode
 from airflow_lakestream.core.landing.plan import TopicState, first_hole
@@ -124,9 +127,18 @@ class MicroBatches:
     def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
         """Land one batch. The frame is not read: its start is Spark's, and only the ledger knows what is lacking.
 
-        Raises what a landing raises.
+        A batch of a mirror that a later event may mend is landed with all that is in the topic by now. Raises what a
+        landing raises.
         """
-        return self.land(f"{checkpoint.query_id}/{batch_id}", checkpoint.ends(batch_id))
+        run_id = f"{checkpoint.query_id}/{batch_id}"
+        try:
+            return self.land(run_id, checkpoint.ends(batch_id))
+        except (ChecksFailed, MirrorStopped, ValueMissing) as e:
+            if not isinstance(self.extract, MirrorConfig):
+                raise
+            # Spark would repeat exactly this batch, for ever.
+            log.info("Batch %s is tried with all events that came after it, since one may mend this: %s", batch_id, e)
+            return self.land(run_id)
 
     def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: Mode | None = None) -> RunReport:
         """Land what is lacking below these offsets; without them, what the mode says. Raises what a landing raises.

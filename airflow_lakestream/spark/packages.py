@@ -6,6 +6,7 @@ configured for Ivy or Spark is used.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -16,17 +17,21 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
+from airflow_lakestream.run.full_disk import FULL_DISK
 
 log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
 _SCALA = "2.13"
+_LOCAL = ("", "file", "local")
 _COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
 _VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
 
@@ -38,6 +43,16 @@ class PackagesUnavailable(LakestreamError, Transient):
         super().__init__(
             f"the jars for Spark could not be fetched: {problem}. Check the network (a proxy goes into "
             "JAVA_TOOL_OPTIONS), or give existing jars by spark.jars."
+        )
+
+
+class NoRoomForJars(LakestreamError, Transient):
+    """The disk is full that jars are fetched to."""
+
+    def __init__(self, folder: Path, said: str) -> None:
+        super().__init__(
+            f"the jars for Spark could not be fetched to {folder}: a disk is full ({said}). Free space there and in "
+            f"Ivy's own folder (~/.ivy2), or let {CACHE_VARIABLE} name another folder."
         )
 
 
@@ -61,6 +76,14 @@ def installed_spark() -> str:
         raise MissingExtra("spark", "pyspark") from None
 
 
+def cut_jars(given: str) -> list[str]:
+    """Return which of the jars that Spark was given, as in spark.jars, are here, and were cut or damaged."""
+    paths = {
+        one: Path(urlsplit(one).path) for one in map(str.strip, given.split(",")) if urlsplit(one).scheme in _LOCAL
+    }
+    return [one for one, path in paths.items() if path.is_file() and not zipfile.is_zipfile(path)]
+
+
 def jar_version(artifact: str) -> str:
     """Return a jar's version in the installed Spark; "" if it has none."""
     found = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
@@ -76,7 +99,7 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, JavaMissing.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, NoRoomForJars, JavaMissing.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -87,10 +110,15 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     folder = _cache(cache)
     target = folder / name
     if not target.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / ".lock"):
-            if not target.is_dir():
-                _fetch(coordinates, target, without)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder / ".lock"):
+                if not target.is_dir():
+                    _fetch(coordinates, target, without)
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise NoRoomForJars(folder, str(e.strerror)) from e
     return sorted(str(jar) for jar in target.glob("*.jar"))
 
 
@@ -150,6 +178,9 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     except OSError as e:
         raise JavaMissing(java, str(e.strerror)) from e
     if done.returncode:
+        lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+        if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
+            raise NoRoomForJars(scratch.parent, full)
         said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
         raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.connect import check_settings, check_variables
-from airflow_lakestream.spark.packages import kafka_packages, resolve
+from airflow_lakestream.spark.packages import cut_jars, kafka_packages, resolve
 from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.settings.kafka import REDACTED
 
@@ -49,7 +49,8 @@ def start_session(
 ) -> SparkSession:
     """Start Spark, or join the session that `spark-submit` started.
 
-    Only a session started here gets the jars of these packages; with `spark-submit` they must be given there.
+    Only a session started here gets the jars of these packages; with `spark-submit` they must be given there. Raises
+    SparkLacks for a jar that was cut.
     """
     check_settings(given)
     check_variables("environment", os.environ)
@@ -65,7 +66,15 @@ def start_session(
     builder = SparkSession.builder.appName(f"lakestream {app}")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if cut := cut_jars(str(spark.sparkContext.getConf().get("spark.jars", ""))):
+        spark.stop()
+        raise SparkLacks(
+            f"{cut[0]} is no whole jar: it was cut, or damaged.",
+            "Delete the folder that it is in if the app has fetched it (docs/spark.md), and it is fetched anew; or put "
+            "a whole copy in its place.",
+        )
+    return spark
 
 
 def _master(settings: Mapping[str, str]) -> str:

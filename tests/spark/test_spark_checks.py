@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyspark.sql import SparkSession
 
@@ -74,3 +76,36 @@ def test_what_functions_make_is_checked(lake: Lake, topic: Topics, produce: Prod
     assert {row["start"].second for row in lake.scan().to_pylist()} == {0, 10}
     assert kept(lake) == []
     lake.assert_whole()
+
+
+def change(op: str, key: int, name: str, commit: int) -> str:
+    """Return a change event of PostgreSQL."""
+    source = {"connector": "postgresql", "db": "shop", "schema": "public", "table": "orders", "lsn": commit, "ts_ms": 1}
+    row = {"id": key, "name": name}
+    return json.dumps({"before": None, "after": row, "source": source | {"sequence": f'[null,"{commit}"]'}, "op": op})
+
+
+@EACH_FORMAT
+def test_an_event_behind_the_failed_batch_of_a_mirror_mends_it(
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    name, keys = topic(partitions=1), [json.dumps({"id": number}) for number in range(6)]
+    produce(name, 0, [change("c", number, "good", number + 1) for number in range(4)], keys=keys[:4])
+    app = "cdc_to_iceberg" if lake.name == TABLE else "cdc_to_delta"
+    run = SparkRun(lake, name, {"key": ["id"], "checks": {"sql": "SELECT * FROM landing WHERE name = 'bad'"}})
+    run.settings |= {"app": app, "max_offsets_per_trigger": 2}
+    run.run(spark)
+    produce(name, 0, [change("c", 4, "bad", 5), change("c", 5, "good", 6)], keys=keys[4:])
+    produce(name, 0, [change("u", number, "new", number + 7) for number in range(4)], keys=keys[:4])
+    assert f"{name}[0] [4,10)" in str(failed(run, spark))
+    assert lake.landed(name) == {0: [(0, 4)]}
+    # The row is mended in the database, far behind the batch that Spark's checkpoint repeats.
+    produce(name, 0, [change("u", 4, "mended", 11)], keys=keys[4:5])
+    run.run(spark)
+    assert lake.landed(name) == {0: [(0, 11)]}
+    named = {row["id"]: row["name"] for row in lake.scan().to_pylist()}
+    assert named == {0: "new", 1: "new", 2: "new", 3: "new", 4: "mended", 5: "good"}
+    # The query goes on as before.
+    produce(name, 0, [change("u", 5, "newer", 12)], keys=keys[5:])
+    run.run(spark)
+    assert {row["id"]: row["name"] for row in lake.scan().to_pylist()} == named | {5: "newer"}

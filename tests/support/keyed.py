@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class Record:
 
     key: bytes | None
     value: bytes
+    partition: int = 0
 
 
 @dataclass
@@ -74,7 +75,8 @@ class Follower:
 
     mirror: HandMirror
     settings: dict[str, Any] = field(default_factory=dict)
-    offset: int = 0
+    # Of the next record, by partition.
+    offsets: dict[int, int] = field(default_factory=dict)
 
     def land(self, records: Sequence[Record]) -> None:
         """Land records in one commit."""
@@ -89,19 +91,20 @@ class Follower:
 
     def _land(self, config: MirrorConfig, sink: Any, records: Sequence[Record]) -> None:
         state = sink.load("run")
-        decoders = RowDecoders(config.payload, tuple(config.metadata_columns))
-        values, keys = (pa.array([getattr(one, name) for one in records], pa.binary()) for name in ("value", "key"))
-        offsets = range(self.offset, self.offset + len(records))
-        raw = RawBatch(IDENTITY.topic, 0, offsets, [-1] * len(records), values, keys)
-        decoder = decoders(state.schema, raw)
-        assert decoder is not None
-        self.mirror.take(sink, decoder.decode(raw).rows)
-        sink.commit(landing_of(self._places(len(records))))
-        self.offset += len(records)
-
-    def _places(self, count: int) -> Iterator[Event]:
-        for number in range(count):
-            yield Event("c", 0, None, 0, 0, offset=self.offset + number)
+        decoders, places = RowDecoders(config.payload, tuple(config.metadata_columns)), list[Event]()
+        for partition in sorted({one.partition for one in records}):
+            own = [one for one in records if one.partition == partition]
+            first = self.offsets.get(partition, 0)
+            values, keys = (pa.array([getattr(one, name) for one in own], pa.binary()) for name in ("value", "key"))
+            offsets = range(first, first + len(own))
+            raw = RawBatch(IDENTITY.topic, partition, offsets, [-1] * len(own), values, keys)
+            decoder = decoders(state.schema, raw)
+            assert decoder is not None
+            self.mirror.take(sink, decoder.decode(raw).rows)
+            places += [Event("c", 0, None, 0, 0, partition=partition, offset=offset) for offset in offsets]
+        sink.commit(landing_of(places))
+        for one in places:
+            self.offsets[one.partition] = one.offset + 1
 
     def rows(self) -> list[Row]:
         """Return the rows that are not deleted, without what is beside them."""

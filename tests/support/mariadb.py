@@ -54,9 +54,9 @@ class InMariaDb(Sent):
             cursor.execute(f"select {columns} from {self.name}")
             return {row["id"]: row for row in cursor.fetchall()}
 
-    def begin(self, **settings: str) -> None:
-        """Send what the table holds, and what becomes of it from now on."""
-        before, rows = self.sent(), len(self.rows())
+    def begin(self, *, awaits: str = "rows", **settings: str) -> None:
+        """Send what the table holds, and what becomes of it from now on; waits for the rows, or for nothing."""
+        before, rows = self.sent(), len(self.rows()) if awaits == "rows" else 0
         self.connector = f"{self.connector or self.name}_"
         told = {"topic_prefix": self.name, "schema_history_internal_kafka_topic": f"{self.connector}history"}
         tables = f"{DATABASE}.{self.name}"

@@ -23,6 +23,7 @@ from airflow_lakestream.cdc.columns import (
     BEFORE,
     KEY_NAMES,
     LEAVES_OUT,
+    LOG,
     NOTES,
     OF_EVENTS,
     OLD,
@@ -154,7 +155,7 @@ def apart(
         with open_file(outline, file) as stream:
             parquet = pq.ParquetFile(stream)
             columns = _bare_schema(parquet.schema_arrow)
-            wanted = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *NOTES]
+            wanted = [*key, *VERSION, OP, TABLE, KEY_NAMES, TRANSACTION, *LOG, *NOTES]
             if not {*wanted}.issubset(columns.names):
                 raise ValuesApart("executors saw different columns")
             if any(one.startswith(BEFORE) for one in columns.names):

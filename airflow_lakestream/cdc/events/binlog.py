@@ -5,12 +5,14 @@ Its files are numbered; an event begins at a byte of its file, and has several r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 # Of an event's source: the file, the byte, and the number of the row in the event.
 FILE, BYTE, ROW = "file", "pos", "row"
-FIELDS = ((FILE, pa.string()), (BYTE, pa.int64()), (ROW, pa.int64()))
+FIELDS = ((FILE, pa.string()), (BYTE, pa.int64()), (ROW, pa.int64()), ("gtid", pa.string()), ("server_id", pa.int64()))
 # Instead of a transaction's number: transactions are never mixed in the log, and keys are checked with each row.
 SERIAL = -1
 
@@ -34,6 +36,18 @@ def without_place(source: pa.Array) -> int | None:
     lacking = pc.and_(_member(source, FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))
     found = pc.index(lacking, True).as_py()
     return None if found < 0 else int(found)
+
+
+def told(source: pa.Array) -> Sequence[pa.Array]:
+    """Return what events say of their log: GTID, server, and time in milliseconds; null for events of other logs.
+
+    Rows of an incremental snapshot stand wherever the stream is, and are read later: they say nothing.
+    """
+    is_incremental = pc.equal(_member(source, "snapshot", pa.string()), "incremental").fill_null(False)
+    says = pc.and_(places(source).is_valid(), pc.invert(is_incremental))
+    names = (("gtid", pa.string()), ("server_id", pa.int64()), ("ts_ms", pa.int64()))
+    found = [pc.if_else(says, _member(source, name, kind), pa.scalar(None, kind)) for name, kind in names]
+    return [*found[:2], pc.if_else(says, pc.fill_null(found[2], -1), pa.scalar(None, pa.int64()))]
 
 
 def rows(source: pa.Array) -> pa.Array:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
+from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, LOG, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
 from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
@@ -50,6 +50,8 @@ def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
     is_serial = binlog.places(source).is_valid()
     transactions = pc.if_else(is_serial, pa.scalar(binlog.SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
     found = found.append_column(TRANSACTION, transactions)
+    for name, column in zip(LOG, binlog.told(source), strict=True):
+        found = found.append_column(name, column)
     found = found.append_column(KEY_NAMES, names)
     return _with_old(found, one_array(rows[IMAGE]), key) if IMAGE in rows.column_names else found
 

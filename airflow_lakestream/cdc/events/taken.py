@@ -11,12 +11,15 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import (
     DELETED,
+    GTID,
     KEY_NAMES,
+    MILLIS,
     OF_EVENTS,
     OFFSET,
     OP,
     PARTITION,
     RECORD_KEY,
+    SERVER,
     TABLE,
     TRANSACTION,
     version_schema,
@@ -64,6 +67,7 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
     own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
     key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
     told = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
+    told += [pa.field(GTID, pa.string()), pa.field(SERVER, pa.int64()), pa.field(MILLIS, pa.int64())]
     return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *told, *note_columns(), *key])
 
 

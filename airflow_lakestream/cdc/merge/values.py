@@ -98,8 +98,8 @@ class ValueMissing(LakestreamError, Terminal):
             f"{UNAVAILABLE}), and the table has no row to take it from: events before it were not landed, or the row's "
             "key was changed and its events are in several partitions. Nothing was landed. Let the database send all "
             "values (ALTER TABLE ... REPLICA IDENTITY FULL), and read the table again with a snapshot of Debezium. If "
-            "the table was truncated while Debezium read its first snapshot, let one batch reach beyond the "
-            "truncation: delete the checkpoint, and run without max_offsets_per_trigger."
+            "the table was truncated while Debezium read its first snapshot, run again once the "
+            "truncation is in the topic: one batch has to reach beyond it (in the worker by a larger max_batch_bytes)."
         )
 
 

@@ -14,7 +14,16 @@ from airflow_lakestream.cdc.delta import DeltaMirror
 from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
+from airflow_lakestream.cdc.swap.exchange import (
+    CannotSwap,
+    Swap,
+    Swapping,
+    beyond,
+    is_other_log,
+    is_required,
+    note_for,
+    remember,
+)
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
@@ -54,8 +63,9 @@ class _SwapTable(DeltaMirror):
         head, aside = self._head, self._tables.open(aside_name)
         assert aside is not None, "it was built before"
         schema = aside.schema
-        if _types(head.schema, held.key or ()) != _types(schema, key):
-            # What is remembered of another key is no use, and its table has other columns.
+        other_log = is_other_log(aside.properties, held)
+        if other_log or _types(head.schema, held.key or ()) != _types(schema, key):
+            # What is remembered of another key or log is no use, and with another key its table has other columns.
             self._id = str(uuid4())
             drop(self._tables, self._name + SUFFIX)
         design = held.with_key(key)
@@ -69,7 +79,7 @@ class _SwapTable(DeltaMirror):
         read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
         read = DeltaHead(self._tables, aside, schema)
-        self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
+        self.swap = Swap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
         return self._exchange(self.swap, landing, reach)
 
     def _target(self) -> Target:

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.columns import DELETED, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, DELETED, POSITION, VERSION
 from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.events.logs import Logs
 from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.cdc.merge.files import PART_BYTES
 from airflow_lakestream.cdc.merge.head import File, Head
@@ -40,7 +41,7 @@ class Swap:
 
     :param table: the mirror's name; `columns` are its columns from the commit on.
     :param key: the key of the new rows.
-    :param soft_delete: whether deleted rows stay.
+    :param soft_delete: whether deleted rows stay; `is_other_log` if their places are of another binary log.
     :param write: writes rows as files of the mirror.
     """
 
@@ -49,6 +50,7 @@ class Swap:
     aside: Head
     key: tuple[str, ...]
     soft_delete: bool
+    is_other_log: bool
     write: Callable[[pa.Table], Sequence[File]]
     written: list[File] = field(default_factory=list)
     rows_before: int = 0
@@ -82,7 +84,13 @@ class Swap:
             for rows in mirror.read(file):
                 if known is not None:
                     rows = rows.filter(pa.array(places(rows, known, self.key) < 0))
-                yield with_deleted(self._cast(rows))
+                yield with_deleted(self._cast(self._placed(rows)))
+
+    def _placed(self, rows: pa.Table) -> pa.Table:
+        """Return the mirror's rows, before all events of another log."""
+        for name in (COMMIT, POSITION) if self.is_other_log else ():
+            rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), _zeros(len(rows)))
+        return rows
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         """Return the mirror's rows with the columns' new types. Raises CannotSwap."""
@@ -152,6 +160,20 @@ def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
             f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
         )
         raise CannotSwap(table, problem)
+
+
+def _zeros(count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(0, pa.int64()), count)
+
+
+def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
+    """Tell whether new rows are of a binary log in which the mirror's places, and those of its memory, mean nothing.
+
+    :param aside: the properties of the table aside.
+    """
+    logs = Logs.of_note(json.loads(aside[MIRROR]).get("logs"))
+    # A mirror of an older version has noted nothing.
+    return bool(logs.seen) and (not held.logs.seen or held.logs.top > logs.top)
 
 
 def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:

@@ -23,7 +23,16 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg import IcebergMirror, mirror_id
 from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
+from airflow_lakestream.cdc.swap.exchange import (
+    CannotSwap,
+    Swap,
+    Swapping,
+    beyond,
+    is_other_log,
+    is_required,
+    note_for,
+    remember,
+)
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
@@ -69,7 +78,8 @@ class _SwapTable(IcebergMirror):
         metadata, aside = self._table.metadata, self._catalog.load_table(aside_name)
         changes_key = _key_fields(metadata.schema(), held.key or ()) != _key_fields(aside.schema(), key)
         self._change = changed(self._name, metadata, aside.schema(), key)
-        own = str(uuid4()) if changes_key else mirror_id(metadata)
+        other_log = is_other_log(aside.properties, held)
+        own = str(uuid4()) if changes_key or other_log else mirror_id(metadata)
         design = held.with_key(key)
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._design = replace(design.table, notes=notes)
@@ -77,7 +87,7 @@ class _SwapTable(IcebergMirror):
         read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
         remember(read_again, self._entries(self._name, own, target, key))
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
-        self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
+        self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
 
         def rewrite(table: Table) -> Rewrite:
             head = IcebergHead(table.metadata, table.metadata, table.io)

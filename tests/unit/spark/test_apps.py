@@ -9,7 +9,14 @@ import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.apps import app_path, apps, package_zip
-from airflow_lakestream.spark.packages import PackagesUnavailable, installed_spark, kafka_packages, resolve
+from airflow_lakestream.spark.packages import (
+    NoRoomForJars,
+    PackagesUnavailable,
+    cut_jars,
+    installed_spark,
+    kafka_packages,
+    resolve,
+)
 
 
 @pytest.mark.long
@@ -70,6 +77,38 @@ def test_jars_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("scala-library", "slf4j", "hadoop"))]
     times = {jar: Path(jar).stat().st_mtime_ns for jar in jars}
     assert {jar: Path(jar).stat().st_mtime_ns for jar in resolve(kafka_packages(), tmp_path)} == times
+
+
+def test_jars_that_were_cut_are_told_from_whole_ones_and_from_those_elsewhere(tmp_path: Path) -> None:
+    whole, cut, empty = (tmp_path / name for name in ("whole.jar", "cut.jar", "empty.jar"))
+    with zipfile.ZipFile(whole, "w") as jar:
+        jar.writestr("A.class", "x" * 10_000)
+    cut.write_bytes(whole.read_bytes()[:5_000])
+    empty.touch()
+    given = [
+        str(whole),
+        f"file://{cut}",
+        f" {empty}",
+        str(tmp_path / "absent.jar"),
+        "s3a://jars/cut.jar",
+        "hdfs://n/c.jar",
+    ]
+    assert cut_jars(",".join(given)) == [f"file://{cut}", str(empty)]
+    assert cut_jars("") == []
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_full_disk_is_no_matter_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    # Java, as it is where Ivy's folder or this one is on a full disk.
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(
+        f"#!/bin/sh\necho 'java.io.IOException: No space left on device' >&{1 if stream == 'stdout' else 2}\nexit 1\n"
+    )
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(NoRoomForJars, match="a disk is full .*AIRFLOW_LAKESTREAM_JARS"):
+        resolve(kafka_packages(), tmp_path / "jars")
 
 
 def test_what_can_not_be_had_is_named_and_leaves_nothing(tmp_path: Path) -> None:

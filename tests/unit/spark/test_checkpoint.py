@@ -164,3 +164,65 @@ def test_what_spark_reads_is_looked_at_before_it_starts(folder: Path, file: str,
     with pytest.raises(CheckpointDamaged, match=rf"{file} .*Delete the checkpoint. Nothing is lost") as error:
         read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
     assert isinstance(error.value, Terminal)
+
+
+# What became of a checkpoint whose batches 0 to 4 are committed, and the file that is named; None: Spark goes on.
+DAMAGES: dict[str, tuple[list[str], dict[str, str], str | None]] = {
+    "nothing": ([], {}, None),
+    "old entries were deleted": (["offsets/0", "offsets/1", "commits/0"], {}, None),
+    "an old entry is lacking": (["offsets/2"], {}, None),
+    "the last plan": (["offsets/5"], {}, None),
+    "the last two plans": (["offsets/5", "offsets/4"], {}, "offsets/4"),
+    "the plan before the last one": (["offsets/4"], {}, "offsets/4"),
+    "the plan before the last one, which is committed": (["offsets/4"], {"commits/5": "v1\n{}"}, "offsets/4"),
+    "a plan whose checksum is left": (["offsets/5"], {"offsets/.5.crc": "x"}, "offsets/5"),
+    "an old plan whose checksum is left": (["offsets/2"], {"offsets/.2.crc": "x"}, None),
+    "the last commit": (["commits/4"], {}, None),
+    "the last commit, whose checksum is left": (["commits/4"], {"commits/.4.crc": "x"}, "commits/4"),
+    "an old commit whose checksum is left": (["commits/2"], {"commits/.2.crc": "x"}, None),
+    "all commits": ([f"commits/{batch}" for batch in range(5)], {}, None),
+    "an empty plan": ([], {"offsets/5": ""}, "offsets/5"),
+    "an empty plan before the last one": ([], {"offsets/4": ""}, "offsets/4"),
+    "a cut plan before the last one": ([], {"offsets/4": f"v1\n{HEADER}"}, "offsets/4"),
+    "an empty commit": ([], {"commits/4": ""}, "commits/4"),
+    "a cut commit": ([], {"commits/4": "v1"}, "commits/4"),
+    "an empty beginning": ([], {"sources/0/0": ""}, "sources/0/0"),
+    "the beginning, whose checksum is left": (["sources/0/0"], {"sources/0/.0.crc": "x"}, "sources/0/0"),
+    "the query's id": (["metadata"], {}, "metadata"),
+    "an empty id": ([], {"metadata": ""}, "metadata"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_spark_would_fail_on_is_named_before_it_starts(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "checkpoint"
+    write(folder / "metadata", '{"id":"0f3c"}')
+    write(folder / "sources" / "0" / "0", "\0v1\n" + offsets(p0=0))
+    for batch in range(6):
+        write(folder / "offsets" / str(batch), f"v1\n{HEADER}\n{offsets(p0=batch)}")
+    for batch in range(5):
+        write(folder / "commits" / str(batch), "v1\n{}")
+    gone, written, named = DAMAGES[damage]
+    for file in gone:
+        (folder / file).unlink()
+    for file, text in written.items():
+        write(folder / file, text)
+
+    def look() -> None:
+        checkpoint = read_checkpoint(str(folder))
+        assert checkpoint is not None
+        checkpoint.check_whole()
+
+    if named is None:
+        look()
+        return
+    with pytest.raises(CheckpointDamaged, match=r"Delete the checkpoint\. Nothing is lost") as raised:
+        look()
+    assert raised.value.file == named
+    assert isinstance(raised.value, Terminal)
+
+
+def test_a_folder_with_the_checksum_of_a_query_s_id_is_a_damaged_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path / "c" / ".metadata.crc", "x")
+    with pytest.raises(CheckpointDamaged, match="metadata is missing"):
+        read_checkpoint(str(tmp_path / "c"))
