@@ -28,6 +28,8 @@ def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
         problem = f"connection {conn_id!r} can't be read ({type(e).__name__})."
         how = "Write it as JSON: text in each field, a number as port, an object as extra."
         raise InvalidArgument(argument, problem, how) from None
+    if not any((connection.conn_type, connection.host, connection.login, connection.extra)):
+        raise InvalidArgument(argument, f"connection {conn_id!r} says nothing.", remedy)
     _check_extra(argument, connection, remedy)
     return connection
 
@@ -39,11 +41,10 @@ def texts_of(argument: str, connection: Any, known: Collection[str] | None = Non
     """
     extra: dict[str, Any] = connection.extra_dejson or {}
     whose = f"connection {connection.conn_id!r}: its extra has"
-    for name in extra if known is not None else ():
-        if name not in known:
+    for name, value in extra.items():
+        if known is not None and name not in known:
             remedy = f"Known are {', '.join(known)}. Correct it, or leave it out."
             raise InvalidArgument(argument, f"{whose} {name}, which is not read here.", remedy)
-    for name, value in extra.items():
         if isinstance(value, list | Mapping):
             raise InvalidArgument(argument, f"{whose} {name}, which is a {_KINDS[type(value)]}.", "Write a text.")
     given = {name: value for name, value in extra.items() if value is not None}

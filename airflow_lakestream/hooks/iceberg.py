@@ -8,8 +8,8 @@ from urllib.parse import unquote, urlsplit
 from airflow.providers.apache.iceberg.hooks.iceberg import IcebergHook as OfficialIcebergHook
 from airflow.providers.common.compat.sdk import conf, mask_secret
 from pyiceberg.catalog import Catalog, CatalogType, load_catalog
-from pyiceberg.exceptions import NotInstalledError
 from requests import RequestException
+from sqlalchemy.exc import ArgumentError
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient, UnknownValue
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
@@ -38,7 +38,7 @@ class IcebergHook(OfficialIcebergHook):
             return load_catalog(self.conn_id, **{"type": "rest", **properties})
         except Exception as e:
             # A catalog that answers no JSON is one that may answer later.
-            if isinstance(e, ValueError | TypeError | NotInstalledError) and not isinstance(e, RequestException):
+            if isinstance(e, ValueError | TypeError | ArgumentError) and not isinstance(e, RequestException):
                 problem = f"connection {self.conn_id!r} opens no catalog ({type(e).__name__}: {e})."
                 raise InvalidArgument("iceberg_conn_id", problem, "Correct its extra.") from e
             raise CatalogUnavailable(self.conn_id, e) from e

@@ -36,7 +36,7 @@ class KeepsTexts:
         self, parent: Any, template_fields: Iterable[str], context: Any, jinja_env: Any, seen_oids: set[int]
     ) -> None:
         render: Any = super()._do_render_template_fields  # type: ignore[misc]  # BaseOperator's
-        own = annotations(type(self)) if parent is self else {}
+        own = self._annotations() if parent is self else {}
         with airflow_errors():
             for name in template_fields:
                 with self._rendering(name if name in own else None):
@@ -93,7 +93,11 @@ class KeepsTexts:
         name = self._field or _ITEM
         if name in (_ITEM, *_TEXT_OR_LIST):
             return "str"
-        return {**_of_apps(), **annotations(type(self))}.get(name, "Sequence")
+        return str({**_of_apps(), **self._annotations()}.get(name, "Sequence"))
+
+    def _annotations(self) -> Mapping[str, str]:
+        kind: Any = type(self)
+        return annotations_of(kind)
 
     @contextmanager
     def _rendering(self, field: str | None) -> Iterator[None]:
@@ -105,12 +109,12 @@ class KeepsTexts:
 
 
 @functools.cache
-def annotations(operator: type) -> Mapping[str, str]:
+def annotations_of(operator: Any) -> Mapping[str, str]:
     """Return the annotations of an operator's own arguments, by their names."""
     found: dict[str, str] = {}
     for kind in reversed(operator.__mro__):
         if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
-            given = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]  # it has one
+            given = inspect.signature(kind.__init__).parameters.values()
             found |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
     return found
 
@@ -120,7 +124,7 @@ def _of_apps() -> Mapping[str, str]:
     from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
     from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 
-    return {**annotations(KafkaMirrorOperator), **annotations(KafkaExtractOperator)}
+    return {**annotations_of(KafkaMirrorOperator), **annotations_of(KafkaExtractOperator)}
 
 
 class _Output:

@@ -22,7 +22,7 @@ from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
-from airflow_lakestream.operators.rendering import annotations
+from airflow_lakestream.operators.rendering import annotations_of
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.operators.table_contents import TableContentsOperator
@@ -73,14 +73,14 @@ def rendered(operator: Any, given: dict[str, Any], **params: Any) -> dict[str, A
 
 def texts_of(operator: Any) -> list[str]:
     """Return the arguments that are texts, and may be templates."""
-    own = annotations(type(operator))
+    own = annotations_of(type(operator))
     found = [name for name in operator.template_fields if set(own[name].split(" | ")) <= {"str", "None"}]
     assert {"table", "kafka_conn_id", "iceberg_conn_id", "checkpoint_location"} & set(found)
     return found
 
 
 def test_every_operator_and_sensor_is_looked_at_with_all_its_fields(operator: Any) -> None:
-    assert set(operator.template_fields) - set(annotations(type(operator))) == set()
+    assert set(operator.template_fields) - set(annotations_of(type(operator))) == set()
 
 
 @given(st.data())
