@@ -1,13 +1,15 @@
 """Proves that a table holds its topics' records once each, and changes nothing.
 
-The page of streams in Airflow has a button that starts it for one stream; the form takes any table. Damage fails the
-run, and its log and XCom have the offsets. Who may start this DAG may read any table that its connections open.
+The page of streams in Airflow has a button that starts it for one stream. Form and task take the tables that the
+Airflow variable `lakestream_tables` lists, by names or patterns; without it, those of `lakestream_streams`, and without
+either the namespace `lake`. Damage fails the run, and its log and XCom have the offsets.
 """
 
 from __future__ import annotations
 
 from airflow.sdk import DAG, Param
 
+from airflow_lakestream.hooks.allowed_tables import refuse_others, table_param
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
 
 with DAG(
@@ -17,12 +19,8 @@ with DAG(
     description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
-        "table": Param(
-            "lake.clickstream",
-            type="string",
-            minLength=1,
-            title="Table",
-            description="Iceberg table, as namespace.table, or the path or URI of a Delta table.",
+        "table": table_param(
+            "lake.clickstream", "Iceberg table, as namespace.table, or the path or URI of a Delta table."
         ),
         "consumer_group": Param(
             "clickstream_to_lake",
@@ -63,6 +61,7 @@ with DAG(
 ) as dag:
     LakestreamAuditOperator(
         task_id="audit",
+        pre_execute=refuse_others,
         table="{{ params.table }}",
         consumer_group="{{ params.consumer_group }}",
         topic="{{ params.topic or '' }}",

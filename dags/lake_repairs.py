@@ -3,7 +3,8 @@
 Kafka's retention was faster than the stream, and the ledger is to say that the records are lost. Or the records of some
 hours are to be decoded again. `look` finds the offsets, `approve` shows them to a person, under "Required Actions" of
 Airflow's UI, and `write` writes these offsets and no others: what is lost or landed meanwhile is not among them. Who
-has agreed stands in Airflow's database. Rejected, or without an answer for two days, nothing is written.
+has agreed stands in Airflow's database. Rejected, or without an answer for two days, nothing is written. Tables are
+those of the Airflow variable `lakestream_tables`, as for `lake_audit`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, AssetAlias, Param, task
 
+from airflow_lakestream.hooks.allowed_tables import refuse_others, table_param
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
 with DAG(
@@ -33,13 +35,7 @@ with DAG(
             description="What is to be written.",
         ),
         "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic."),
-        "table": Param(
-            "lake.clickstream",
-            type="string",
-            pattern=r"^[^.\s]+(\.[^.\s]+)+$",
-            title="Table",
-            description="Iceberg table that the topic is landed in, as namespace.table.",
-        ),
+        "table": table_param("lake.clickstream", "Iceberg table that the topic is landed in, as namespace.table."),
         "consumer_group": Param(
             "clickstream_to_lake",
             type="string",
@@ -71,6 +67,7 @@ with DAG(
         from airflow_lakestream.watching.proposals import Proposing
 
         given = params or {}
+        refuse_others({"params": given})
         named = {name: given[name] for name in ("change", "topic", "table", "consumer_group")}
         asked = Proposing(**named, start=given["interval_start"], end=given["interval_end"])
         found = asked.propose(AirflowPlaces())

@@ -1,14 +1,15 @@
 """Lands a table's rejected records again, once a schema, a setting or the table has been corrected.
 
-The page of streams in Airflow has a button that starts it for one stream, with the settings of that stream's task; the
-form takes any table. What fits now becomes rows, and what does not stays rejected, with the new reason. Kafka is not
-asked. Who may start this DAG may land the rejected records of any table that its connections open.
+The page of streams in Airflow has a button that starts it for one stream, with the settings of that stream's task. What
+fits now becomes rows, and what does not stays rejected, with the new reason. Kafka is not asked. Form and task take the
+tables that the Airflow variable `lakestream_tables` lists, as `lake_audit` does.
 """
 
 from __future__ import annotations
 
 from airflow.sdk import DAG, Param
 
+from airflow_lakestream.hooks.allowed_tables import refuse_others, table_param
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 
 
@@ -24,12 +25,8 @@ with DAG(
     description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
-        "table": Param(
-            "lake.clickstream",
-            type="string",
-            pattern=r"^[^.\s]+(\.[^.\s]+)+$",
-            title="Table",
-            description="Iceberg table, as namespace.table, beside which the rejected records are.",
+        "table": table_param(
+            "lake.clickstream", "Iceberg table, as namespace.table, beside which the rejected records are."
         ),
         "consumer_group": Param(
             "clickstream_to_lake",
@@ -120,6 +117,7 @@ with DAG(
 ) as dag:
     LakestreamReplayOperator(
         task_id="replay",
+        pre_execute=refuse_others,
         table="{{ params.table }}",
         consumer_group="{{ params.consumer_group }}",
         stage="{{ params.stage or '' }}",

@@ -13,6 +13,7 @@ from configparser import Error, RawConfigParser
 from pathlib import Path
 from typing import Any
 
+from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.registry.config import is_client_setting
 
 _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "schema", "extra"}
@@ -30,7 +31,9 @@ def kafka_settings(conn_id: str) -> dict[str, Any] | None:
     extra = connection["extra"]
     servers = str(extra.get("bootstrap.servers") or "")
     needs_a_hook = any(name.endswith("_cb") or name == "on_commit" for name in extra) or "OAUTHBEARER" in extra.values()
-    if not servers or "cloud.goog" in servers or needs_a_hook:
+    has_login = bool(connection.get("login") or connection.get("password"))
+    is_wrong = problem_of(extra, has_login=has_login) is not None
+    if not servers or "cloud.goog" in servers or needs_a_hook or is_wrong:
         return None
     return {name: value for name, value in extra.items() if not is_client_setting(name)}
 
@@ -41,12 +44,16 @@ def catalog_properties(conn_id: str) -> dict[str, Any] | None:
     if connection is None:
         return None
     properties = {"type": "rest", **connection["extra"]}
+    if not all(isinstance(value, str) for value in properties.values()):
+        return None
     if host := connection.get("host"):
         properties["uri"] = host.rstrip("/")
     login, password = connection.get("login"), connection.get("password")
     if properties["type"] not in _CATALOGS or bool(login) != bool(password):
         return None
-    if properties["type"] == "rest" and login:
+    if login and properties["type"] != "rest":
+        return None
+    if login:
         properties["credential"] = f"{login}:{password}"
     return properties
 

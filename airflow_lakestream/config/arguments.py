@@ -24,6 +24,28 @@ _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
 
 
+def as_text(argument: str, annotation: str, value: object) -> object:
+    """Return the value of an argument that takes nothing but a text as a text; that of any other as it is.
+
+    A whole number has one text only. Which text a template or a file had for another value is not known any more.
+
+    :param annotation: of the argument, such as "str | None".
+
+    Raises InvalidArgument.
+    """
+    kinds = {one.strip() for one in annotation.split("|")}
+    if not kinds <= {"str", "None"}:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if value is None and "None" not in kinds:
+        raise InvalidArgument(argument, "is missing: it came to None.", "Give a text.")
+    if isinstance(value, bool | float | bytes | list | tuple | set | Mapping):
+        problem = f"{value!r} is a {type(value).__name__}, not a text."
+        raise InvalidArgument(argument, problem, "Write it in quotes; where a template yields it, add `| string`.")
+    return value
+
+
 def count(argument: str, value: object, what: str = "records") -> int | None:
     """Return a number above 0 from a number or its text; None where nothing is given."""
     if not is_given(value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -94,6 +94,9 @@ class ExtractConfig(Decoding):
     checks: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            # From a template or a file they come as what these make of them.
+            object.__setattr__(self, one.name, arguments.as_text(one.name, str(one.type), getattr(self, one.name)))
         check_topic_or_pattern(self.topic)
         check_group(self.consumer_group)
         self._check_payload()

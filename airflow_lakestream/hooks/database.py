@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+from airflow.providers.common.compat.sdk import mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.connections import connection_of
 
 _FIELDS = {
     "host": "hostname",
@@ -18,10 +19,7 @@ _HOW = "Add one with host, port, login, password, and the database's name in the
 
 def connector_options(conn_id: str) -> dict[str, str]:
     """Return the options that lead a connector to the database, secrets included. Raises InvalidArgument."""
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as e:
-        raise InvalidArgument("database_conn_id", f"there is no connection {conn_id!r}.", _HOW) from e
+    connection = connection_of("database_conn_id", conn_id, _HOW)
     if connection.password:
         mask_secret(connection.password)
     if lacking := [field for field in _FIELDS if not getattr(connection, field)]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+from airflow.providers.common.compat.sdk import BaseHook, mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument, MissingExtra
+from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
@@ -41,18 +42,14 @@ class DeltaStorageHook(BaseHook):
     def _options(self) -> dict[str, str]:
         if not self.storage_conn_id:
             return {}
-        try:
-            connection = self.get_connection(self.storage_conn_id)
-        except AirflowNotFoundException as e:
-            raise InvalidArgument(
-                _ARGUMENT,
-                f"there is no connection {self.storage_conn_id!r}.",
-                'Add one of type aws, or of type generic with an extra such as {"aws_region": "eu-central-1"}.',
-            ) from e
+        how = 'Add one of type aws, or of type generic with an extra such as {"aws_region": "eu-central-1"}.'
+        connection = connection_of(_ARGUMENT, self.storage_conn_id, how)
         if connection.conn_type == "aws":
             options = self._of_aws(connection)
         elif connection.conn_type == "generic":
-            options = {key: str(value) for key, value in connection.extra_dejson.items()}
+            options = texts_of(_ARGUMENT, connection)
+            remedy = "Write the storage options of delta-rs into its extra."
+            refuse_unread(_ARGUMENT, connection, "host", "login", "password", remedy=remedy)
         else:
             raise InvalidArgument(
                 _ARGUMENT,
@@ -65,7 +62,11 @@ class DeltaStorageHook(BaseHook):
         return options
 
     def _of_aws(self, connection: Any) -> dict[str, str]:
-        extra = connection.extra_dejson
+        extra = texts_of(_ARGUMENT, connection)
+        refuse_unread(_ARGUMENT, connection, "host", remedy="Write it as endpoint_url into the extra.")
+        if not (connection.login and connection.password):
+            remedy = "The key's id is the login, the secret key the password: give both, or neither."
+            refuse_unread(_ARGUMENT, connection, "login", "password", remedy=remedy)
         if unknown := sorted(set(extra) - set(_AWS_EXTRA)):
             raise InvalidArgument(
                 _ARGUMENT,
@@ -73,9 +74,9 @@ class DeltaStorageHook(BaseHook):
                 f"Known are {', '.join(_AWS_EXTRA)}. For a role, leave {_ARGUMENT} out and give it to the worker; or "
                 "take a connection of type generic with storage options.",
             )
-        options = {name: str(extra[key]) for key, name in _AWS_EXTRA.items() if extra.get(key)}
+        options = {name: extra[key] for key, name in _AWS_EXTRA.items() if extra.get(key)}
         if connection.login:
-            options |= {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password or ""}
+            options |= {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
         if options.get("aws_endpoint_url", "").startswith("http://"):
             options["aws_allow_http"] = "true"
         return options

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlsplit
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+from airflow.providers.common.compat.sdk import BaseHook, mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.connections import connection_of, texts_of
 
 DEFAULT = "flink_default"
 _HOW = (
@@ -28,17 +28,14 @@ class FlinkHook(BaseHook):
 
         Raises InvalidArgument.
         """
-        try:
-            connection = self.get_connection(self.flink_conn_id)
-        except AirflowNotFoundException as e:
-            raise InvalidArgument("flink_conn_id", f"there is no connection {self.flink_conn_id!r}.", _HOW) from e
-        extra: dict[str, Any] = connection.extra_dejson
+        connection = connection_of("flink_conn_id", self.flink_conn_id, _HOW)
+        extra = texts_of("flink_conn_id", connection, ("jobmanager_url", "token"))
         host = connection.host or ""
         if host and "://" not in host:
             scheme = connection.schema or "http"
             host = f"{scheme}://{host}" + (f":{connection.port}" if connection.port else "")
         login = {"login": connection.login or "", "password": connection.password or ""}
-        login["token"] = str(extra.get("token", ""))
+        login["token"] = extra.get("token", "")
         for secret in (login["password"], login["token"]):
             if secret:
                 mask_secret(secret)
@@ -46,8 +43,12 @@ class FlinkHook(BaseHook):
         return {"url": gateway, **login}, {"url": self._checked("jobmanager_url", extra.get("jobmanager_url")), **login}
 
     def _checked(self, name: str, url: object) -> str:
-        parts = urlsplit(str(url or ""))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(str(url or ""))
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
             problem = f"{name} of connection {self.flink_conn_id!r} is no address of http."
             raise InvalidArgument("flink_conn_id", problem, _HOW)
         if parts.password:

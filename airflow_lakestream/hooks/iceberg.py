@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from urllib.parse import unquote, urlsplit
 
 from airflow.providers.apache.iceberg.hooks.iceberg import IcebergHook as OfficialIcebergHook
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf, mask_secret
-from pyiceberg.catalog import Catalog
+from airflow.providers.common.compat.sdk import conf, mask_secret
+from pyiceberg.catalog import Catalog, CatalogType, load_catalog
+from requests import RequestException
+from sqlalchemy.exc import ArgumentError
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient, UnknownValue
+from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 
 # In PyIceberg these can't commit at all, or can't compare and set: exactly-once would not hold.
 UNFIT_CATALOGS = ("bigquery", "dynamodb")
@@ -29,11 +33,20 @@ class IcebergHook(OfficialIcebergHook):
 
     def open_catalog(self) -> Catalog:
         """Return the catalog. Raises InvalidArgument for a connection that can't work, otherwise CatalogUnavailable."""
-        self.properties()
+        properties = self.properties()
         try:
-            return self.catalog
+            return load_catalog(self.conn_id, **{"type": "rest", **properties})
         except Exception as e:
+            # A catalog that answers no JSON is one that may answer later.
+            if isinstance(e, ValueError | TypeError | ArgumentError) and not isinstance(e, RequestException):
+                problem = f"connection {self.conn_id!r} opens no catalog ({type(e).__name__}: {e})."
+                raise InvalidArgument("iceberg_conn_id", problem, "Correct its extra.") from e
             raise CatalogUnavailable(self.conn_id, e) from e
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalog, for whoever uses this as the official hook."""
+        return self.open_catalog()
 
     def properties(self) -> dict[str, str]:
         """Return PyIceberg's properties of the catalog, secrets included. Raises InvalidArgument."""
@@ -42,31 +55,43 @@ class IcebergHook(OfficialIcebergHook):
         return properties
 
     def _properties(self) -> dict[str, str]:
-        try:
-            connection = self.get_connection(self.conn_id)
-        except AirflowNotFoundException as e:
-            raise InvalidArgument(
-                "iceberg_conn_id",
-                f"there is no connection {self.conn_id!r}.",
-                "Add one of type iceberg: the catalog's address as host for a REST catalog, or an extra such as "
-                '{"type": "sql", "uri": "postgresql+psycopg2://...", "warehouse": "s3://bucket/path"}.',
-            ) from e
-        properties = dict(connection.extra_dejson)
+        connection = connection_of(
+            "iceberg_conn_id",
+            self.conn_id,
+            "Add one of type iceberg: the catalog's address as host for a REST catalog, or an extra such as "
+            '{"type": "sql", "uri": "postgresql+psycopg2://...", "warehouse": "s3://bucket/path"}.',
+        )
+        properties = texts_of("iceberg_conn_id", connection)
         if connection.host:
             # As in the official hook: the form's field wins.
             properties["uri"] = connection.host.rstrip("/")
+        if properties.get("type", "rest").lower() != "rest":
+            remedy = "They are for a REST catalog. Of others the extra has all."
+            refuse_unread("iceberg_conn_id", connection, "login", "password", remedy=remedy)
+        elif connection.login and connection.password:
+            properties["credential"] = f"{connection.login}:{connection.password}"
+        else:
+            remedy = "A REST catalog takes both, the client's id and its secret: give both, or neither."
+            refuse_unread("iceberg_conn_id", connection, "login", "password", remedy=remedy)
         _mask(properties)
         return properties
 
     def _check(self, properties: dict[str, str]) -> None:
-        kind = str(properties.get("type", "rest")).lower()
+        kind = properties.get("type", "rest").lower()
         if kind in UNFIT_CATALOGS:
             raise InvalidArgument(
                 "iceberg_conn_id",
                 f"connection {self.conn_id!r} is a {kind} catalog, which can't compare and set a commit in PyIceberg.",
                 "Use a REST, Glue, SQL or Hive catalog.",
             )
-        if kind in ("sql", "in-memory") and str(properties.get("uri", "sqlite")).startswith("sqlite"):
+        known = sorted({str(one.value) for one in CatalogType} - {*UNFIT_CATALOGS})
+        if kind not in known:
+            raise UnknownValue(f"iceberg_conn_id: connection {self.conn_id!r}: type", kind, known)
+        uri = properties.get("uri", "")
+        if kind == "rest" and uri and not uri.startswith(("http://", "https://")):
+            problem = f"the host of connection {self.conn_id!r} is no address of http or https."
+            raise InvalidArgument("iceberg_conn_id", problem, "Write it with its scheme: https://catalog/iceberg.")
+        if kind in ("sql", "in-memory") and properties.get("uri", "sqlite").startswith("sqlite"):
             self._check_shared_disk()
 
     def _check_shared_disk(self) -> None:

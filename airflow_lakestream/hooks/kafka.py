@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, mask_secret
+from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException, mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.connections import connection_of
+from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.registry.config import RegistryConfig, is_client_setting
 
 
@@ -33,16 +35,17 @@ class KafkaHook(KafkaBaseHook):
         return RegistryConfig.from_client_settings(self._everything())
 
     def _everything(self) -> dict[str, Any]:
+        remedy = 'Add one of type kafka with an extra such as {"bootstrap.servers": "broker:9092"}.'
+        connection = connection_of("kafka_conn_id", self.kafka_config_id, remedy)
+        has_login = bool(connection.login or connection.password)
+        unusable = f"connection {self.kafka_config_id!r} can't be used:"
+        if found := problem_of(connection.extra_dejson or {}, has_login=has_login):
+            problem, remedy = found
+            raise InvalidArgument("kafka_conn_id", f"{unusable} {problem}", remedy)
         try:
             config: dict[str, Any] = self._build_config()
-        except AirflowNotFoundException as e:
-            raise InvalidArgument(
-                "kafka_conn_id",
-                f"there is no connection {self.kafka_config_id!r}.",
-                'Add one of type kafka with an extra such as {"bootstrap.servers": "broker:9092"}.',
-            ) from e
-        except ValueError as e:
-            raise InvalidArgument("kafka_conn_id", f"connection {self.kafka_config_id!r} can't be used: {e}") from e
+        except (ValueError, TypeError, AttributeError, ImportError, AirflowOptionalProviderFeatureException) as e:
+            raise InvalidArgument("kafka_conn_id", f"{unusable} {e}") from e
         return config
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+from airflow.providers.common.compat.sdk import BaseHook
 
+from airflow_lakestream.config.arguments import positive_seconds
 from airflow_lakestream.connect.client import ConnectClient, Workers
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 
 
 class KafkaConnectHook(BaseHook):
@@ -25,27 +26,20 @@ class KafkaConnectHook(BaseHook):
 
     def open_client(self) -> ConnectClient:
         """Return the client. Raises InvalidArgument for a connection that is missing or can't work."""
-        try:
-            connection = self.get_connection(self.connect_conn_id)
-        except AirflowNotFoundException as e:
-            raise InvalidArgument(
-                "connect_conn_id",
-                f"there is no connection {self.connect_conn_id!r}.",
-                "Add one of type http, with the workers' host and port.",
-            ) from e
-        extra = connection.extra_dejson
+        how = "Add one of type http, with the workers' host and port."
+        connection = connection_of("connect_conn_id", self.connect_conn_id, how)
+        extra = texts_of("connect_conn_id", connection, ("ca_file", "timeout"))
+        if not connection.login:
+            refuse_unread("connect_conn_id", connection, "password", remedy="Give the login, too.")
         scheme = connection.schema or "http"
         hosts = [host for one in (connection.host or "").split(",") if (host := one.strip())]
-        try:
-            timeout = float(extra.get("timeout", 30.0))
-        except ValueError:
-            raise InvalidArgument("connect_conn_id", "the timeout in its extra is not a number of seconds.") from None
+        timeout = positive_seconds("connect_conn_id: timeout in its extra", extra.get("timeout", 30.0))
         return ConnectClient(
             Workers(
                 [_url(host, scheme, connection.port) for host in hosts],
                 connection.login or "",
                 connection.password or "",
-                str(extra.get("ca_file", "")),
+                extra.get("ca_file", ""),
                 timeout,
             )
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+from airflow.providers.common.compat.sdk import mask_secret
 
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.connections import connection_of, texts_of
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.registry.config import RegistryConfig, is_address, refuse_secrets
 
@@ -38,15 +39,9 @@ def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfi
 
 
 def _of_connection(conn_id: str) -> RegistryConfig:
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as e:
-        raise InvalidArgument(
-            "schema_registry",
-            f"{conn_id!r} is no URL, and there is no connection of that name.",
-            f"Add one with {_FIELDS}; its extra may have {_EXTRA}.",
-        ) from e
-    given = dict(connection.extra_dejson)
+    remedy = f"Add one with {_FIELDS}, whose extra may have {_EXTRA}; or write a URL."
+    connection = connection_of("schema_registry", conn_id, remedy)
+    given: dict[str, Any] = texts_of("schema_registry", connection)
     if connection.host:
         given.setdefault("url", _url(connection.host, connection.schema, connection.port))
     if connection.login:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_lakestream.driver import detached
 from airflow_lakestream.driver.job_folder import CONFIG_FILE
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 
@@ -42,6 +43,8 @@ _ENVIRONMENT_OF = {
     BackendKind.YARN: "spark.yarn.appMasterEnv.",
     BackendKind.KUBERNETES: "spark.kubernetes.driverEnv.",
 }
+# What the provider reads of a connection's extra, with a hyphen.
+_EXTRA = ("queue", "deploy-mode", "spark-binary", "namespace", "principal", "keytab", "rest-scheme", "rest-port")
 # The operator restarts and counts; the cluster must not restart a driver as well.
 _FORCED = {BackendKind.YARN: {"spark.yarn.maxAppAttempts": "1"}}
 _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
@@ -73,7 +76,7 @@ class SparkHook(SparkSubmitHook):
         check_settings(conf or {})
         check_variables("env_vars", env_vars or {})
         self._settings = {key: str(value) for key, value in (conf or {}).items()} | _FORCED.get(self.kind, {})
-        self._variables = dict(env_vars or {})
+        self._variables = {name: str(value) for name, value in (env_vars or {}).items()}
         if prefix := _ENVIRONMENT_OF.get(self.kind):
             self._settings |= {prefix + name: value for name, value in self._variables.items()}
             self._variables = {}
@@ -91,6 +94,8 @@ class SparkHook(SparkSubmitHook):
                 f"{self.kind} is not tracked by the installed providers ({e}).",
                 "Install apache-airflow-providers-apache-spark 6.3 or newer, for Kubernetes also -cncf-kubernetes.",
             ) from e
+        except (ValueError, AirflowException) as e:
+            raise InvalidArgument("spark_conn_id", f"connection {spark_conn_id!r} can't be used: {e}") from e
 
     @property
     def is_local(self) -> bool:
@@ -160,18 +165,21 @@ class SparkHook(SparkSubmitHook):
 
 
 def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as e:
-        # The official hook would then use YARN.
-        raise InvalidArgument(
-            "spark_conn_id",
-            f"there is no connection {conn_id!r}.",
-            "Add one of type spark, with the master as host: local[*], spark://..., yarn, or k8s://...",
-        ) from e
+    # The official hook would use YARN for one that is not there.
+    remedy = "Add one of type spark, with the master as host: local[*], spark://..., yarn, or k8s://..."
+    connection = connection_of("spark_conn_id", conn_id, remedy)
+    extra = texts_of("spark_conn_id", connection)
+    for name in extra:
+        # Others may be known to a newer provider.
+        if (meant := name.lower().replace("_", "-")) in _EXTRA and meant != name:
+            raise InvalidArgument("spark_conn_id", f"connection {conn_id!r}: its extra has {name}.", f"Write {meant}.")
+    refuse_unread("spark_conn_id", connection, "login", "password", remedy="Give Spark's settings by conf.")
     check_connection(str(connection.conn_type), connection.host or "")
     master = f"{connection.conn_type}://{connection.host or ''}"
-    if (deploy_mode or connection.extra_dejson.get("deploy-mode")) != "cluster":
+    mode = deploy_mode or extra.get("deploy-mode") or "client"
+    if mode not in ("client", "cluster"):
+        raise UnknownValue("deploy_mode", mode, ("client", "cluster"))
+    if mode == "client":
         return BackendKind.DETACHED
     if "yarn" in master:
         return BackendKind.YARN

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.connections import connection_of
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 
@@ -20,12 +21,8 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
     """
     if not conn_id:
         return None
-    try:
-        kind = BaseHook.get_connection(conn_id).conn_type
-    except AirflowNotFoundException as e:
-        remedy = "Add it: it opens the checkpoint's object store."
-        raise InvalidArgument("storage_conn_id", f"there is no connection {conn_id!r}.", remedy) from e
-    if kind in _OF_DELTA:
+    remedy = "Add it: it opens the checkpoint's object store."
+    if connection_of("storage_conn_id", conn_id, remedy).conn_type in _OF_DELTA:
         return dict(DeltaStorageHook(conn_id).open_storage().options)
     return IcebergHook(conn_id).properties()
 
@@ -38,4 +35,5 @@ def fields_of(conn_id: str) -> dict[str, Any] | None:
         return None
     named = ("conn_type", "host", "port", "login", "password", "schema")
     fields = {name: getattr(connection, name) for name in named if getattr(connection, name)}
-    return {**fields, "extra": dict(connection.extra_dejson)}
+    extra = connection.extra_dejson
+    return {**fields, "extra": dict(extra) if isinstance(extra, Mapping) else {}}

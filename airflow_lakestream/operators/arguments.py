@@ -39,7 +39,10 @@ def takes_decoding(init: Init) -> Init:
     They are part of the signature, by which Airflow finds those of `default_args`.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
-    options = {one.name: inspect.Parameter(one.name, keyword, default=one.default) for one in fields(Decoding)}
+    options = {
+        one.name: inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type)
+        for one in fields(Decoding)
+    }
     signature = inspect.signature(init)
     *own, others = signature.parameters.values()
 

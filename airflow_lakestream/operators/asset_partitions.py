@@ -18,6 +18,7 @@ from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, Unknow
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import table_asset
+from airflow_lakestream.operators.rendering import KeepsTexts
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -37,7 +38,7 @@ _MOST_EVENTS = 1_000
 _EVERY = ("hour", "day")
 
 
-class AssetPartitionsOperator(BaseOperator):
+class AssetPartitionsOperator(KeepsTexts, BaseOperator):
     """Tell of each hour, or day, of a table once it is complete: as a partition of an asset, on Airflow 3.3 and newer.
 
     An hour is complete when the ledger has all offsets from before its end, and each partition of the topics has a

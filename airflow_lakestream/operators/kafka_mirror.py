@@ -22,6 +22,7 @@ from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.landing import LandingOperator, plain_schema
+from airflow_lakestream.operators.rendering import KeepsTexts
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _REFUSED = {
 }
 
 
-class KafkaMirrorOperator(LandingOperator):
+class KafkaMirrorOperator(KeepsTexts, LandingOperator):
     """Keep a table equal to a table of a database, by Debezium's change events: what the mirror lacks, up to now.
 
     The same mirror as that of the Spark apps `cdc_to_iceberg` and `cdc_to_delta`, for tables that one worker can

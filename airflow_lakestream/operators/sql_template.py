@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import SqlInput, choose, is_given, is_template
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.rendering import KeepsTexts
 
 INPUT = "{{ input }}"
 _FILE = ".sql"
@@ -31,7 +32,7 @@ def check_written_out(sql: object, sql_input: object) -> None:
         raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
 
 
-class RendersSql:
+class RendersSql(KeepsTexts):
     """Mixin, left of Airflow's BaseOperator: renders the operator's statement.
 
     `{{ input }}` stands for a table that is there only while a batch is transformed, and Airflow's Jinja raises on

@@ -12,6 +12,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.rendering import KeepsTexts
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class TableContentsOperator(BaseOperator):
+class TableContentsOperator(KeepsTexts, BaseOperator):
     """Look at an Iceberg table's files and newest snapshots, and at samples of its newest rejected records.
 
     Returns them as a document of at most 32 KiB, which the page of streams shows with its age; the page itself opens no

@@ -160,7 +160,7 @@ def _place(node: yaml.Node) -> Place:
 
 def _number(text: str, kind: str) -> int | float | str:
     try:
-        return int(text) if kind == "int" else float(text)
+        # 0x1F, 1_000 and 1:30 mean something else to each reader of YAML.
+        return text if "_" in text else int(text) if kind == "int" else float(text)
     except ValueError:
-        # Such as 0x1F, 1_000 and 1:30, which mean something else to each reader of YAML.
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import urllib.parse
 from collections.abc import Mapping
@@ -55,8 +56,12 @@ class RegistryConfig:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(str(self.url))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
             raise InvalidArgument("schema_registry", "its url is not one of http or https.")
         if parts.username or parts.password:
             raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
@@ -71,7 +76,7 @@ class RegistryConfig:
             raise InvalidArgument("schema_registry", "a username needs a password, and the other way round.")
         if self.cert_file is None and (self.key_file or self.key_password):
             raise InvalidArgument("schema_registry", "a key without a certificate.", "Give cert_file.")
-        if self.timeout <= 0 or self.retries < 0:
+        if not 0 < self.timeout < math.inf or self.retries < 0:
             raise InvalidArgument("schema_registry", "timeout has to be above 0, and retries not below 0.")
 
     @classmethod
@@ -85,6 +90,9 @@ class RegistryConfig:
         if unknown or "url" not in given:
             problem = f"unknown settings {', '.join(unknown)}." if unknown else "its url is missing."
             raise InvalidArgument("schema_registry", problem, f"It takes {', '.join(known)}.")
+        for name in given:
+            if name not in ("timeout", "retries"):
+                given |= {name: _text(name, given[name])}
         for name, kind in (("timeout", float), ("retries", int)):
             try:
                 given = given | {name: kind(str(given[name]))} if name in given else given
@@ -127,6 +135,15 @@ def settings(value: Any) -> dict[str, Any]:
         problem = f"it is a {type(value).__name__}."
         raise InvalidArgument("schema_registry", problem, "Give a URL, or a mapping with url in it.")
     return dict(value)
+
+
+def _text(name: str, value: object) -> str | None:
+    """Return a setting as a text; a number by its digits."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument("schema_registry", f"its {name} is a {type(value).__name__}, not a text.")
+    return str(value)
 
 
 def _is_json(text: str) -> bool:

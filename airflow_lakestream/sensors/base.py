@@ -26,6 +26,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Tran
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.rendering import KeepsTexts
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -43,7 +44,7 @@ class CheckFailed(LakestreamError, Transient):
     """What the sensor looked at is not as it should be, or could not be looked at. A retry looks again."""
 
 
-class LookSensor(BaseSensorOperator):
+class LookSensor(KeepsTexts, BaseSensorOperator):
     """Looks at a stream until it is as it should be.
 
     A subclass names its check and the check's arguments, which are its templated fields, and calls `ready` at the end

@@ -19,6 +19,7 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import ModeName, TableFormat, is_given
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
@@ -69,6 +70,8 @@ class AppConfig(Configuration):
         self.check_sections("kafka", "landing", "storage")
         if not self.kafka.get("bootstrap.servers"):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
+        if found := problem_of(self.kafka):
+            raise InvalidArgument("kafka", *found)
         _ = self.seconds_between_batches, self.most_batches, self.most_offsets
         if self.app in LANDING_APPS:
             self._check_landing()

@@ -31,7 +31,7 @@ def check_settings(settings: Mapping[str, object]) -> None:
 def check_variables(argument: str, variables: Mapping[str, str]) -> None:
     """Raise InvalidArgument if environment variables do the same."""
     for name in VARIABLES:
-        if variables.get(name, "").lower() not in ("", "classic"):
+        if str(variables.get(name, "")).lower() not in ("", "classic"):
             raise _refused(argument, f"{name} asks for Spark Connect")
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException
+from airflow.sdk.exceptions import ParamValidationError
 
 from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
 from tests.support.broker import TopicOf
@@ -56,3 +60,46 @@ def test_the_form_says_how_records_are_decoded(airflow: AirflowHome, landed: str
     assert (run.state, run.errors) == ("success", [])
     # None of them is Avro; the list of schemas was read as one.
     assert run.task("replay").xcom["still_rejected"] == 3
+
+
+@pytest.mark.parametrize("dag_id", ["lake_audit", "lake_replay"])
+@pytest.mark.parametrize(
+    ("variables", "fits", "others"),
+    [
+        ({}, ["lake.t", "lake.a.b"], ["other.t", "lake", "xlake.t", "/srv/lake/t"]),
+        ({"tables": ["lake.t", "s3://lake/t+1"]}, ["lake.t", "s3://lake/t+1"], ["lake.u", "lakext", "s3://lake/tt1"]),
+        ({"tables": ["raw.click*", "lake.t"]}, ["raw.clicks", "lake.t"], ["raw.orders", "lake.tt"]),
+        ({"streams": [{"table": "shop.a", "consumer_group": "g"}]}, ["shop.a"], ["lake.t"]),
+    ],
+    ids=["none", "names", "patterns", "streams"],
+)
+def test_form_and_task_take_the_tables_of_the_deployment(
+    airflow: AirflowHome,
+    dag_id: str,
+    variables: dict[str, Any],
+    fits: list[str],
+    others: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"AIRFLOW_VAR_LAKESTREAM_{name.upper()}", json.dumps(value))
+    dag = airflow.dag(DAGS / f"{dag_id}.py")
+    [task] = dag.tasks
+    # What Airflow calls before the task's own work.
+    hook: Any = task._pre_execute_hook
+    for table in fits:
+        dag.params.get_param("table").resolve(table)
+        hook({"params": {"table": table}})
+    for table in others:
+        with pytest.raises(ParamValidationError):
+            dag.params.get_param("table").resolve(table)
+        with pytest.raises(AirflowFailException, match=f"^table: '{re.escape(table)}' is none of .*lakestream_tables"):
+            hook({"params": {"table": table}})
+
+
+def test_a_list_of_tables_that_is_none_is_named_by_the_parse(
+    airflow: AirflowHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_LAKESTREAM_TABLES", '"lake.t"')
+    with pytest.raises(AssertionError, match="lakestream_tables: the Airflow variable is no list of tables"):
+        airflow.dag(DAGS / "lake_audit.py")

@@ -335,7 +335,7 @@ SEEN_BY_THE_RUN: list[tuple[int, Callable[[Path], object], str]] = [
     (36, closed_port, "Kafka connection 'k': no answer from Kafka within 5 s while describing topic 'orders'. Last er"),
     (37, kafka_without_servers, "kafka_conn_id: connection 'k' can't be used: "),
     (38, unknown_setting, "Kafka connection 'k': its settings can't be used: No such configuration property: \"sasl.m"),
-    (39, no_such_catalog, "Iceberg connection 'k': the catalog can't be used (ValueError: "),
+    (39, no_such_catalog, "iceberg_conn_id: connection 'k': type: 'hadoop' is not one of 'glue', 'hive', "),
     (40, catalog_without_compare_and_set, "iceberg_conn_id: connection 'k' is a dynamodb catalog, which can't compare"),
     (41, catalog_that_is_down, "Iceberg connection 'k': the catalog can't be used (ConnectionError: "),
     (42, another_schema, "schema: it contradicts the table lake.events: 'id' is given as string and is bigint in"),

@@ -25,6 +25,7 @@ from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.lineage import TellsLineage
 from airflow_lakestream.operators.outlets import tell_outlets
+from airflow_lakestream.operators.rendering import KeepsTexts
 from airflow_lakestream.operators.supervised.lineage import lineage_kept
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Signalled(Exception):
     """SIGTERM came."""
 
 
-class SupervisedOperator(BaseOperator, TellsLineage):
+class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
     """See to it that a stream has one driver, that it moves, and that it ends well.
 
     An engine's operator names its `engine`, and gives `driving`, `what`, `new_trigger` and, where it has such,

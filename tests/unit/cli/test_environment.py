@@ -50,7 +50,7 @@ def test_a_broker_is_what_the_hook_makes_of_it(given, extra: Any) -> None:
 def test_a_catalog_is_what_the_hook_makes_of_it(given, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     given(conn_type="iceberg", **fields)
     opened: list[dict[str, Any]] = []
-    module = "airflow.providers.apache.iceberg.hooks.iceberg.load_catalog"
+    module = "airflow_lakestream.hooks.iceberg.load_catalog"
     monkeypatch.setattr(module, lambda name, **properties: opened.append(properties))
     IcebergHook("one").open_catalog()
     assert [catalog_properties("one")] == opened

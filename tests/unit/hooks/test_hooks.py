@@ -85,7 +85,8 @@ def test_sqlite_goes_with_the_local_executor(connection, tmp_path) -> None:
 
 def test_secrets_that_airflow_knows_by_no_name_are_masked(connection) -> None:
     pem = "-----BEGIN PRIVATE KEY-----abcdef-----END PRIVATE KEY-----"
-    KafkaHook(connection("kafka", {"bootstrap.servers": "broker:9092", "ssl.key.pem": pem})).configuration()
+    settings = {"bootstrap.servers": "broker:9092", "security.protocol": "SSL", "ssl.key.pem": pem}
+    KafkaHook(connection("kafka", settings)).configuration()
     extra = {
         "type": "bigquery",
         "uri": "https://user:in%2Dthe%2Duri@catalog/",

@@ -77,7 +77,7 @@ def test_a_connection(fields: dict[str, Any], expected: RegistryConfig, kafka, m
 
 
 def test_a_connection_that_is_none_or_can_not_work(kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgument, match=r"'nowhere' is no URL, and there is no connection.*host"):
+    with pytest.raises(InvalidArgument, match=r"there is no connection 'nowhere'.*host.*or write a URL"):
         registry_of("nowhere", kafka(), "avro")
     monkeypatch.setenv("AIRFLOW_CONN_MY_REGISTRY", json.dumps({"conn_type": "http", "extra": {"colour": "red"}}))
     with pytest.raises(InvalidArgument, match=r"connection 'my_registry' can't be used .*colour"):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.errors import PipelineError
@@ -430,3 +432,32 @@ def test_the_json_schema_takes_the_example_and_refuses_a_wrong_key() -> None:
     assert list(validator.iter_errors(good)) == []
     wrong = yaml.safe_load(EXAMPLE.replace("topic:", "topik:").replace("engine: extract", "engine: flonk"))
     assert len(list(validator.iter_errors(wrong))) >= 2
+
+
+# YAML takes no other characters as they are.
+PRINTABLE = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")))
+
+
+@given(st.one_of(st.sampled_from(["20240101", "1_000", "1", "None", "[1]", "{'a': 1}", "~", "yes"]), PRINTABLE))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_in_quotes_is_that_text(tmp_path: Path, text: str) -> None:
+    # JSON, and so YAML; without ASCII alone, whose pairs of escapes YAML does not know.
+    properties = json.dumps({"comment": text.replace("$", "$$")}, ensure_ascii=False)
+    (tmp_path / "plain.yaml").write_text(
+        PLAIN.replace("table: lake.orders", f"table: lake.orders, properties: {properties}")
+    )
+    (call,) = calls_of(read_file(tmp_path / "plain.yaml", lookup))
+    assert call.arguments["table_properties"] == {"comment": text}
+
+
+@pytest.mark.parametrize(
+    ("written", "is_text"), [("1_000", True), ("0x1F", True), ("20240101", False), ("true", False)]
+)
+def test_a_name_without_quotes_is_the_text_or_refused_by_its_line(tmp_path: Path, written: str, is_text: bool) -> None:
+    (tmp_path / "plain.yaml").write_text(PLAIN.replace("topic: orders", f"topic: orders, consumer_group: {written}"))
+    if is_text:
+        (call,) = calls_of(read_file(tmp_path / "plain.yaml", lookup))
+        assert call.arguments["consumer_group"] == written
+    else:
+        with pytest.raises(PipelineError, match=r"plain\.yaml:2:.*consumer_group"):
+            read_file(tmp_path / "plain.yaml", lookup)

@@ -155,7 +155,7 @@ def test_a_token_goes_as_bearer_also_from_a_pickled_client(server: Answering) ->
         ({"url": "http://r", "username": "ann"}, "a username needs a password"),
         ({"url": "http://r?key=4711"}, "a query or a fragment"),
         ({"url": "http://r#4711"}, "a query or a fragment"),
-        ({"url": {"http": "r"}}, "is not one of http or https"),
+        ({"url": {"http": "r"}}, "its url is a dict, not a text"),
         ({"url": "http://r", "username": "ann", "password": "x", "token": "y"}, "both a token and a username"),
         ({"url": "http://r", "key_file": "k"}, "a key without a certificate"),
         ({"url": "http://r", "timeout": 0}, "timeout has to be above 0"),

@@ -13,7 +13,7 @@ from airflow_lakestream.spark.app_config import AppConfig
 LANDING = {"topic": "t", "table": "lake.events", "consumer_group": "g"}
 GIVEN: dict[str, Any] = {
     "app": "kafka_to_iceberg",
-    "kafka": {"bootstrap.servers": "localhost:9092", "sasl.password": "hidden"},
+    "kafka": {"bootstrap.servers": "localhost:9092", "security.protocol": "SASL_SSL", "sasl.password": "hidden"},
     "catalog": {"name": "lake", "properties": {"type": "sql", "uri": "sqlite:///c.db"}},
     "checkpoint_location": "/tmp/c",
     "landing": LANDING,

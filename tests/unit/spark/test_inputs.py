@@ -12,7 +12,7 @@ from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 
 CONFIG = AppConfig(
     app="kafka_to_iceberg",
-    kafka={"bootstrap.servers": "b:9092", "sasl.password": "one"},
+    kafka={"bootstrap.servers": "b:9092", "security.protocol": "SASL_SSL", "sasl.password": "one"},
     catalog={"name": "c", "properties": {"type": "sql", "uri": "postgresql://u:one@h/db", "s3.secret": "one"}},
     landing={
         "topic": "clicks",

@@ -1,0 +1,85 @@
+"""What connections of all kinds have in common: how one is found, and what its fields may be.
+
+Each raises InvalidArgument, which names the argument and the connection, and never a value: it may be secret.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
+    """Return a connection, with an extra that is an object.
+
+    :param remedy: how one is added.
+    """
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as e:
+        raise InvalidArgument(argument, f"there is no connection {conn_id!r}.", remedy) from e
+    except (ValueError, TypeError) as e:
+        # Without the error's text, which has parts of the connection.
+        problem = f"connection {conn_id!r} can't be read ({type(e).__name__})."
+        how = "Write it as JSON: text in each field, a number as port, an object as extra."
+        raise InvalidArgument(argument, problem, how) from None
+    if not any((connection.conn_type, connection.host, connection.login, connection.extra)):
+        raise InvalidArgument(argument, f"connection {conn_id!r} says nothing.", remedy)
+    _check_extra(argument, connection, remedy)
+    return connection
+
+
+def texts_of(argument: str, connection: Any, known: Collection[str] | None = None) -> dict[str, str]:
+    """Return what a connection's extra says, as texts: numbers by their digits, true and false; not what is null.
+
+    :param known: all that may be in it, if that is known.
+    """
+    extra: dict[str, Any] = connection.extra_dejson or {}
+    whose = f"connection {connection.conn_id!r}: its extra has"
+    for name, value in extra.items():
+        if known is not None and name not in known:
+            remedy = f"Known are {', '.join(known)}. Correct it, or leave it out."
+            raise InvalidArgument(argument, f"{whose} {name}, which is not read here.", remedy)
+        if isinstance(value, list | Mapping):
+            raise InvalidArgument(argument, f"{whose} {name}, which is a {_KINDS[type(value)]}.", "Write a text.")
+    given = {name: value for name, value in extra.items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+
+
+def refuse_unread(argument: str, connection: Any, *fields: str, remedy: str) -> None:
+    """Refuse fields of a connection that nothing would read: what was meant by them would not hold."""
+    if found := [name for name in fields if getattr(connection, name)]:
+        problem = f"connection {connection.conn_id!r} has {' and '.join(found)}, which nothing reads."
+        raise InvalidArgument(argument, problem, remedy)
+
+
+_KINDS: Mapping[type, str] = {list: "list", dict: "mapping", str: "text", int: "number", float: "number", bool: "bool"}
+
+
+def _check_extra(argument: str, connection: Any, remedy: str) -> None:
+    if not connection.extra:
+        return
+    try:
+        extra = json.loads(connection.extra)
+    except ValueError:
+        problem = f"the extra of connection {connection.conn_id!r} is no JSON."
+        raise InvalidArgument(argument, problem, remedy) from None
+    if isinstance(extra, str) and _is_json(extra):
+        problem = f"the extra of connection {connection.conn_id!r} is JSON in a JSON text: it was encoded twice."
+        raise InvalidArgument(argument, problem, "Write the object itself, without quotes around it.")
+    if extra is not None and not isinstance(extra, dict):
+        problem = f"the extra of connection {connection.conn_id!r} is a {_KINDS[type(extra)]}, and no object."
+        raise InvalidArgument(argument, problem, remedy)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,161 @@
+"""Rendered arguments: a text stays the text that it is, also where a DAG renders its templates as native objects."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from ast import literal_eval
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from airflow_lakestream.config.arguments import as_text
+from airflow_lakestream.operators.base import airflow_errors
+
+# A text in a list or a mapping that the user has written, such as a table property's value.
+_ITEM = ""
+# The mapping whose keys are arguments themselves.
+_APP_CONFIG = "app_config"
+# Its text may be a list in JSON, and is taken apart where it is known what a schema is.
+_TEXT_OR_LIST = ("writer_schemas",)
+
+
+class KeepsTexts:
+    """Mixin, left of Airflow's BaseOperator: keeps the texts of the operator's own arguments as they are.
+
+    With `render_template_as_native_obj=True` Jinja reads each rendered text as a literal of Python, so that the topic
+    `20240101` becomes a number, and the delimiter `1`, too. Here only an argument that takes a list or a mapping is
+    read so. What one expression yields (a list, a time, a number) is passed on as it is, as Airflow does it; but for
+    an argument that is a text, a whole number becomes its digits, and anything else is refused by name.
+    """
+
+    # What is rendered at the moment: an argument, `_ITEM`, or None for what Airflow renders as it likes.
+    _field: str | None = None
+
+    def _do_render_template_fields(
+        self, parent: Any, template_fields: Iterable[str], context: Any, jinja_env: Any, seen_oids: set[int]
+    ) -> None:
+        render: Any = super()._do_render_template_fields  # type: ignore[misc]  # BaseOperator's
+        own = self._annotations() if parent is self else {}
+        with airflow_errors():
+            for name in template_fields:
+                with self._rendering(name if name in own else None):
+                    render(parent, (name,), context, jinja_env, seen_oids)
+                if name in own:
+                    setattr(parent, name, as_text(name, own[name], getattr(parent, name)))
+
+    def render_template(
+        self, content: Any, context: Any, jinja_env: Any = None, seen_oids: set[int] | None = None
+    ) -> Any:
+        """Render a value; a text of an own argument stays a text."""
+        render: Any = super().render_template  # type: ignore[misc]  # BaseOperator's
+        jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]  # the operator's
+        if self._field is None or not _is_native(jinja_env) or id(content) in (seen_oids or ()):
+            return render(content, context, jinja_env, seen_oids)
+        if isinstance(content, str):
+            is_file = content.endswith(tuple(self.template_ext))  # type: ignore[attr-defined]  # the operator's
+            if is_file or _has_marks(content, jinja_env):
+                content = render(content, context, jinja_env, seen_oids)
+            return self._read(content) if isinstance(content, str) else content
+        if self._field == _APP_CONFIG and type(content) is dict:
+            return {key: self._argument(key, value, context, jinja_env, seen_oids) for key, value in content.items()}
+        with self._rendering(_ITEM):
+            return render(content, context, jinja_env, seen_oids)
+
+    def _render(self, template: Any, context: Any, dag: Any = None) -> Any:
+        render: Any = super()._render  # type: ignore[misc]  # BaseOperator's
+        if self._field is None or not _is_native(template.environment):
+            return render(template, context, dag)
+        found = render(_Unread(template), context, dag)
+        return found.value if isinstance(found, _Output) else found
+
+    def _argument(self, name: str, value: Any, context: Any, jinja_env: Any, seen_oids: set[int] | None) -> Any:
+        """Render an argument of an app."""
+        with self._rendering(name):
+            found = self.render_template(value, context, jinja_env, seen_oids)
+        return as_text(f"{_APP_CONFIG}.{name}", _of_apps().get(name, "Any"), found)
+
+    def _read(self, text: str) -> Any:
+        """Return the list or the mapping that a text is the literal of, where the argument takes such; else the text.
+
+        A list of anything but texts and lists is none that an argument takes.
+        """
+        if "Sequence" not in (kind := self._kind()) and "Mapping" not in kind:
+            return text
+        try:
+            found = literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return text
+        is_list = isinstance(found, list | tuple) and all(isinstance(one, str | list | tuple) for one in found)
+        return found if is_list or isinstance(found, dict) else text
+
+    def _kind(self) -> str:
+        name = self._field or _ITEM
+        if name in (_ITEM, *_TEXT_OR_LIST):
+            return "str"
+        return str({**_of_apps(), **self._annotations()}.get(name, "Sequence"))
+
+    def _annotations(self) -> Mapping[str, str]:
+        kind: Any = type(self)
+        return annotations_of(kind)
+
+    @contextmanager
+    def _rendering(self, field: str | None) -> Iterator[None]:
+        before, self._field = self._field, field
+        try:
+            yield
+        finally:
+            self._field = before
+
+
+@functools.cache
+def annotations_of(operator: Any) -> Mapping[str, str]:
+    """Return the annotations of an operator's own arguments, by their names."""
+    found: dict[str, str] = {}
+    for kind in reversed(operator.__mro__):
+        if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
+            given = inspect.signature(kind.__init__).parameters.values()
+            found |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
+    return found
+
+
+@functools.cache
+def _of_apps() -> Mapping[str, str]:
+    from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+    from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
+
+    return {**annotations_of(KafkaMirrorOperator), **annotations_of(KafkaExtractOperator)}
+
+
+class _Output:
+    """What the expressions of a template have yielded, joined to one text where there are several, and not read."""
+
+    def __init__(self, nodes: list[Any]) -> None:
+        self.value = nodes[0] if len(nodes) == 1 else "".join(map(str, nodes)) if nodes else None
+
+
+class _Unread:
+    """A template whose output is no text for Jinja, so that it is handed on as it is."""
+
+    def __init__(self, template: Any) -> None:
+        self._template = template
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._template, name)
+
+    def root_render_func(self, context: Any) -> Iterator[_Output]:
+        return iter([_Output(list(self._template.root_render_func(context)))])
+
+
+def _is_native(jinja_env: Any) -> bool:
+    from jinja2.nativetypes import NativeEnvironment
+
+    return isinstance(jinja_env, NativeEnvironment)
+
+
+def _has_marks(text: str, jinja_env: Any) -> bool:
+    """Tell whether a text may be more than itself: Jinja also takes newlines away at its end, or changes them."""
+    names = ("variable_start_string", "block_start_string", "comment_start_string")
+    prefixes = ("line_statement_prefix", "line_comment_prefix")
+    marks = [getattr(jinja_env, name) for name in (*names, *prefixes)]
+    return any(mark in text for mark in marks if mark)
