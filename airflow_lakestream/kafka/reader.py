@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from airflow_lakestream.core.landing.plan import DamagedBatch, LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
@@ -118,13 +118,14 @@ class KafkaReader:
 
     def _check_order(self, consumer: Consumer, part: Partition) -> None:
         """Refuse records that stand at others' offsets, or beyond the log's end. Raises DamagedBatch."""
-        if part.is_in_order(high := partial(_high, consumer, part)):
+        if part.is_in_order(partial(_high, consumer, part)):
             return
         if damaged := self._probe.disorder(part.topic, part.partition, part.next_offset, part.end):
             raise damaged
         # Its own offsets were not asked for, and what is behind them follows.
-        part.drop_raised(high())
-        if not part.is_in_order(high):
+        high = _high(consumer, part, asks=True)
+        part.drop_raised(high)
+        if not part.is_in_order(lambda: high):
             raise DamagedBatch(part.topic, part.partition, part.next_offset, part.next_offset + 1, DISORDER)
 
     def _look_at_quiet(
@@ -133,7 +134,7 @@ class KafkaReader:
         """Advance partitions whose position moved without a record: over markers, aborts and compacted holes."""
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
-            if tp.offset > part.end and tp.offset > _high(consumer, part):
+            if tp.offset > part.end and all(tp.offset > _high(consumer, part, asks=asks) for asks in (False, True)):
                 # A batch without a record for us, such as the end of a transaction.
                 raise DamagedBatch(part.topic, part.partition, part.reached, part.reached + 1, DISORDER)
             if tp.offset > part.seen:
@@ -215,10 +216,17 @@ class KafkaReader:
             raise ReadFailed(part.topic, part.partition, part.next_offset, error.str())
 
 
-def _high(consumer: Consumer, part: Partition) -> int:
-    """Return the log's end as of the newest answer, which has no record from beyond it."""
-    _, end = consumer.get_watermark_offsets(TopicPartition(part.topic, part.partition), cached=True)
-    return int(end) if end >= 0 else _ENDLESS
+def _high(consumer: Consumer, part: Partition, *, asks: bool = False) -> int:
+    """Return the log's end as of the newest answer, which has no record from beyond it.
+
+    :param asks: ask the leader: a follower's answer may have a lower end than the leader's before.
+    """
+    where = TopicPartition(part.topic, part.partition)
+    try:
+        marks = consumer.get_watermark_offsets(where, timeout=PROBE, cached=not asks)
+    except KafkaException:
+        return _ENDLESS
+    return int(marks[1]) if marks is not None and marks[1] >= 0 else _ENDLESS
 
 
 def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:

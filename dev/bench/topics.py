@@ -70,7 +70,7 @@ TOPICS: Mapping[str, Topic] = {
     "protobuf-1k": Topic("protobuf", 500_000, 1_000),
     "json-1mib": Topic("json", 1_000, MIB),
     "json-10mib": Topic("json", 60, 10 * MIB),
-    "json-plain": Topic("json", codec="none"),
+    "json-1mib-plain": Topic("json", 300, MIB, codec="none"),
     "json-short": Topic("json", 20_000),
     "json-wide": Topic("json", 200_000, partitions=1_000),
     **{f"json-many-{number:02}": Topic("json", 4_000) for number in range(MANY)},

@@ -15,7 +15,9 @@ from pyiceberg.transforms import (
     TruncateTransform,
 )
 
-from tests.support.fault_log import EPOCH_MS, HOSTILE_MS, READABLE, Entry, Kind, Shape
+from airflow_lakestream.run.damaged import Forgetting
+from tests.support.fault_log import EPOCH_MS, HOSTILE_MS, READABLE, Entry, Kind, ModelReader, ModelSource, Shape
+from tests.support.fault_oracle import GROUP
 from tests.support.fault_topics import Topic
 from tests.support.lake import compact
 
@@ -30,6 +32,13 @@ PARTITIONINGS: Sequence[tuple[str, Transform[Any, Any]]] = (
     ("_kafka_partition", IdentityTransform()),
     ("_kafka_timestamp", DayTransform()),
     ("_kafka_timestamp", HourTransform()),
+)
+# What Java takes or shrugs off, and PyIceberg, too, which is the other tool of a sequence.
+ODD_PROPERTIES = (
+    {"write.parquet.compression-codec": "lz4", "write.avro.compression-codec": "zstd"},
+    {"write.parquet.row-group-limit": "1", "write.parquet.page-row-limit": "1"},
+    {"write.target-file-size-bytes": "1", "write.summary.partition-limit": "0"},
+    {"write.metadata.metrics.default": "none", "write.object-storage.enabled": "TRUE"},
 )
 
 
@@ -130,6 +139,14 @@ class Outside:
                 self._world.tell(f"damage: {topic.log.name}[{partition}] [{first},{end}){told}")
 
     # The table
+
+    def forget_damaged(self, topic: Topic | None = None) -> None:
+        """Write receipts for what nobody can read of a topic."""
+        topic = topic or self._world.topic()
+        if self._world.table() is not None:
+            forgetting = Forgetting(self._world.catalog, self._world.name, GROUP, {}, "the model")
+            receipt = forgetting.receipt(ModelSource(topic.log), ModelReader(topic.log, 4))
+            self._world.tell(f"receipts for damage of {topic.log.name}: {receipt and receipt.ranges}")
 
     def evolve(self) -> None:
         """Change how the table is partitioned from here on."""

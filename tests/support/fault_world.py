@@ -20,13 +20,12 @@ from airflow_lakestream.core.landing.contention import Contention
 from airflow_lakestream.core.landing.plan import DamagedBatch, DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown, CommitRefused
-from airflow_lakestream.run.damaged import Forgetting
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from tests.support.fault_catalog import HarnessCatalog
-from tests.support.fault_log import EPOCH_MS, FIRST_MS, ModelReader, ModelSource
+from tests.support.fault_log import EPOCH_MS, FIRST_MS
 from tests.support.fault_oracle import GROUP, Oracle, Violation
-from tests.support.fault_outside import Outside
+from tests.support.fault_outside import ODD_PROPERTIES, Outside
 from tests.support.fault_ports import RunCatalog, RunDecoders, RunSink, RunSource
 from tests.support.fault_run import POINTS, Asked, Fate, InjectedDiskFault, InjectedFault, PausesEverywhere, Run
 from tests.support.fault_topics import ModelKafka, Topic
@@ -37,13 +36,6 @@ from tests.support.lake import QUICK_RETRIES
 TILE_MS = 100
 LAST = {"mode": "resume", "on_data_loss": "record", "max_rejected": 1.0}
 TILES = 6
-# What Java takes or shrugs off, and PyIceberg, too, which is the other tool of a sequence.
-ODD_PROPERTIES = (
-    {"write.parquet.compression-codec": "lz4", "write.avro.compression-codec": "zstd"},
-    {"write.parquet.row-group-limit": "1", "write.parquet.page-row-limit": "1"},
-    {"write.target-file-size-bytes": "1", "write.summary.partition-limit": "0"},
-    {"write.metadata.metrics.default": "none", "write.object-storage.enabled": "TRUE"},
-)
 # What a run may end in though nothing is wrong with the package. A commit's outcome is unknown only after a fault.
 EXPECTED = (InjectedFault, InjectedDiskFault, CatalogDown, ReadTimeout, DataLoss, RangesGone, CannotReplace)
 EXPECTED += (ReplacedMeanwhile,)
@@ -107,7 +99,7 @@ class World:
             self.outside.compact_log: 1,
             self.outside.damage: 1,
             self.outside.evolve: 1,
-            self.forget_damaged: 1,
+            self.outside.forget_damaged: 1,
             self.late_request: 2,
         }
         return [action for action, weight in weights.items() for _ in range(weight)]
@@ -202,14 +194,6 @@ class World:
             if "sequence number" not in str(e):
                 raise
             self.tell(f"a late request of #{run.number} is refused for its sequence number")
-
-    def forget_damaged(self, topic: Topic | None = None) -> None:
-        """Write receipts for what nobody can read of a topic."""
-        topic = topic or self.topic()
-        if self.table() is not None:
-            forgetting = Forgetting(self.catalog, self.name, GROUP, {}, "the model")
-            receipt = forgetting.receipt(ModelSource(topic.log), ModelReader(topic.log, 4))
-            self.tell(f"receipts for damage of {topic.log.name}: {receipt and receipt.ranges}")
 
     def _interval(self, first: int, last: int) -> dict[str, Any]:
         return {"interval_start": EPOCH_MS + first * TILE_MS, "interval_end": EPOCH_MS + last * TILE_MS}
@@ -329,7 +313,7 @@ class World:
         self.oracle.check_books()
         # The second ones find nothing to land, and remove the rejected records that the first ones brought anew.
         for topic in (*self.topics, *self.topics):
-            self.forget_damaged(topic)
+            self.outside.forget_damaged(topic)
             config = {"mode": "resume", "on_data_loss": "record", "max_rejected": 1.0}
             last = self._begin(Asked("last", topic.log.name, config), Fate())
             if last.error is not None:
