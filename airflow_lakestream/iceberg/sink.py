@@ -179,8 +179,9 @@ class IcebergSink(TableSink[DataFile]):
             self.named_by.check(self._name, self._table, self._group)
 
     def _missing_table(self) -> TableState:
-        # The catalog tells the place only when records have told the columns.
-        fitness.check_place(self._name, f"{self._catalog.properties.get(WAREHOUSE_LOCATION, '')}/{self._name}")
+        # The catalog tells the place only when records have told the columns; an outline has no properties.
+        warehouse = getattr(self._catalog, "properties", {}).get(WAREHOUSE_LOCATION, "")
+        fitness.check_place(self._name, f"{warehouse}/{self._name}")
         schema = None
         if self._design.schema is not None:
             whole = whole_schema(self._design, None)

@@ -15,7 +15,7 @@ from tests.support.partitioning import VALUES, made_of_version_1, partition_by, 
 
 pytestmark = pytest.mark.integration
 
-# Spark knows no times of the day.
+# Spark knows no times of the day, and misses UUIDs in files whose least and greatest have different first bits.
 KINDS = {f"c{at}": kind for at, kind in enumerate(VALUES) if kind not in ("time", "uuid")}
 
 

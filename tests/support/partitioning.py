@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.avro.file import AvroFile
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddPartitionSpecUpdate, SetDefaultSpecUpdate
@@ -123,6 +125,23 @@ def assert_partitions_are_right(table: Table) -> int:
                     value = None if value is None else value[name]
                 assert _in_manifest(apply(value)) == found, (field, value, found)
     return len(tasks)
+
+
+def assert_avro_has_each_name_once(table: Table) -> None:
+    """Assert that the schemas of the current snapshot's manifests define no type twice."""
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    for manifest in snapshot.manifests(table.io):
+        with AvroFile[Any](table.io.new_input(manifest.manifest_path)) as file:
+            names = list(_defined(json.loads(file.header.meta["avro.schema"])))
+        assert len(names) == len(set(names)), names
+
+
+def _defined(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict) and schema.get("type") in ("fixed", "record"):
+        yield schema["name"]
+    for one in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _defined(one)
 
 
 def _in_manifest(value: Any) -> Any:

@@ -6,13 +6,22 @@ other: when one fails, the others may be under way, or not begun. What they wrot
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
+from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO
+from pyiceberg.avro.file import MAGIC, META_SCHEMA, AvroFileHeader, AvroOutputFile
+from pyiceberg.avro.resolver import construct_writer
+from pyiceberg.manifest import ManifestEntry
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import TableProperties
 from pyiceberg.types import StructType, UnknownType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 # A snapshot producer and a manifest writer of PyIceberg; the producer's class is private.
 Producer = Any
@@ -43,7 +52,9 @@ class ManifestWriters:
                 raise CleanedUp
             self._writing.add(done)
         try:
-            return _Noted(self._make(with_optional_values(spec)), done)
+            writer = self._make(with_optional_values(spec))
+            named_apart(writer)
+            return _Noted(writer, done)
         except BaseException:
             done.set_result(None)
             raise
@@ -74,6 +85,45 @@ class _Optional(PartitionSpec):
         return StructType(
             *(field.model_copy(update={"required": isinstance(field.field_type, UnknownType)}) for field in fields)
         )
+
+
+def named_apart(writer: Writer) -> None:
+    """Let a manifest's writer give each type of a fixed length a name of its own.
+
+    PyIceberg gives all UUIDs one name, and all decimals of one precision. Avro takes a name once: DuckDB's process ends
+    on a manifest with two such partition fields.
+    """
+    opened = writer.new_writer
+
+    def open_writer() -> AvroOutputFile[ManifestEntry]:
+        file: AvroOutputFile[ManifestEntry] = opened()
+        file.__class__ = _NamedApart
+        return file
+
+    writer.new_writer = open_writer
+
+
+class _NamedApart(AvroOutputFile[ManifestEntry]):
+    """See `named_apart`."""
+
+    def _write_header(self) -> None:
+        schema = AvroSchemaConversion().iceberg_to_avro(self.file_schema, schema_name=self.schema_name)
+        _rename(schema, itertools.count())
+        codec = self.metadata.get(AVRO_CODEC_KEY, TableProperties.WRITE_AVRO_COMPRESSION_DEFAULT)
+        codec = CODEC_MAPPING_ICEBERG_TO_AVRO.get(codec) or codec
+        about = {**self.metadata, "avro.schema": json.dumps(schema), AVRO_CODEC_KEY: codec}
+        construct_writer(META_SCHEMA).write(self.encoder, AvroFileHeader(MAGIC, about, self.sync_bytes))
+
+
+def _rename(schema: Any, numbers: Iterator[int]) -> None:
+    if isinstance(schema, list):
+        for one in schema:
+            _rename(one, numbers)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "fixed":
+            schema["name"] = f"{schema['name']}_{next(numbers)}"
+        for one in schema.values():
+            _rename(one, numbers)
 
 
 class _Noted:

@@ -11,7 +11,7 @@ from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, wri
 from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
 
-from airflow_lakestream.iceberg.commit.manifest_writers import with_optional_values
+from airflow_lakestream.iceberg.commit.manifest_writers import named_apart, with_optional_values
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import check_file_format, write_data_files
 from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
@@ -47,7 +47,9 @@ def _prove(metadata: TableMetadata) -> None:
     files = _write(metadata, one_row(columns))
     codec: Any = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     spec, output = with_optional_values(metadata.spec()), Nowhere().new_output("")
-    with write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec) as writer:
+    made = write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec)
+    named_apart(made)
+    with made as writer:
         for file in files:
             writer.add_entry(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=0, data_file=file))
 

@@ -35,6 +35,7 @@ from airflow_lakestream.tables.row_buffer import TableNotWritable
 from tests.support.given_records import FORMATS, GivenLake, Record
 from tests.support.partitioning import (
     VALUES,
+    assert_avro_has_each_name_once,
     assert_partitions_are_right,
     made_of_version_1,
     partition_by,
@@ -107,6 +108,7 @@ def test_partition_fields_of_all_columns_at_once(tmp_path: Path) -> None:
     partition_by(table, *terms)
     assert lake.land(records).counts.rejected == 0
     assert assert_partitions_are_right(lake.iceberg()) == 12
+    assert_avro_has_each_name_once(lake.iceberg())
     for name, kind in names.items():
         if kind not in NOT_FILTERED:
             assert_filters_equal_a_full_scan(lake.iceberg(), name)
