@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, Lacking, SharedJsonDecoder, grow_by
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, RecordAsKey
-from airflow_lakestream.decode.other_names import HeldNames, Naming, RecordShape, avro_names, protobuf_names
+from airflow_lakestream.decode.other_names import held_names_of_avro, held_names_of_protobuf
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.renamed import NewNames
@@ -131,13 +131,8 @@ class PayloadSettings:
         if unknown_fields == UnknownFields.EVOLVE:
             return GrowingJsonDecoder(schema, self.name_rules)
         policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
-        return JsonDecoder(
-            *(schema, unknown_fields),
-            alone=self.alone,
-            out_of_range=policy,
-            finer=self.finer,
-            is_event=self.is_event,
-        )
+        make = partial(JsonDecoder, alone=self.alone, is_event=self.is_event)
+        return make(schema, unknown_fields, out_of_range=policy, finer=self.finer)
 
     def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:
         """Return the columns with those for what workers found to have none, as far as it can get one."""
@@ -257,24 +252,6 @@ def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     return BytesAsKey(schema)
 
 
-def _held_names_of_avro(
-    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
-) -> pa.Schema:
-    node = avro_schema.parse(found.text, found.texts)
-    record, naming = RecordShape.of_avro(node), Naming(avro_names([node], versions))
-    assert record is not None, "it has columns"
-    return pa.schema(HeldNames(naming, RecordShape.of_avro).columns(list(columns), record, list(held)))
-
-
-def _held_names_of_protobuf(
-    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
-) -> pa.Schema:
-    message = protobuf_schema.compile_proto(found.text, found.references).descriptor(found.message)
-    record, naming = RecordShape.of_protobuf(message), Naming(protobuf_names(versions))
-    assert record is not None, "it has columns"
-    return pa.schema(HeldNames(naming, RecordShape.of_protobuf).columns(list(columns), record, list(held)))
-
-
 FORMATS: Mapping[str, FormatRow] = {
     KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda payload, keys: pa.string()),
     Format.RAW: FormatRow(
@@ -297,7 +274,7 @@ FORMATS: Mapping[str, FormatRow] = {
             AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, whole=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
-        held_names=_held_names_of_avro,
+        held_names=held_names_of_avro,
         needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.CSV: FormatRow(
@@ -310,7 +287,7 @@ FORMATS: Mapping[str, FormatRow] = {
             ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client, payload.finer),
         kind=ProtobufDecoder.kind, needs_id=True,
         schema_columns=lambda found: protobuf_schema.arrow_schema(found.text, found.references, found.message),
-        held_names=_held_names_of_protobuf,
+        held_names=held_names_of_protobuf,
         messages=lambda found, nested: protobuf_schema.messages_in(found.text, found.references, nested=nested),
         modules={"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"},
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as t
@@ -13,6 +13,9 @@ from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node,
 from airflow_lakestream.decode.protobuf.schema import Proto, compile_proto
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import RegisteredSchema
+
+if TYPE_CHECKING:
+    from airflow_lakestream.decode.known_formats import Found
 
 # Of Protobuf's versions the newest ones are looked at: each takes 0.1 s to compile the first time.
 _MOST_COMPILED = 32
@@ -212,3 +215,23 @@ class HeldNames:
             item = self._type(kind.item_type, inside, held.item_type)
             return pa.map_(kind.key_type, kind.item_field.with_type(item))
         return kind
+
+
+def held_names_of_avro(
+    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+) -> pa.Schema:
+    """Return columns of an Avro schema by the names that a table has for them."""
+    node = parse(found.text, found.texts)
+    record, naming = RecordShape.of_avro(node), Naming(avro_names([node], versions))
+    assert record is not None, "it has columns"
+    return pa.schema(HeldNames(naming, RecordShape.of_avro).columns(list(columns), record, list(held)))
+
+
+def held_names_of_protobuf(
+    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+) -> pa.Schema:
+    """Return columns of a Protobuf schema by the names that a table has for them."""
+    message = compile_proto(found.text, found.references).descriptor(found.message)
+    record, naming = RecordShape.of_protobuf(message), Naming(protobuf_names(versions))
+    assert record is not None, "it has columns"
+    return pa.schema(HeldNames(naming, RecordShape.of_protobuf).columns(list(columns), record, list(held)))

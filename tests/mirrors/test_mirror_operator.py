@@ -108,6 +108,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "key": ["id"],
         "soft_delete": "True",
         "out_of_range": "null",
+        "timestamps_finer": "truncate",
         "rename_columns": {"_op": "operation"},
         "source_tables": "",
         "merge_mode": "copy-on-write",
