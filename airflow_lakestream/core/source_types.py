@@ -15,8 +15,8 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # What a table of events does; mirrors have another way on.
 NEW_TABLE = (
-    'Land the topic from that offset on into a new table; mode="ranges" lands what is before it and not landed yet into '
-    "this one."
+    "Land the topic from that offset on into a new table. What is before it and not landed yet goes into this one by "
+    'mode="ranges".'
 )
 
 

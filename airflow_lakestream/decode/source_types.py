@@ -144,8 +144,8 @@ def _meanings(shape: Shape | None, kind: pa.DataType, path: str, depth: int = 0)
 def _meaning(shape: Shape, kind: pa.DataType) -> str:
     """Return what values of a type of the source mean in a column; empty where each value says it by itself."""
     form, as_text = _FORMS.get(shape.kind, shape.kind), t.is_string(kind) or t.is_large_string(kind)
-    if shape.name == VARIABLE_DECIMAL and as_text:
-        return ""
+    if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
+        return "" if as_text else "number"
     if form in _CONTAINERS:
         return form
     if (what := _what(shape)) is not None and (as_text or _holds(kind, what)):

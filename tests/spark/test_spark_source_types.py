@@ -22,7 +22,7 @@ name = one_partition
 def test_executors_keep_a_mirrors_types_and_stop_at_another_one(
     mirror_lake: MirrorLake, name: str, produce: Producing, spark: SparkSession
 ) -> None:
-    by_spark = SparkRun(mirror_lake, name, {"key": ["id"]})
+    by_spark = SparkRun(mirror_lake, name, {"key": ["id"]}, {"app": mirror_lake.app})
     produce(name, 0, [typed_change("c", {"id": n, "v": n}, n, {"v": kinds.DATE}) for n in range(1, 40)])
     by_spark.run(spark)
     assert mirror_lake.ledger().types["v"].meaning == "date"

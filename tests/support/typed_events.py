@@ -31,6 +31,14 @@ _DIGITS = {"connect.decimal.precision": "10"}
 NUMERIC, FINER = (_of("bytes", f"{_CONNECT}Decimal", scale=scale, **_DIGITS) for scale in ("2", "4"))
 
 
+def _any_scale() -> dict[str, Any]:
+    fields = [{**INT, "field": "scale"}, {**BYTES, "field": "value"}]
+    return {"type": "struct", "name": f"{_DATA}VariableScaleDecimal", "fields": fields}
+
+
+ANY_SCALE = _any_scale()
+
+
 def array(items: Mapping[str, Any]) -> dict[str, Any]:
     """Return the type of an array."""
     return {"type": "array", "items": {**items, "optional": True}}

@@ -68,6 +68,8 @@ SAME = {
     "timestamps of another unit": (kinds.MILLIS, kinds.MICROS, NTZ),
     "times of another unit": (kinds.MILLIS_OF_DAY, kinds.MICROS_OF_DAY, TIME),
     "dates of another library": (kinds.DATE, kinds.CONNECT_DATE, DATE),
+    "any scale": (kinds.NUMERIC, kinds.ANY_SCALE, DECIMAL),
+    "any scale as text": (kinds.ANY_SCALE, kinds.NUMERIC, TEXT),
     "raw dates": (kinds.DATE, kinds.DATE, INT),
     "longer bits": (kinds.BITS, kinds.MORE_BITS, BYTES),
     "text to JSON": (kinds.TEXT, kinds.JSON, TEXT),
