@@ -152,6 +152,9 @@ class _Walk:
             if era == len(self.starts):
                 self.starts.append({})
         self.seen = self.seen.in_era(era)
+        if self.told.is_read[at]:
+            # What follows is later than the snapshot, and its GTIDs may begin anew.
+            self.seen = replace(self.seen, gtids={})
         if source in self.seen.gtids:
             counted = replace(self.seen.gtids[source], begin=place)
             self.seen = replace(self.seen, gtids={**self.seen.gtids, source: counted})
