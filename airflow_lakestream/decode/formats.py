@@ -123,6 +123,13 @@ class Payload(PayloadSettings):
         """Whether records have to be read with their keys."""
         return self.key_format is not None or "key" in self.row.fixed_columns.names
 
+    def remedy(self, reason: str) -> str:
+        """Return what to do about a record that ends the run, given why it is bad."""
+        return (
+            'Nothing of this batch was landed. Correct the producer or the schema; or on_error="reject" keeps such '
+            "records in a table of their own and lands the others."
+        )
+
     @property
     def gets_columns(self) -> bool:
         """Whether each field of the row gets a column, for any value of `unknown_fields`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,11 +36,6 @@ from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 log = logging.getLogger(__name__)
-
-_REMEDY = (
-    'Nothing of this batch was landed. Correct the producer or the schema; or on_error="reject" keeps such records in '
-    "a table of their own and lands the others."
-)
 
 
 @dataclass(frozen=True)
@@ -78,6 +73,7 @@ class RowDecoders:
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
             passes_own=self.payload.envelope == Envelope.DEBEZIUM,
             named=() if payload is None else self.payload.named_sides,
+            remedy=self.payload.remedy,
             watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
             sources=SourceTypes(self.payload),
         )
@@ -147,6 +143,8 @@ class RowDecoder:
     named: tuple[str, ...] = ()
     watch: ColumnWatch | None = None
     sources: SourceTypes | None = None
+    # What to do about a record that ends the run, by why it is bad.
+    remedy: Callable[[str], str] = str
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return what becomes of each record; see `core.ports.Decoder`."""
@@ -234,7 +232,7 @@ class RowDecoder:
             first = bad[0].row
             if self.on_error is OnError.FAIL:
                 offset = batch.offsets[first.index]
-                raise BadRecord(batch.topic, batch.partition, offset, first.reason, _REMEDY)
+                raise BadRecord(batch.topic, batch.partition, offset, first.reason, self.remedy(first.reason))
             at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first.index]}"
             log.warning("%s of %s records are bad, the first: %s: %s", len(bad), len(batch), at, first.reason)
         rejects = self.on_error is OnError.REJECT

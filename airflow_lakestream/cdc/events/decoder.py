@@ -26,7 +26,7 @@ from airflow_lakestream.cdc.stops import name_not_free, place_not_told
 from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
+from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, Naming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.header_ids import KEY, VALUE
@@ -66,6 +66,11 @@ class EventPayload(Payload):
     def needs_keys(self) -> bool:
         """Whether records must be read with their keys, which show when the database's key has changed."""
         return True
+
+    def remedy(self, reason: str) -> str:
+        """Return what to do about a record that ends the run, given why it is bad."""
+        told = FLATTENED if reason == NO_EVENT else "Correct what writes the records, or the schema."
+        return f"Nothing of this batch was landed: without this change a row of the mirror would be wrong. {told}"
 
     @property
     def named_sides(self) -> tuple[str, ...]:

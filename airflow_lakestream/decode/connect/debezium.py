@@ -44,7 +44,12 @@ KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
 
 # Only events of MongoDB's connector have it.
 _MONGO = "updateDescription"
-_NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
+NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
+FLATTENED = (
+    "Has the transform ExtractNewRecordState flattened them? A mirror needs whole events, which say where they stand "
+    "in the log and what was deleted: take the transform out of the connector, and begin a new topic. Without a "
+    "mirror, KafkaExtractOperator lands flattened ones as they are."
+)
 _MESSAGE = "op: 'm', so the value is a message and no change of a row"
 # No array here: where pandas is installed, making the first one imports it, which takes longer than all the rest.
 _HAS_ROW = ("c", "u", "r")
@@ -90,7 +95,7 @@ def row_of(event: pa.Schema) -> list[pa.Field]:
         raise InvalidArgument("envelope", problem, remedy)
     if not is_event(event):
         problem = f"records with the fields {', '.join(event.names)} are no change events of Debezium."
-        raise InvalidArgument("envelope", problem, "Leave it out, or give the columns as schema.")
+        raise InvalidArgument("envelope", problem, f"{FLATTENED} Or leave envelope out, or give the columns as schema.")
     return _merged([list(field.type) for field in _images(event)])
 
 
@@ -182,7 +187,7 @@ class DebeziumDecoder:
         """Find those that are none: a document without an operation, or a change without its row."""
         op = _member(events, "op")
         for row in _true(pc.and_(op.is_null(), batch.values.take(pa.array(places)).is_valid())):
-            wrong[row] = _NO_EVENT
+            wrong[row] = NO_EVENT
         for row in _true(pc.fill_null(pc.equal(op, "m"), False)):
             wrong[row] = _MESSAGE
         changed = pc.fill_null(pc.is_in(op, pa.array(_HAS_ROW)), False)

@@ -16,7 +16,7 @@ from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from tests.unit.decode.support import batch
 
 TABLE = event_columns(pa.schema([("id", pa.int32()), ("name", pa.string())]))
@@ -52,6 +52,23 @@ def test_the_commit_before_it_says_where_an_event_stands_then_its_place_in_the_l
     rows = decoded(TABLE, values)
     assert rows["_cdc_commit"].to_pylist() == [500, 510, 520, 520, 520, 9000]
     assert rows["_cdc_position"].to_pylist() == [0, 510, 505, 515, 0, 0]
+
+
+@pytest.mark.parametrize("beside", [{}, {"__op": "c", "__deleted": "false"}])
+@pytest.mark.parametrize("table", [TABLE, None], ids=["there", "new"])
+def test_of_flattened_events_the_transform_is_named_and_no_way_to_a_wrong_mirror(
+    beside: dict[str, str], table: pa.Schema | None
+) -> None:
+    flat = json.dumps({"id": 1, "name": "x", **beside}).encode()
+    with pytest.raises((BadRecord, InvalidArgument), match="ExtractNewRecordState flattened") as caught:
+        decoded(table, [flat])
+    assert "on_error" not in str(caught.value)
+
+
+def test_the_error_of_a_bad_event_advises_nothing_that_makes_the_mirror_wrong() -> None:
+    with pytest.raises(BadRecord, match=r"offset 1003: .*a row of the mirror would be wrong") as caught:
+        decoded(TABLE, [event("c", {"id": 1, "name": "x"}, 1, 1), b"{"])
+    assert "on_error" not in str(caught.value)
 
 
 def test_columns_come_up_and_become_wider() -> None:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events.logs import Logs, Seen
+from airflow_lakestream.cdc.events.logs import Logs
+from airflow_lakestream.cdc.events.seen import Seen
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.cdc.swap.exchange import is_other_log
 from airflow_lakestream.core.mirrors import MIRROR

@@ -107,7 +107,7 @@ def test_a_full_disk_is_no_matter_of_the_network(tmp_path: Path, monkeypatch: py
     )
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(NoRoomForJars, match="a disk is full .*AIRFLOW_LAKESTREAM_JARS"):
+    with pytest.raises(NoRoomForJars, match=r"a disk is full .*AIRFLOW_LAKESTREAM_JARS"):
         resolve(kafka_packages(), tmp_path / "jars")
 
 
