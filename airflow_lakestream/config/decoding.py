@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.core.formats import UNAVAILABLE, UnavailableValues
 from airflow_lakestream.core.policies import SqlInput, UnknownFields, is_given
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Decoding:
     sql_input: str = SqlInput.RAW
     csv_delimiter: str = ","
     rename_columns: Mapping[str, str] | str | None = None
+    unavailable_placeholder: str = UNAVAILABLE
+    unavailable_values: str = UnavailableValues.REJECT
 
     @property
     def payload(self) -> Payload:
@@ -51,6 +54,8 @@ class Decoding:
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,
+            unavailable_placeholder=self.unavailable_placeholder,
+            unavailable_values=self.unavailable_values,
             renamed=tuple(arguments.names("rename_columns", self.rename_columns).items()),
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.formats import UNAVAILABLE
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
 from airflow_lakestream.core.policies import MergeMode, OnDataLoss, OnEmpty, OnError, OutOfRange, TableFormat
 from airflow_lakestream.core.routing import TableTemplate
@@ -62,6 +63,8 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
     :param out_of_range: for a date, a time or a timestamp that its column can't hold: `"reject"` makes the event a bad
         one, `"clamp"` takes the nearest value, `"null"` takes NULL (templated)
     :param rename_columns: the mirror's column names, by those in the database (templated)
+    :param unavailable_placeholder: the connector's `unavailable.value.placeholder`, if it has another; also with `hex:`
+        (templated)
     :param source_tables: regex of the source's tables, `database.schema.table` each, where the rows of several come to
         one mirror (templated)
     :param merge_mode: how changes come into an Iceberg table: `"copy-on-write"` rewrites the files that have the rows,
@@ -117,6 +120,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         soft_delete: bool | str = False,
         out_of_range: str = OutOfRange.REJECT.value,
         rename_columns: Mapping[str, str] | str | None = None,
+        unavailable_placeholder: str = UNAVAILABLE,
         source_tables: str | None = None,
         merge_mode: str = MergeMode.AUTO.value,
         format: str = "json",  # noqa: A002  # the word that users know
@@ -156,6 +160,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         self.soft_delete = soft_delete
         self.out_of_range = out_of_range
         self.rename_columns = rename_columns
+        self.unavailable_placeholder = unavailable_placeholder
         self.source_tables = source_tables
         self.merge_mode = merge_mode
         self.format = format
