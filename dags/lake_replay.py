@@ -85,6 +85,19 @@ with DAG(
         "csv_delimiter": Param(
             ",", type="string", minLength=1, title="Delimiter", description="What separates the fields of CSV."
         ),
+        "unavailable_placeholder": Param(
+            "__debezium_unavailable_value",
+            type="string",
+            minLength=1,
+            title="Placeholder",
+            description="The connector's unavailable.value.placeholder; goes with the envelope debezium.",
+        ),
+        "unavailable_values": Param(
+            "reject",
+            enum=["reject", "null"],
+            title="Values that events leave out",
+            description="What becomes of an event of Debezium's that leaves a value out.",
+        ),
         "rename_columns": text("Names of columns", "By those of fields, as JSON; empty for the same names."),
         "timestamps_finer": Param(
             "reject",
@@ -133,6 +146,8 @@ with DAG(
         schema_registry="{{ params.schema_registry or '' }}",
         writer_schemas="{{ params.writer_schemas | tojson if params.writer_schemas else '' }}",
         csv_delimiter="{{ params.csv_delimiter }}",
+        unavailable_placeholder="{{ params.unavailable_placeholder }}",
+        unavailable_values="{{ params.unavailable_values }}",
         rename_columns="{{ params.rename_columns or '' }}",
         timestamps_finer="{{ params.timestamps_finer }}",
         sql="{{ params.sql or '' }}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from airflow_lakestream.core.formats import UNAVAILABLE as UNAVAILABLE
+
 # An event's place in its source: the commit before its transaction, and its own place.
 COMMIT, POSITION = "_cdc_commit", "_cdc_position"
 PARTITION, OFFSET = "_kafka_partition", "_kafka_offset"
@@ -33,9 +35,6 @@ OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *
 
 # Operations: a row read by a snapshot, and the last row of the table that it read.
 READ, READ_LAST = "r", "r: last"
-
-# Debezium's placeholder for a value that PostgreSQL keeps apart (TOAST) and an update did not touch.
-UNAVAILABLE = "__debezium_unavailable_value"
 
 _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(), OFFSET: pa.int64()}
 

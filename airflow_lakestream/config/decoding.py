@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.core.formats import UNAVAILABLE, UnavailableValues
 from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, is_given
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Decoding:
     csv_delimiter: str = ","
     rename_columns: Mapping[str, str] | str | None = None
     timestamps_finer: str = TimestampsFiner.REJECT
+    unavailable_placeholder: str = UNAVAILABLE
+    unavailable_values: str = UnavailableValues.REJECT
 
     @property
     def payload(self) -> Payload:
@@ -53,6 +56,8 @@ class Decoding:
             writer_schemas=arguments.schemas("writer_schemas", self.writer_schemas) or (),
             csv_delimiter=self.csv_delimiter,
             timestamps_finer=self.timestamps_finer,
+            unavailable_placeholder=self.unavailable_placeholder,
+            unavailable_values=self.unavailable_values,
             renamed=tuple(arguments.names("rename_columns", self.rename_columns).items()),
         )
 

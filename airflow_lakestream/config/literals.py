@@ -13,7 +13,7 @@ from functools import partial
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import parse_checks, refuse_beside_checks
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues, check_delimiter, octets_of
 from airflow_lakestream.core.landing.modes import parse_ranges
 from airflow_lakestream.core.names import (
     FUNCTIONS,
@@ -147,6 +147,8 @@ _CHECKS: Mapping[str, Check] = {
     "parallelism": lambda argument, value: arguments.count(argument, value, "processes"),
     "poll_timeout": arguments.positive_seconds,
     "checks": parse_checks,
+    "unavailable_placeholder": lambda _, value: octets_of(str(value)),
+    "unavailable_values": _one_of(UnavailableValues),
     "csv_delimiter": lambda _, value: check_delimiter(str(value)),
     "metadata_columns": _metadata,
     "table_properties": lambda _, value: arguments.properties(value),

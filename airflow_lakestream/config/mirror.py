@@ -97,6 +97,7 @@ class MirrorConfig(ExtractConfig):
             writer_schemas=held.writer_schemas,
             out_of_range=self.out_of_range,
             timestamps_finer=held.timestamps_finer,
+            unavailable_placeholder=held.unavailable_placeholder,
             names=self.names,
             key=arguments.items("key", self.key) or (),
             stops=choose(OnError, "on_error", self.on_error) is OnError.FAIL,

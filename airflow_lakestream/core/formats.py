@@ -45,3 +45,28 @@ def check_delimiter(text: str) -> None:
     """Raise InvalidArgument for what can't stand between fields."""
     if not re.fullmatch(r"[\t -~]", text) or text == '"':
         raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')
+
+
+# Debezium's default placeholder for a value that the database did not send.
+UNAVAILABLE = "__debezium_unavailable_value"
+
+
+class UnavailableValues(StrEnum):
+    """What an extract does with an event that leaves a value out: a bad record, or NULL with a note."""
+
+    REJECT = "reject"
+    NULL = "null"
+
+
+def octets_of(placeholder: str) -> bytes:
+    """Return the octets of a connector's `unavailable.value.placeholder`. Raises InvalidArgument."""
+    try:
+        found = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
+    except ValueError:
+        found = b""
+    if not found:
+        problem = f"{placeholder!r} is neither a text nor hex: with hexadecimal digits."
+        raise InvalidArgument(
+            "unavailable_placeholder", problem, "Write the connector's unavailable.value.placeholder."
+        )
+    return found

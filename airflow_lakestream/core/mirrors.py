@@ -19,6 +19,7 @@ FIXED = {
     "key_format": "keys are taken from the row",
     "sql": "a mirror has the rows of the database's table",
     "sql_input": "a mirror has the rows of the database's table",
+    "unavailable_values": "a value that an event leaves out stays what it is",
     "replace": "rows of a mirror are states, not records",
     "home_table": "each topic has one mirror",
     "new_tables": "each topic has one mirror",

@@ -12,11 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues, octets_of
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
+from airflow_lakestream.decode.connect.leaving_out import NOTE, Unavailable
+from airflow_lakestream.decode.connect.unavailable import Placeholder
 from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
@@ -50,6 +52,7 @@ class Payload(PayloadSettings):
             choose(KeyFormat, "key_format", self.key_format)
         _ = self.finer
         self._check_envelope()
+        self._check_unavailable()
         self._check_schemas()
         self._check_unknown_fields()
 
@@ -75,6 +78,13 @@ class Payload(PayloadSettings):
         if envelope not in self.row.envelopes:
             known = " and ".join(name for name in FORMATS if envelope in FORMATS[name].envelopes)
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
+
+    def _check_unavailable(self) -> None:
+        octets_of(self.unavailable_placeholder)
+        choose(UnavailableValues, "unavailable_values", self.unavailable_values)
+        for name in ("unavailable_placeholder", "unavailable_values"):
+            if self.envelope != Envelope.DEBEZIUM and getattr(self, name) != getattr(PayloadSettings, name):
+                raise InvalidArgument(name, 'goes with envelope="debezium".', "Leave it out.")
 
     def _check_schemas(self) -> None:
         for format_name, row in FORMATS.items():
@@ -113,7 +123,8 @@ class Payload(PayloadSettings):
     @property
     def beside(self) -> tuple[str, ...]:
         """What else than the format decides on the rows, as text."""
-        names = ("key_format", "envelope", "timestamps_finer", *self.row.options)
+        own = ("key_format", "envelope", "timestamps_finer", "unavailable_placeholder", "unavailable_values")
+        names = (*own, *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
         renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
         return tuple(f"{name}={value}" for name, value in (given | renamed).items())
@@ -137,7 +148,9 @@ class Payload(PayloadSettings):
 
     def own_columns(self, names: Sequence[str]) -> list[str]:
         """Return which of these columns are of fields of the row."""
-        return [name for name in names if self.envelope != Envelope.DEBEZIUM or name not in self._naming.beside]
+        return [
+            name for name in names if self.envelope != Envelope.DEBEZIUM or name not in (*self._naming.beside, NOTE)
+        ]
 
     def field_of(self, column: str) -> str:
         """Return the name that a column of the row has in records."""
@@ -259,11 +272,18 @@ class Payload(PayloadSettings):
         """What the columns of a change event's row are called, and what stands beside them."""
         return USUAL
 
+    @property
+    def _unavailable(self) -> Unavailable:
+        """What becomes of values that events leave out."""
+        return Unavailable(Placeholder(self.unavailable_placeholder), UnavailableValues(self.unavailable_values))
+
     def _columns_of(self, found: Found) -> pa.Schema:
         return self._unwrapped(self.row.columns_of(found))
 
     def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
-        return self.new_names.columns(flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns)
+        if self.envelope != Envelope.DEBEZIUM:
+            return self.new_names.columns(columns)
+        return self.new_names.columns(flattened(columns, self.unavailable_values == UnavailableValues.NULL))
 
     def _with_rescued(self, columns: pa.Schema) -> pa.Schema:
         if self.unknown_fields != UnknownFields.RESCUE:
@@ -286,7 +306,7 @@ class Payload(PayloadSettings):
 
     def _field_decoder(self, fields: pa.Schema) -> Decoder:
         if self.envelope == Envelope.DEBEZIUM:
-            return DebeziumDecoder(fields, self._events, self._naming)
+            return DebeziumDecoder(fields, self._events, self._naming, self._unavailable)
         return self.row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> Decoder:

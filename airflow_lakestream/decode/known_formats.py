@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
+from airflow_lakestream.core.formats import UNAVAILABLE, Envelope, Format, KeyFormat, UnavailableValues, check_delimiter
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
@@ -69,6 +69,8 @@ class PayloadSettings:
     :param timestamps_finer: see `core.policies.TimestampsFiner`; of times, too.
     :param given: the columns that the user gave for values, in their order; empty where the table says them.
     :param csv_delimiter: what stands between the fields of CSV.
+    :param unavailable_placeholder: of Debezium's events: the connector's `unavailable.value.placeholder`.
+    :param unavailable_values: what becomes of an event that leaves a value out, see `core.formats.UnavailableValues`.
     :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
     :param decided: for one of several workers: whether all columns are there that unknown fields get. None: this
         process decides on them by itself.
@@ -87,6 +89,8 @@ class PayloadSettings:
     timestamps_finer: str = TimestampsFiner.REJECT
     given: tuple[str, ...] = ()
     csv_delimiter: str = ","
+    unavailable_placeholder: str = UNAVAILABLE
+    unavailable_values: str = UnavailableValues.REJECT
     alone: bool = False
     decided: bool | None = None
 

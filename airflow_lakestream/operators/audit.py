@@ -50,7 +50,8 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         (templated)
     :param format: how values are decoded, for `repair` only, as the extract operator's; so are all others that say
         how: `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `unknown_fields`, `sql`,
-        `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer` (templated)
+        `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
+        `unavailable_placeholder`, `unavailable_values` (templated)
     :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or those of CSV's
         fields (templated)
     :param tombstones: for `repair` only, as the extract operator's (templated)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.formats import UNAVAILABLE, UnavailableValues
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
     ModeName,
@@ -106,6 +107,11 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     :param rename_columns: names of columns by those that fields have in the records (templated)
     :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the record a
         bad one, `"truncate"` leaves out what is behind the microseconds (templated)
+    :param unavailable_placeholder: the connector's `unavailable.value.placeholder`, if it has another; also with `hex:`
+        (templated)
+    :param unavailable_values: with `envelope="debezium"`, for an event that leaves out a value which PostgreSQL keeps
+        apart: `"reject"` takes it for a bad record, `"null"` makes it NULL, with the column's name in `_unavailable`
+        (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -175,6 +181,8 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         csv_delimiter: str = ",",
         rename_columns: Mapping[str, str] | str | None = None,
         timestamps_finer: str = TimestampsFiner.REJECT.value,
+        unavailable_placeholder: str = UNAVAILABLE,
+        unavailable_values: str = UnavailableValues.REJECT.value,
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
@@ -231,6 +239,8 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.csv_delimiter = csv_delimiter
         self.rename_columns = rename_columns
         self.timestamps_finer = timestamps_finer
+        self.unavailable_placeholder = unavailable_placeholder
+        self.unavailable_values = unavailable_values
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order

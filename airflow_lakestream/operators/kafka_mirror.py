@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.formats import UNAVAILABLE
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
 from airflow_lakestream.core.policies import (
     MergeMode,
@@ -72,6 +73,8 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
     :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the event a bad
         one, `"truncate"` leaves out what is behind the microseconds (templated)
     :param rename_columns: the mirror's column names, by those in the database (templated)
+    :param unavailable_placeholder: the connector's `unavailable.value.placeholder`, if it has another; also with `hex:`
+        (templated)
     :param source_tables: regex of the source's tables, `database.schema.table` each, where the rows of several come to
         one mirror (templated)
     :param merge_mode: how changes come into an Iceberg table: `"copy-on-write"` rewrites the files that have the rows,
@@ -128,6 +131,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         out_of_range: str = OutOfRange.REJECT.value,
         timestamps_finer: str = TimestampsFiner.REJECT.value,
         rename_columns: Mapping[str, str] | str | None = None,
+        unavailable_placeholder: str = UNAVAILABLE,
         source_tables: str | None = None,
         merge_mode: str = MergeMode.AUTO.value,
         format: str = "json",  # noqa: A002  # the word that users know
@@ -168,6 +172,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         self.out_of_range = out_of_range
         self.timestamps_finer = timestamps_finer
         self.rename_columns = rename_columns
+        self.unavailable_placeholder = unavailable_placeholder
         self.source_tables = source_tables
         self.merge_mode = merge_mode
         self.format = format

@@ -39,7 +39,8 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
     :param limit: most records; default: all (templated)
     :param format: how values are decoded, as the extract operator's; so are all others that say how: `key_format`,
         `envelope`, `schema_registry`, `writer_schemas`, `schema`, `unknown_fields`, `sql`, `sql_input`,
-        `csv_delimiter`, `rename_columns`, `timestamps_finer` (templated)
+        `csv_delimiter`, `rename_columns`, `timestamps_finer`,
+        `unavailable_placeholder`, `unavailable_values` (templated)
     :param schema_evolution: how far the table's schema may be changed, as the extract operator's (templated)
     :param tombstones: what a record without a value is, as the extract operator's (templated)
     :param kafka_conn_id: connection of type `kafka`, for its schema registry only (templated)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues
 from airflow_lakestream.core.policies import (
     MergeMode,
     OnDataLoss,
@@ -50,6 +50,10 @@ class Source(Part):
     writer_schemas: Names | None = None
     csv_delimiter: str | None = None
     timestamps_finer: TimestampsFiner | None = None
+    unavailable_placeholder: str | None = Field(
+        default=None, description="of Debezium's events: the connector's unavailable.value.placeholder"
+    )
+    unavailable_values: UnavailableValues | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
     start_timestamp: str | int | None = None
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")

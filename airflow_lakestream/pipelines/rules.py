@@ -30,7 +30,7 @@ _ANY = frozenset(
 ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "source_tables")
 _NOT_OF_MIRRORS = {
-    "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
+    "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter", "unavailable_values"),
     "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),
 }
 # What SQL reads before it is decoded.

@@ -28,6 +28,8 @@ from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, Naming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
+from airflow_lakestream.decode.connect.leaving_out import Unavailable
+from airflow_lakestream.decode.connect.unavailable import Placeholder
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
@@ -149,6 +151,11 @@ class EventPayload(Payload):
 
     def _of_row(self, row: Sequence[pa.Field]) -> pa.Schema:
         return event_columns(pa.schema(self.names.columns(row)))
+
+    @property
+    def _unavailable(self) -> Unavailable:
+        # Merging knows the default one.
+        return Unavailable(Placeholder(self.unavailable_placeholder), None)
 
     @property
     def _naming(self) -> Naming:

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import BEFORE, KEY_NAMES, LEAVES_OUT, OF_EVENTS, OP, ROW_BYTES, TELLS_MORE, VERSION
 from airflow_lakestream.cdc.events.record_keys import as_list
-from airflow_lakestream.cdc.events.unavailable import left_out
 from airflow_lakestream.cdc.keys.images import say_something
+from airflow_lakestream.decode.connect.unavailable import left_out
 
 
 def note_columns() -> pa.Schema:

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
-from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import Among, by_place
 from airflow_lakestream.cdc.merge.hands import Work
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import may_hold
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
+from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
 
 # More files than this of fewer entries than half a part are put together.

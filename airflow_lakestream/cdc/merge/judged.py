@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, POSITION
-from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Guarded, Judge
 from airflow_lakestream.cdc.keys.images import Image, images
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.lookup import Found, with_numbers
 from airflow_lakestream.cdc.merge.memory import Memory
 from airflow_lakestream.cdc.merge.newest import Newest, is_before, is_gone
+from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 
 

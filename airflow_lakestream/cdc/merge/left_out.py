@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OP, POSITION
 from airflow_lakestream.cdc.events.apart import check_values
-from airflow_lakestream.cdc.events.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.cdc.keys.identity import Key, keys_of, those_with
 from airflow_lakestream.cdc.merge.snapshots import Version, behind_one, versions
+from airflow_lakestream.decode.connect.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.tables.rising import Numbers
 
 Place = tuple[int, ...]

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, VERSION, version_schema
-from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import Among
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers
 

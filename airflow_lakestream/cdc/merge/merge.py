@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
-from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Among, by_place, in_order, those_with
 from airflow_lakestream.cdc.merge.audited import Look
@@ -41,6 +40,7 @@ from airflow_lakestream.cdc.merge.newest import Newest, is_before, is_gone, is_l
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, Values
 from airflow_lakestream.core.policies import MergeMode
+from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers, distinct
 

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, OFFSET, OP, PARTITION, VERSION
 from airflow_lakestream.cdc.events.apart import Apart
-from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge
 from airflow_lakestream.cdc.keys.identity import Key, by_place, greatest_of_each, those_with
 from airflow_lakestream.cdc.keys.order import settled
@@ -22,6 +21,7 @@ from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.merge.left_out import Source, befores, sources
 from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
+from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 
 

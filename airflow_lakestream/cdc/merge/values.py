@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import DELETED, OP, UNAVAILABLE, VERSION
-from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import keys_of, places
 from airflow_lakestream.cdc.merge.left_out import Origin, Source
 from airflow_lakestream.cdc.merge.memory import Memory
 from airflow_lakestream.cdc.merge.newest import Newest, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version, versions
+from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.no_rows import one_array
 from airflow_lakestream.tables.rising import Numbers

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.connect.leaving_out import NOTE, UNAVAILABLE, Unavailable
 from airflow_lakestream.decode.keys import Decoder
 from airflow_lakestream.decode.values.outcome import Decoded
 from airflow_lakestream.exceptions import InvalidArgument
@@ -104,10 +105,13 @@ def _images(record: pa.Schema) -> list[pa.Field]:
     return [field for field in found if t.is_struct(field.type)]
 
 
-def flattened(event: pa.Schema) -> pa.Schema:
-    """Return the columns of a new table for events of these columns. Raises InvalidArgument for what is no event."""
+def flattened(event: pa.Schema, notes: bool = False) -> pa.Schema:
+    """Return the columns of a new table for events of these columns. Raises InvalidArgument for what is no event.
+
+    :param notes: whether there is a column for the names of values that an event leaves out.
+    """
     row = row_of(event)
-    if taken := [field.name for field in row if field.name in EVENT_COLUMNS]:
+    if taken := [field.name for field in row if field.name in EVENT_COLUMNS or (notes and field.name == NOTE)]:
         raise InvalidArgument(
             "envelope",
             f"the database's table has a column {', '.join(taken)}, a name that a part of the change event has here.",
@@ -120,6 +124,8 @@ def flattened(event: pa.Schema) -> pa.Schema:
             beside.append(pa.field(name, pa.struct(row)))
         elif member in event.names:
             beside.append(pa.field(name, event.field(member).type))
+    if notes:
+        beside.append(pa.field(NOTE, pa.list_(pa.string())))
     return pa.schema([*row, *beside])
 
 
@@ -162,16 +168,24 @@ class DebeziumDecoder:
 
     :param schema: the table's columns.
     :param make: makes the decoder of the events' own columns.
+    :param unavailable: what becomes of values that events leave out.
     """
 
-    def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], Decoder], naming: Naming = USUAL) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        make: Callable[[pa.Schema], Decoder],
+        naming: Naming = USUAL,
+        unavailable: Unavailable = UNAVAILABLE,
+    ) -> None:
         self.schema = schema
         self._make = make
         self._naming = naming
-        self._events = make(event_schema(schema, naming))
+        self._unavailable = unavailable
+        self._events = make(event_schema(unavailable.without_note(schema), naming))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, self._make, self._naming)
+        return type(self), (self.schema, self._make, self._naming, self._unavailable)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records; a tombstone is a row of nulls."""
@@ -180,7 +194,12 @@ class DebeziumDecoder:
         places = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
         wrong: dict[int, str] = {}
         self._look_at_events(batch, events, places, wrong)
-        columns = [self._column(field, events, wrong) for field in self.schema]
+        found = self._unavailable.without_note(self.schema)
+        columns = [self._column(field, events) for field in found]
+        columns = self._unavailable.settled(self.schema, columns, self._naming.beside, wrong)
+        for field, column in zip(self.schema, columns, strict=True):
+            for row in () if field.nullable else _true(column.is_null()):
+                wrong.setdefault(row, f"{field.name}: null, and the column is required")
         return decoded.refined(places, wrong, columns, self.schema)
 
     def _look_at_events(self, batch: RawBatch, events: pa.Table, places: Places, wrong: dict[int, str]) -> None:
@@ -197,7 +216,7 @@ class DebeziumDecoder:
         for row in _true(pc.and_(pc.fill_null(pc.equal(op, "d"), False), has_none)):
             wrong[row] = "before: null, in an event whose op is 'd', so it does not say which row was deleted"
 
-    def _column(self, field: pa.Field, events: pa.Table, wrong: dict[int, str]) -> pa.Array:
+    def _column(self, field: pa.Field, events: pa.Table) -> pa.Array:
         member = self._naming.beside.get(field.name)
         if member in ("before", "after"):
             column = _narrowed(_member(events, str(member)), field.type, self._naming)
@@ -205,9 +224,6 @@ class DebeziumDecoder:
             column = _member(events, member)
         else:
             column = _row_column(events, self._naming.source(field.name))
-        if not field.nullable:
-            for row in _true(column.is_null()):
-                wrong.setdefault(row, f"{field.name}: null, and the column is required")
         return column
 
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.cdc.events.decoder import EventPayload, event_columns
-from airflow_lakestream.cdc.events.unavailable import left_out, may_be_left_out
 from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
+from airflow_lakestream.decode.connect.unavailable import left_out, may_be_left_out
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from tests.unit.decode.support import batch

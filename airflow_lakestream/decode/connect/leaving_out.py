@@ -1,0 +1,97 @@
+"""What becomes of values that change events leave out: a bad record, NULL with a note, or what a merge knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.core.formats import UnavailableValues
+from airflow_lakestream.decode.connect.unavailable import USUAL, Mask, Placeholder, left_out, may_be_left_out
+from airflow_lakestream.exceptions import InvalidArgument
+
+# The column that names a row's columns whose values were left out.
+NOTE = "_unavailable"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """What is done with values that are left out.
+
+    :param placeholder: what stands for them.
+    :param policy: None for a mirror, whose merge finds the row's own value by the default placeholder.
+    """
+
+    placeholder: Placeholder = USUAL
+    policy: UnavailableValues | None = UnavailableValues.REJECT
+
+    def without_note(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that events have values for. Raises InvalidArgument for a note that can't be one."""
+        if self.policy is None or NOTE not in schema.names:
+            return schema
+        kind = schema.field(NOTE).type
+        if not ((t.is_list(kind) or t.is_large_list(kind)) and t.is_string(kind.value_type)):
+            raise InvalidArgument("schema", f"{NOTE} can't be {kind}: it has names.", "Make it array<string>.")
+        return pa.schema([field for field in schema if field.name != NOTE])
+
+    def settled(
+        self, schema: pa.Schema, columns: Sequence[pa.Array], beside: Mapping[str, str], wrong: dict[int, str]
+    ) -> list[pa.Array]:
+        """Return all columns, with what becomes of values that are left out; and note the events that are bad.
+
+        :param columns: those of `without_note`.
+        :param beside: columns that are no columns of the row, and the members of the event that they hold.
+        :param wrong: reasons by row, which are added to.
+        """
+        found: dict[str, pa.Array] = {}
+        named: dict[int, list[str]] = {}
+        for field, column in zip(self.without_note(schema), columns, strict=True):
+            if (member := beside.get(field.name)) is None:
+                column = self._settled(field.name, column, named, wrong)
+            elif member in ("before", "after"):
+                column = self._image(field.name, column, wrong)
+            found[field.name] = column
+        has_note = self.policy is not None and NOTE in schema.names
+        if self.policy is UnavailableValues.NULL and not has_note:
+            for row, names in named.items():
+                reason = f"{names[0]}: Debezium left the value out, and the table has no column {NOTE} to note it"
+                wrong.setdefault(row, reason)
+        if has_note:
+            rows = len(columns[0]) if columns else 0
+            found[NOTE] = pa.array([named.get(row) for row in range(rows)], schema.field(NOTE).type)
+        return [found[field.name] for field in schema]
+
+    def _image(self, name: str, image: pa.Array, wrong: dict[int, str]) -> pa.Array:
+        """Settle the whole row."""
+        parts = zip(image.type, map(image.field, range(image.type.num_fields)), strict=True)
+        found = [self._settled(f"{name}.{one.name}", column, {}, wrong) for one, column in parts]
+        return pa.StructArray.from_arrays(found, fields=list(image.type), mask=image.is_null())
+
+    def _settled(self, name: str, column: pa.Array, named: dict[int, list[str]], wrong: dict[int, str]) -> pa.Array:
+        if not may_be_left_out(column.type):
+            return column
+        if self.policy is None:
+            return self._for_merge(name, column, wrong)
+        mask = left_out(column, self.placeholder)
+        for row in np.flatnonzero(mask).tolist():
+            named.setdefault(row, []).append(name)
+            if self.policy is UnavailableValues.REJECT:
+                wrong.setdefault(row, f"{name}: Debezium left the value out, since the update did not touch it")
+        return column.take(pa.array(np.arange(len(column)), mask=mask)) if mask.any() else column
+
+    def _for_merge(self, name: str, column: pa.Array, wrong: dict[int, str]) -> pa.Array:
+        if self.placeholder == USUAL:
+            return column
+        for row in np.flatnonzero(left_out(column)).tolist():
+            wrong.setdefault(row, f"{name}: has {USUAL.text}, which is not the connector's placeholder")
+        mask: Mask = left_out(column, self.placeholder)
+        if not mask.any():
+            return column
+        both = pa.concat_arrays([column, USUAL.of(column.type)])
+        return both.take(pa.array(np.where(mask, len(column), np.arange(len(column)))))
+
+
+UNAVAILABLE = Unavailable()

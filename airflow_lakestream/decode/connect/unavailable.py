@@ -1,0 +1,158 @@
+"""Values that change events leave out: the placeholders that Debezium writes instead, by type.
+
+PostgreSQL keeps large values apart (TOAST), and does not send those that an update did not touch; nor does Oracle send
+LOBs. The connector's `unavailable.value.placeholder` says what stands for them; its default is
+`__debezium_unavailable_value`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.core.formats import UNAVAILABLE, octets_of
+from airflow_lakestream.tables.no_rows import one_array
+
+Mask = npt.NDArray[np.bool_]
+_NO_BYTE = 1 << 9
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """What a connector writes for a value that it leaves out.
+
+    :param setting: the connector's `unavailable.value.placeholder`; with `hex:` at its begin, octets in hexadecimal.
+    """
+
+    setting: str = UNAVAILABLE
+
+    @cached_property
+    def octets(self) -> bytes:
+        """The placeholder of a column of bytes."""
+        return octets_of(self.setting)
+
+    @cached_property
+    def text(self) -> str:
+        """The placeholder of a column of text; what is no UTF-8 is replaced, as Java does it."""
+        return self.octets.decode(errors="replace")
+
+    @cached_property
+    def uuid(self) -> uuid.UUID:
+        """The placeholder in an array of UUIDs, as Java's UUID.nameUUIDFromBytes makes it."""
+        return uuid.UUID(bytes=hashlib.md5(self.octets, usedforsecurity=False).digest(), version=3)
+
+    @cached_property
+    def numbers(self) -> npt.NDArray[np.int8]:
+        """The placeholder of an array of numbers: Java's bytes have a sign."""
+        return np.frombuffer(self.octets, np.int8)
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """All that may stand in a text: also an hstore's JSON, bytes as text (binary.handling.mode), a UUID."""
+        return (
+            self.text,
+            json.dumps({self.text: self.text}, separators=(",", ":"), ensure_ascii=False),
+            base64.b64encode(self.octets).decode(),
+            base64.urlsafe_b64encode(self.octets).decode(),
+            base64.urlsafe_b64encode(self.octets).decode().rstrip("="),
+            self.octets.hex(),
+            str(self.uuid),
+        )
+
+    def of(self, kind: pa.DataType) -> pa.Array:
+        """Return the placeholder as an array of one value of a type that `may_be_left_out`."""
+        if t.is_map(kind):
+            pairs = [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
+            items = [self.of(one.type) if may_be_left_out(one.type) else pa.nulls(1, one.type) for one in pairs]
+            return pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), *items).cast(kind)
+        if t.is_list(kind) or t.is_large_list(kind):
+            if _is_whole(kind.value_type):
+                wide = pa.int64() if t.is_int64(kind.value_type) else pa.int32()
+                values = pa.array(self.numbers.astype(wide.to_pandas_dtype()), wide).cast(kind.value_type)
+            else:
+                values = self.of(kind.value_type)
+            ends = pa.array([0, len(values)], pa.int32() if t.is_list(kind) else pa.int64())
+            make: Any = pa.ListArray if t.is_list(kind) else pa.LargeListArray
+            return make.from_arrays(ends, values, type=kind)
+        if isinstance(kind, pa.BaseExtensionType):
+            return pa.ExtensionArray.from_storage(kind, self.of(kind.storage_type))
+        return pa.array([self.text if _is_text(kind) else self.octets if _is_bytes(kind) else self.uuid.bytes], kind)
+
+
+USUAL = Placeholder()
+
+
+def may_be_left_out(kind: pa.DataType) -> bool:
+    """Tell whether a left-out value of this type can be told from NULL."""
+    if t.is_list(kind) or t.is_large_list(kind):
+        return _is_whole(kind.value_type) or may_be_left_out(kind.value_type)
+    return t.is_map(kind) or _is_text(kind) or _is_bytes(kind) or _is_uuid(kind)
+
+
+def left_out(column: pa.Array | pa.ChunkedArray, placeholder: Placeholder = USUAL) -> Mask:
+    """Tell which values of a column are left out."""
+    whole = one_array(column) if isinstance(column, pa.ChunkedArray) else column
+    kind = whole.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return left_out(whole.storage, placeholder)
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
+        return _left_out_of_many(whole, placeholder)
+    if _is_text(kind):
+        return _is_in(whole, pa.array(placeholder.texts, kind))
+    if _is_bytes(kind):
+        return _is_in(whole, pa.array([placeholder.octets], kind))
+    if _is_uuid(kind):
+        return _is_in(whole, pa.array([placeholder.uuid.bytes], kind))
+    return np.zeros(len(whole), np.bool_)
+
+
+def _left_out_of_many(column: pa.Array, placeholder: Placeholder) -> Mask:
+    """Tell which arrays or maps are left out: their one element is a placeholder, or they hold its single bytes."""
+    of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
+    lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
+    found = np.zeros(len(column), np.bool_)
+    places = np.flatnonzero(lengths == (len(placeholder.octets) if of_bytes else 1))
+    if not len(places):
+        return found
+    some = column.take(pa.array(places))
+    if of_bytes:
+        values = some.flatten()
+        numbers = (values.cast(pa.int32()) if t.is_date32(values.type) else values).cast(pa.int64())
+        rows = pc.fill_null(numbers, _NO_BYTE).to_numpy().reshape(len(places), len(placeholder.octets))
+        found[places] = (rows == placeholder.numbers).all(axis=1)
+    else:
+        found[places] = left_out(some.keys if t.is_map(column.type) else some.flatten(), placeholder)
+    return found
+
+
+def _is_in(column: pa.Array, values: pa.Array) -> Mask:
+    mask: Mask = pc.is_in(column, value_set=values).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(t.is_string(kind) or t.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(t.is_binary(kind) or t.is_large_binary(kind))
+
+
+def _is_uuid(kind: pa.DataType) -> bool:
+    storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return bool(t.is_fixed_size_binary(storage) and storage.byte_width == 16)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(t.is_int32(kind) or t.is_int64(kind) or t.is_date32(kind))
