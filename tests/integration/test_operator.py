@@ -125,6 +125,8 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "sql_input": "raw",
         "csv_delimiter": ",",
         "rename_columns": {"x": "y"},
+        "unavailable_placeholder": "__debezium_unavailable_value",
+        "unavailable_values": "reject",
         "metadata_columns": ["partition", "offset", "key"],
         "partition_by": ["bucket(2, n)"],
         "sort_order": ["n desc"],
