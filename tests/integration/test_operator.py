@@ -126,6 +126,8 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "csv_delimiter": ",",
         "rename_columns": {"x": "y"},
         "timestamps_finer": "truncate",
+        "unavailable_placeholder": "__debezium_unavailable_value",
+        "unavailable_values": "reject",
         "metadata_columns": ["partition", "offset", "key"],
         "partition_by": ["bucket(2, n)"],
         "sort_order": ["n desc"],

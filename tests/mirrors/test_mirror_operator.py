@@ -110,6 +110,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "out_of_range": "null",
         "timestamps_finer": "truncate",
         "rename_columns": {"_op": "operation"},
+        "unavailable_placeholder": "__debezium_unavailable_value",
         "source_tables": "",
         "merge_mode": "copy-on-write",
         "format": "json",

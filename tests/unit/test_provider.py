@@ -82,12 +82,13 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     for module in listed:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
-    own = ("arguments", "base", "interval", "landing", "lineage", "outlets", "sql_template")
+    own = ("arguments", "base", "interval", "landing", "lineage", "outlets", "rendering", "sql_template")
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
     shared |= {
         f"airflow_lakestream.hooks.{name}"
-        for name in ("database", "delta_storage", "lake", "places", "spark_cluster", "store", "variables")
+        for name in ("allowed_tables", "connections", "database", "delta_storage", "lake", "places", "spark_cluster")
     }
+    shared |= {f"airflow_lakestream.hooks.{name}" for name in ("store", "variables")}
     shared |= {"airflow_lakestream.sensors.base"}
     shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "patience", "shared_looks")}
     shared |= {f"airflow_lakestream.triggers.{name}" for name in ("landing_cursor", "landing_stream")}

@@ -235,8 +235,8 @@ def test_values_of_every_kind_that_a_run_takes_are_taken() -> None:
 # Arguments that any text may be right for: names, DDL and SQL; the run finds out. `table_format` is tried above.
 OF_ANY_TEXT = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "schema", "sql", "schema_registry"}
 OF_ANY_TEXT |= {"writer_schemas", "partition_by", "sort_order", "table_format", "topic_url", "table_url"}
-# A mirror's key may be one text, and its tables any regex; what is none is tried above.
-OF_ANY_TEXT |= {"key", "source_tables"}
+# A key and a placeholder may be any text, and the tables any regex; what is none is tried above or by its own test.
+OF_ANY_TEXT |= {"key", "source_tables", "unavailable_placeholder"}
 
 
 def test_every_other_argument_of_a_landing_is_checked() -> None:
