@@ -128,12 +128,6 @@ class Connect:
         """Stop a connector; its slot in PostgreSQL stays."""
         self._ask(f"/connectors/{name}", 60, method="DELETE")
 
-    def change(self, name: str, **settings: str) -> None:
-        """Give a connector other settings, as those of `capture`; it goes on from the place that it wrote down last."""
-        config = self._ask(f"/connectors/{name}/config", 60)
-        changed = {key.replace("_", "."): value for key, value in settings.items()}
-        self._ask(f"/connectors/{name}/config", 60, {**config, **changed}, "PUT")
-
     def restart(self, name: str) -> None:
         """Restart a connector's task: from the place in the log that it wrote down last."""
         self._ask(f"/connectors/{name}/restart?includeTasks=true", 60, {})

@@ -86,8 +86,6 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
     server += ["--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--server-id=1"]
     # Without it, events do not say where they are in the log.
     server += ["--binlog-legacy-event-pos=ON"]
-    # For a replica that takes over: its own log has what it got.
-    server += ["--log-slave-updates=ON"]
     _make_tables(folder, server, home)
     server += [f"--port={port}", f"--bind-address={LOOPBACK}", f"--socket={data / 's'}", f"--pid-file={data / 'pid'}"]
     leash = folder.start([*server, f"--init-file={account}"], owner, clean_environment(("MYSQL", "MARIADB")))
