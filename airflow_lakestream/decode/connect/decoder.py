@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -47,6 +47,10 @@ class Part:
     def payloads(self) -> pa.Array:
         """The payloads; cut out of the values once somebody asks."""
         return self._cut_out()
+
+    def take(self, indices: Integers) -> Part:
+        """Return some of the payloads, by their numbers in this part."""
+        return Part(self.schema, self.places[indices], lambda: self.payloads.take(pa.array(indices)))
 
 
 def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[Part]:
@@ -210,7 +214,8 @@ class ConnectJsonDecoder:
         self._finer = finer
         self._prefixes: dict[bytes, str] = {}
         documents = self._documents(schema) if bare is None else bare(schema, unknown_fields)
-        self._readers: dict[str | None, _Reader] = {None: _Reader(schema, None, documents, out_of_range, finer)}
+        plain = _Reader(schema, None, documents, out_of_range, finer)
+        self._readers: dict[str | None, Sequence[_Reader]] = {None: [plain]}
 
     def __reduce__(self) -> tuple[Any, ...]:
         said = (self._out_of_range, self._bare, self._is_event, self._finer)
@@ -218,12 +223,21 @@ class ConnectJsonDecoder:
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
-        tables, places, bad = [], [], []
+        tables, places, bad = [], list[Integers](), list[BadRow]()
         for part in unwrapped(batch.values, self._prefixes):
-            decoded = self._reader(part.schema).decode(batch, part)
-            tables.append(decoded.rows)
-            bad += [BadRow(int(part.places[row.index]), row.reason) for row in decoded.bad]
-            places.append(np.delete(part.places, [row.index for row in decoded.bad]))
+            left: dict[int, str] = {}
+            for reader in self._readers_of(part.schema):
+                decoded = reader.decode(batch, part)
+                failed = np.array([row.index for row in decoded.bad], np.int64)
+                reasons = {int(part.places[row.index]): row.reason for row in decoded.bad}
+                # Those of the reader that the records are for.
+                left = reasons if decoded.rows.num_rows or not left else {at: left[at] for at in reasons}
+                tables.append(decoded.rows)
+                places.append(np.delete(part.places, failed))
+                if not reasons:
+                    break
+                part = part.take(failed)
+            bad += [BadRow(at, reason) for at, reason in left.items()]
         if not tables:
             return Decoded(no_rows(self.schema))
         table, order = pa.concat_tables(tables), np.concatenate(places)
@@ -231,18 +245,26 @@ class ConnectJsonDecoder:
             table = table.take(pa.array(np.argsort(order)))
         return Decoded(table, sorted(bad, key=lambda row: row.index))
 
-    def _reader(self, schema: str | None) -> _Reader:
-        reader = self._readers.get(schema)
-        if reader is None:
+    def _readers_of(self, schema: str | None) -> Sequence[_Reader]:
+        """Return what reads payloads of a schema; the second one is for what the first one can't read."""
+        readers = self._readers.get(schema)
+        if readers is None:
             shape = None if schema is None else connect_schema.parse(schema)
             if shape is None:
-                reader = self._readers[None]
+                readers = self._readers[None]
             else:
-                documents = self._documents(_written_by(shape, self.schema))
-                reader = _Reader(self.schema, shape, documents, self._out_of_range, self._finer)
+                # Base64 first: it is never a number in JSON.
+                readers = [
+                    self._reader(one)
+                    for one in ([shape] if shape == shape.with_numbers else [shape, shape.with_numbers])
+                ]
             if len(self._readers) < _MOST_SCHEMAS:
-                self._readers[schema] = reader
-        return reader
+                self._readers[schema] = readers
+        return readers
+
+    def _reader(self, shape: Shape) -> _Reader:
+        documents = self._documents(_written_by(shape, self.schema))
+        return _Reader(self.schema, shape, documents, self._out_of_range, self._finer)
 
     def _documents(self, schema: pa.Schema) -> JsonDecoder:
         return JsonDecoder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +34,14 @@ class Shape:
     def logical(self) -> Logical | None:
         """What the number or the bytes stand for, where they do not stand for themselves."""
         return LOGICAL.get((self.kind, self.name))
+
+    @property
+    def with_numbers(self) -> Shape:
+        """The same with decimals as JSON's numbers, which `decimal.format=NUMERIC` makes of them."""
+        if self.logical is not None and self.logical.what == "decimal":
+            return replace(self, kind="number", name="")
+        inner = {name: one.with_numbers for name, one in self.fields.items()}
+        return replace(self, fields=inner, items=self.items and self.items.with_numbers)
 
 
 @dataclass(frozen=True)
