@@ -39,7 +39,7 @@ class Shape:
     def with_numbers(self) -> Shape:
         """The same with decimals as JSON's numbers, which `decimal.format=NUMERIC` makes of them."""
         if self.logical is not None and self.logical.what == "decimal":
-            return replace(self, kind="number", name="")
+            return replace(self, kind=NUMBER, name="")
         inner = {name: one.with_numbers for name, one in self.fields.items()}
         return replace(self, fields=inner, items=self.items and self.items.with_numbers)
 
@@ -52,6 +52,9 @@ class Logical:
     nanos: int = 0
     zoned: bool = False
 
+
+# A decimal by its digits. No schema of Connect's has the word.
+NUMBER = "number"
 
 _CONNECT = "org.apache.kafka.connect.data."
 _DEBEZIUM = "io.debezium.time."

@@ -7,6 +7,7 @@ Debezium sends as numbers and that no column can hold.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.values.decimals import decimal_text
-from airflow_lakestream.decode.values.outcome import Misfit
+from airflow_lakestream.decode.values.outcome import Misfit, quoted
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MICROS_PER_DAY, MIN_DAY, MIN_MICROS
 
 # What Debezium 3.2 makes of PostgreSQL's infinite dates: read by a snapshot, and streamed; the numbers run over.
 _DATES = ({-622191234, -2147472692}, {-625821272, -2147472691})
+# More digits of an exponent would make a text of any length.
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 # PostgreSQL has no timestamp before that; a lower number is one above 2**63 that ran over.
 _EARLIEST = -211_000_000_000_000_000
 # Debezium's -infinity.
@@ -92,6 +95,17 @@ def fitted(
         texts = [None if one is None else decimal_text(one, shape.scale) for one in values.to_pylist()]
         return pa.array(texts, kind)
     return pa.array(times(values, shape.logical), kind, mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+def plain(numbers: pa.Array, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]) -> pa.Array:
+    """Return JSON's numbers as the text that decimals have: all digits, without an exponent."""
+    made: list[str | None] = []
+    for text, owner in zip(numbers.to_pylist(), owners.tolist(), strict=True):
+        is_number = text is None or _NUMBER.fullmatch(text)
+        made.append(f"{Decimal(text):f}" if text is not None and is_number else None)
+        if not is_number:
+            reasons.setdefault(owner, f"{path}: {quoted(text)} is no decimal")
+    return pa.array(made, kind)
 
 
 def _decimals(

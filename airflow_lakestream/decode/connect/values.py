@@ -11,7 +11,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
 from airflow_lakestream.decode.connect import texts as connect_texts
-from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
+from airflow_lakestream.decode.connect.schema import NUMBER, VARIABLE_DECIMAL, Logical, Shape
 from airflow_lakestream.decode.connect.texts import replaced, settled
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, list_array, map_array
@@ -36,6 +36,9 @@ def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
         return kind
     if (logical := shape.logical) is not None:
         return _written_as(logical, kind)
+    if shape.kind == NUMBER and t.is_string(kind):
+        # Another type than the column's, since digits may be written with an exponent.
+        return pa.large_string()
     if shape.kind in _SINGLE and t.is_float64(kind):
         # The shortest digits of a float are another number among doubles: it is the float's value that counts.
         return pa.float32()
@@ -76,6 +79,8 @@ def fitted(
     """
     if shape is None or values.type == kind:
         return values
+    if shape.kind == NUMBER:
+        return connect_texts.plain(values, kind, path, owners, rows.reasons)
     if t.is_string(kind) or shape.name == VARIABLE_DECIMAL:
         return connect_texts.fitted(values, shape, kind, path, owners, rows.reasons)
     if t.is_struct(kind):

@@ -49,17 +49,27 @@ def by_avro(given: Any, numbers: list[int], kind: pa.DataType | None, **more: An
 
 def by_connect(scale: int, numbers: list[int], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
     """Decode numbers that Connect's JSON has, likewise."""
+    texts = [f'"{base64.b64encode(unscaled_bytes(number)).decode()}"' for number in numbers]
+    return of_connect(scale, texts, kind, **more)
+
+
+def by_digits(scale: int, numbers: list[int], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
+    """Decode numbers that Connect's JSON has with decimal.format=NUMERIC, likewise."""
+    return of_connect(scale, [str(exact(number, scale)) for number in numbers], kind, **more)
+
+
+def of_connect(scale: int, texts: list[str], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
     parameters = {"scale": str(scale), **more.get("parameters", {})}
     field = {"field": "v", "type": "bytes", "name": CONNECT, "optional": False, "parameters": parameters}
-    schema = {"type": "struct", "fields": [field]}
-    texts = [base64.b64encode(unscaled_bytes(number)).decode() for number in numbers]
-    records: RawBatch = batch([json.dumps({"schema": schema, "payload": {"v": text}}).encode() for text in texts])
+    schema = json.dumps({"type": "struct", "fields": [field]})
+    wrapped = [f'{{"schema": {schema}, "payload": {{"v": {text}}}}}'.encode() for text in texts]
+    records: RawBatch = batch([*wrapped])
     payload = Payload(envelope="connect")
     columns = payload.columns(records) if kind is None else pa.schema([("v", kind)])
     return columns.field("v").type, payload.decoder(columns).decode(records)
 
 
-WAYS = pytest.mark.parametrize("decode", [by_avro, by_connect], ids=["avro", "connect"])
+WAYS = pytest.mark.parametrize("decode", [by_avro, by_connect, by_digits], ids=["avro", "connect", "numeric"])
 
 
 def assert_exact(numbers: list[int], scale: int, kind: pa.DataType, decoded: Decoded) -> None:
@@ -117,3 +127,15 @@ def test_a_number_in_zeros_and_its_declared_digits() -> None:
 def test_what_says_no_precision_or_no_scale_is_bytes(more: dict[str, Any]) -> None:
     kind, decoded = by_avro(2, [9], None, **more)
     assert (kind, decoded.rows["v"].to_pylist()) == (pa.binary(), [b"\x09"])
+
+
+def test_both_forms_of_decimals_in_one_batch_and_what_is_neither() -> None:
+    texts = ['"BNI="', "12.34", '"MTIzNA=="', "-1e-2", '"abc"', "true", "[1]", "1e99999999999", "1.005"]
+    for kind, digits in ((pa.decimal128(10, 2), str), (pa.string(), str)):
+        _, decoded = of_connect(2, texts, kind)
+        values = [digits(value) for value in decoded.rows["v"].to_pylist()]
+        assert values[:2] == ["12.34", "12.34"]
+        assert "-0.01" in values
+        bad = [row.index for row in decoded.bad]
+        assert bad == ([4, 5, 6, 7] if kind == pa.string() else [4, 5, 6, 7, 8])
+        assert all(row.reason.startswith("v") for row in decoded.bad)
