@@ -26,7 +26,8 @@ def allowed_tables() -> Sequence[str]:
     found = Variable.get(TABLES, default=None, deserialize_json=True)
     if found is None:
         streams = Variable.get(STREAMS, default=None, deserialize_json=True)
-        found = sorted({one.get("table") for one in streams if isinstance(one, Mapping)}) if streams else _USUAL
+        named = {one.get("table") for one in streams or () if isinstance(one, Mapping)}
+        found = sorted(one for one in named if isinstance(one, str)) or _USUAL
     if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) and one for one in found):
         problem = "the Airflow variable is no list of tables."
         raise InvalidArgument(TABLES, problem, 'Set it to JSON such as ["lake.orders", "lake.clicks*"].')

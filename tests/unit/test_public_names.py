@@ -24,6 +24,7 @@ PUBLIC = {
     "airflow_lakestream.events": ["once_per_landing"],
     "airflow_lakestream.flink.script.bundled": ["flink_cdc_script", "flink_script"],
     "airflow_lakestream.get_provider_info": ["get_provider_info"],
+    "airflow_lakestream.hooks.allowed_tables": ["refuse_others", "table_param"],
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],
     "airflow_lakestream.hooks.kafka_connect": ["KafkaConnectHook"],

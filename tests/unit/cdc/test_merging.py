@@ -291,7 +291,7 @@ def test_a_truncation_behind_a_value_that_nobody_has_needs_a_batch_that_reaches_
         Event("t", None, None, 300, 1, offset=1),
         Event("c", 2, ("c", "C"), 400, 1, offset=2),
     ]
-    with pytest.raises(ValueMissing, match="let one batch reach beyond the truncation: delete the checkpoint"):
+    with pytest.raises(ValueMissing, match="once the truncation is in the topic: one batch has to reach beyond it"):
         mirror.land(events[:1])
     mirror.land(events)
     assert mirror.rows() == {2: ("c", "C")}
