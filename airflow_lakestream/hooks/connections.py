@@ -69,17 +69,11 @@ def _check_extra(argument: str, connection: Any, remedy: str) -> None:
     except ValueError:
         problem = f"the extra of connection {connection.conn_id!r} is no JSON."
         raise InvalidArgument(argument, problem, remedy) from None
-    if isinstance(extra, str) and _is_json(extra):
-        problem = f"the extra of connection {connection.conn_id!r} is JSON in a JSON text: it was encoded twice."
+    if isinstance(extra, str):
+        problem = (
+            f"the extra of connection {connection.conn_id!r} is a text in JSON, and no object: it was encoded twice."
+        )
         raise InvalidArgument(argument, problem, "Write the object itself, without quotes around it.")
     if extra is not None and not isinstance(extra, dict):
         problem = f"the extra of connection {connection.conn_id!r} is a {_KINDS[type(extra)]}, and no object."
         raise InvalidArgument(argument, problem, remedy)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

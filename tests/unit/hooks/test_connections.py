@@ -111,11 +111,14 @@ CASES: list[Case] = [
 ]
 # Of all kinds: an extra that is no object, and a text that is no connection.
 OF_ALL: list[tuple[str, str]] = [
-    (json.dumps(json.dumps(SERVERS)), "is JSON in a JSON text: it was encoded twice"),
+    (
+        json.dumps(json.dumps(SERVERS)),
+        "is a text in JSON, and no object",
+    ),
     ("[1]", "is a list, and no object"),
     ("5", "is a number, and no object"),
     ("true", "is a bool, and no object"),
-    ('"text"', "is a text, and no object"),
+    ('"text"', "is a text in JSON, and no object"),
     ("{'a': 1}", "is no JSON"),
 ]
 
