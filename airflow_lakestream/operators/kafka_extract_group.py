@@ -144,11 +144,11 @@ class ReadShareOperator(_SharedRunOperator):
         from airflow_lakestream.core.landing.story import told
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import Share
-        from airflow_lakestream.run.full_disk import full_disk_named
+        from airflow_lakestream.run.storage import storage_errors_named
 
         with airflow_errors():
             _, job, lake = self._prepare(context)
-            with full_disk_named(job.table, lake):
+            with storage_errors_named(job.table, lake):
                 pieces = read_share(job, Share.from_dict(self.share), folder_of(job.run_id))
         read = sum((piece.counts for piece in pieces), Counts())
         log.info("Read %s, and handed them over in %s pieces; the task %s lands them.", told(read), len(pieces), COMMIT)
@@ -171,7 +171,7 @@ class CommitPiecesOperator(_SharedRunOperator):
         """Return the report."""
         from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces
         from airflow_lakestream.core.sharing.pieces import Piece, ranges_from_dict
-        from airflow_lakestream.run.full_disk import full_disk_named
+        from airflow_lakestream.run.storage import storage_errors_named
         from airflow_lakestream.run.topics import RunReport
 
         ti = context["ti"]
@@ -182,7 +182,7 @@ class CommitPiecesOperator(_SharedRunOperator):
             config, job, lake = self._prepare(context)
             within = None if bounds["within"] is None else ranges_from_dict(bounds["within"])
             pieces = [Piece.from_dict(piece) for piece in _flat(self.pieces)]
-            with full_disk_named(job.table, lake):
+            with storage_errors_named(job.table, lake):
                 report = land_pieces(job, pieces, within, folder_of(job.run_id))
         tables = Counter({config.table: report.counts.written})
         run = RunReport(config.topic, config.table, config.consumer_group, {config.topic: report}, tables)

@@ -31,8 +31,8 @@ from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.topics import list_topics
 from airflow_lakestream.run import job as extract
-from airflow_lakestream.run.full_disk import full_disk_named
 from airflow_lakestream.run.own_topics import OwnTopics
+from airflow_lakestream.run.storage import storage_errors_named
 from airflow_lakestream.runtime.processes import Children
 from airflow_lakestream.tables.rejects.sink import RejectingSink
 
@@ -151,7 +151,7 @@ def land_run(
         try:
             job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, own_id, where, stop)
             job = replace(job, children=children)
-            with full_disk_named(job.table, catalog):
+            with storage_errors_named(job.table, catalog):
                 report = land(job if prepare is None else prepare(job))
         except Stopped:
             raise

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
-from airflow_lakestream.run.full_disk import FULL_DISK
+from airflow_lakestream.run.storage import FULL_DISK
 
 log = logging.getLogger(__name__)
 

@@ -96,6 +96,7 @@ CASES = {
     ],
     "Too many small files": ["spark/test_maintenance_dag.py::test_small_files_become_one_and_landings_go_on"],
     "The disk is full": ["unit/test_mistakes.py::test_60_a_full_disk"],
+    "The store failed": ["unit/test_mistakes.py::test_errors_of_a_store_name_the_table"],
     "Prove it": [
         "integration/test_repair.py::test_each_damage_is_repaired",
         "integration/test_ledger_commands.py::test_history_says_which_landing_wrote_which_file",

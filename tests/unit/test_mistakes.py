@@ -32,8 +32,8 @@ from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
-from airflow_lakestream.run.full_disk import full_disk_named
 from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.storage import StorageFailed, storage_errors_named
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 from airflow_lakestream.spark.packages import resolve
@@ -411,22 +411,34 @@ def test_60_a_full_disk(tmp_path: Path) -> None:
 FILL = """
 import os, sys
 from pathlib import Path
-from airflow_lakestream.run.full_disk import DiskFull, full_disk_named
+from airflow_lakestream.run.storage import DiskFull, storage_errors_named
 from tests.support.given_records import FORMATS, GivenLake
 records = [b'{"t": "%s"}' % os.urandom(200).hex().encode() for _ in range(20_000)]
 for kind in FORMATS:
     lake = GivenLake(Path(sys.argv[1]), kind)
     try:
-        with full_disk_named(lake.name, lake.catalog()):
+        with storage_errors_named(lake.name, lake.catalog()):
             lake.land(records, schema="t string")
     except DiskFull as e:
         print(e)
 """
 
 
-def test_another_error_than_a_full_disk_is_left_as_it_is() -> None:
-    with pytest.raises(OSError, match="broken"), full_disk_named("lake.t", None):
-        raise OSError(5, "broken")
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(5, "broken"), "lake.t: its store or its catalog failed .*broken.*look at the store's address"),
+        (FileNotFoundError("s3://b/m.avro"), "FileNotFoundError: s3://b/m.avro.*`lakestream audit` names the files"),
+    ],
+)
+def test_errors_of_a_store_name_the_table(error: OSError, says: str) -> None:
+    with pytest.raises(StorageFailed, match=says), storage_errors_named("lake.t", None):
+        raise error
+
+
+def test_an_error_of_another_kind_is_left_as_it_is() -> None:
+    with pytest.raises(KeyError), storage_errors_named("lake.t", None):
+        raise KeyError("x")
 
 
 # The command line's own

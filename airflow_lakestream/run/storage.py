@@ -1,4 +1,4 @@
-"""A full disk: writers say that it is full, and not which one it is."""
+"""Errors of the store of a table's files: libraries say what they did, and not for which table, nor what to do."""
 
 from __future__ import annotations
 
@@ -25,9 +25,26 @@ class DiskFull(LakestreamError, Transient):
         )
 
 
+class StorageFailed(LakestreamError, Transient):
+    """A table's files, or its catalog's answers, could not be read or written."""
+
+    def __init__(self, table: str, cause: OSError) -> None:
+        self.table = table
+        remedy = (
+            "Another program has deleted the file, or expires snapshots; if a retry fails, too, `lakestream audit` "
+            "names the files that the table lacks."
+            if isinstance(cause, FileNotFoundError)
+            else "If a retry fails, too, look at the store's address, its permissions, and the network."
+        )
+        super().__init__(
+            f"{table}: its store or its catalog failed ({type(cause).__name__}: {cause}). What was not committed yet "
+            f"was discarded; a retry reads it again. {remedy}"
+        )
+
+
 @contextmanager
-def full_disk_named(table: str, lake: Any) -> Iterator[None]:
-    """Raise DiskFull, with the place, instead of a writer's own error for a full disk.
+def storage_errors_named(table: str, lake: Any) -> Iterator[None]:
+    """Raise DiskFull, with the place, or StorageFailed instead of a library's own error.
 
     :param lake: opens the tables: a catalog, or the store of Delta tables.
     """
@@ -36,9 +53,11 @@ def full_disk_named(table: str, lake: Any) -> Iterator[None]:
     except LakestreamError:
         raise
     except Exception as e:
-        if getattr(e, "errno", None) != errno.ENOSPC and not any(text in str(e) for text in FULL_DISK):
-            raise
-        raise DiskFull(table, _place(table, lake)) from e
+        if getattr(e, "errno", None) == errno.ENOSPC or any(text in str(e) for text in FULL_DISK):
+            raise DiskFull(table, _place(table, lake)) from e
+        if isinstance(e, OSError):
+            raise StorageFailed(table, e) from e
+        raise
 
 
 def _place(table: str, lake: Any) -> str:
