@@ -94,6 +94,9 @@ CASES = {
         "integration/test_formats.py::test_a_registry_that_is_down_fails_the_run_and_no_record",
         "integration/test_formats_operator.py::test_a_registry_that_is_down_is_tried_again_and_one_that_refuses_is_not",
     ],
+    "A column of the source is another one": [
+        "integration/test_source_types.py::test_events_whose_column_is_another_one_are_refused_and_land_in_a_new_table",
+    ],
     "Too many small files": ["spark/test_maintenance_dag.py::test_small_files_become_one_and_landings_go_on"],
     "The disk is full": ["unit/test_mistakes.py::test_60_a_full_disk"],
     "The store failed": ["unit/test_mistakes.py::test_errors_of_a_store_name_the_table"],
