@@ -176,6 +176,8 @@ class KafkaWatch:
                     raise KafkaRefused(self._where, doing, errors.fatal.str())
                 if message is not None and message.partition() in left:
                     left.discard(p := int(message.partition() or 0))
+                    # Its batches would go on to come, and the others' would wait behind them.
+                    consumer.incremental_unassign([TopicPartition(topic, p)])
                     found |= _first(message, p, self._where, doing)
                 elif (left_s := deadline - time.monotonic()) < 0 or errors.are_all_down:
                     raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT - left_s, errors.last)
