@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pyiceberg.schema import Schema
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
@@ -67,6 +68,11 @@ class FlinkConfig(JobConfig):
         check_format("format", self.format)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         self._check_columns()
+        if self.on_branch.strip().lower() == MAIN_BRANCH or self.on_branch != self.on_branch.strip():
+            problem = f"{self.on_branch!r} can't be the branch: Flink's rows would show before the ledger has them."
+            raise InvalidArgument(
+                "branch", problem, "Leave it out, or give another name."
+            )
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
         _ = self.start, self.design, self.auditor
