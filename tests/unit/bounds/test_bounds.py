@@ -217,3 +217,20 @@ def _in_file(table: Table, task: Any) -> Any:
 
 def _bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def test_uuids_have_no_bounds_since_engines_disagree_on_their_order(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path)
+    schema = "id bigint, u uuid, s struct<u: uuid, n: int>, l array<uuid>, m map<string, uuid>"
+    one, other = ("00000000-0000-0000-0000-000000000001", "f0000000-0000-0000-ffff-ffffffffffff")
+    record = '{{"id": 1, "u": "{0}", "s": {{"u": "{0}", "n": 1}}, "l": ["{0}"], "m": {{"k": "{0}"}}}}'
+    lake.land([record.format(uuid).encode() for uuid in (one, other)], schema=schema)
+    table = lake.catalog().load_table(lake.name)
+    (file,) = (task.file for task in table.scan().plan_files())
+    names = {table.schema().find_column_name(column) for column in {**file.lower_bounds, **file.upper_bounds}}
+    assert {"id", "_kafka_offset"} <= names
+    assert not [name for name in names if name and name.split(".")[-1] in ("u", "element", "value")]
+    footer = pq.read_metadata(file.file_path.removeprefix("file://"))
+    columns = [footer.row_group(0).column(number) for number in range(footer.num_columns)]
+    without = {column.path_in_schema for column in columns if not column.is_stats_set}
+    assert without == {"u", "s.u", "l.list.element", "m.key_value.value"}
