@@ -1,6 +1,7 @@
-"""Numbers so small that their nearest double or float is 0: looked for in the text of many documents at once.
+"""Numbers that Arrow's reader makes others of: looked for in the text of many documents at once.
 
-Arrow's reader makes 0 of them, and what it read does not tell these from true zeros.
+It makes 0 of those whose nearest double or float is 0, and what it read does not tell these from true zeros. Decimals
+with so many digits, or so small an exponent, that it has no power of ten for them become 0 or anything else.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Mask
 
 # How many digits are looked at ahead of an exponent. A number with more is taken for a small one.
 _LONGEST = 24
-_E, _DIGIT, _POINT, _MINUS, _LOWER = ord("e"), ord("0"), ord("."), ord("-"), 0x20
+_E, _DIGIT, _POINT, _MINUS, _PLUS, _LOWER = ord("e"), ord("0"), ord("."), ord("-"), ord("+"), 0x20
 # Bytes that are looked at together: what is made of them stays in the cache.
 _PIECE = 1 << 16
+_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 # What stands ahead of a number.
 _AHEAD = np.zeros(256, np.bool_)
 _AHEAD[list(b":,[ \t\r\n")] = True
@@ -26,13 +28,16 @@ _AHEAD[list(b":,[ \t\r\n")] = True
 
 @dataclass(frozen=True)
 class SmallNumbers:
-    """Finds numbers with an exponent of so many digits, or so many zeros in a row.
+    """Finds numbers with an exponent of so many digits, a negative one, or so many zeros in a row.
 
     All others are at least 1e-199, or 1e-39 for 32 bits; and small is what has such an exponent, whatever its digits.
+
+    :param any_digits: whether all digits count as zeros do, and all exponents as negative ones.
     """
 
     digits: int
     zeros: int
+    any_digits: bool = False
 
     def may_be_in(self, joined: pa.Buffer) -> bool:
         """Whether there may be one in documents."""
@@ -40,16 +45,21 @@ class SmallNumbers:
         found = []
         for start in range(0, len(text), _PIECE):
             piece = text[start : start + _PIECE + self.zeros]
-            if zeros in piece.tobytes():
+            if zeros in (piece.tobytes().translate(_AS_ZEROS) if self.any_digits else piece.tobytes()):
                 return True
-            found.append(np.flatnonzero((piece[1:] == _MINUS) & ((piece[:-1] | _LOWER) == _E)) + 1 + start)
+            found.append(np.flatnonzero(((piece[:-1] | _LOWER) == _E) & self._may_follow(piece[1:])) + start)
         return self._end_numbers(text, np.concatenate(found))
 
-    def _end_numbers(self, text: Bytes, minus: Integers) -> bool:
-        """Whether a number with so large an exponent stands ahead of one of these; a UUID has letters there, too."""
-        first, second, third = (text[np.minimum(minus + ahead, len(text) - 1)] for ahead in (1, 2, 3))
+    def _may_follow(self, some: Bytes) -> Mask:
+        is_minus: Mask = some == _MINUS
+        return is_minus | (some == _PLUS) | _is_digit(some) if self.any_digits else is_minus
+
+    def _end_numbers(self, text: Bytes, letter: Integers) -> bool:
+        """Whether a number with so large an exponent has one of these letters; a UUID has such, too."""
+        digits = letter + np.where(_is_digit(text[letter + 1]), 1, 2)
+        first, second, third = (text[np.minimum(digits + ahead, len(text) - 1)] for ahead in (0, 1, 2))
         large = _is_digit(second) & ((first != _DIGIT) & (self.digits == 2) | _is_digit(third))
-        last = minus[_is_digit(text[minus - 2]) & _is_digit(first) & large] - 2
+        last = letter[_is_digit(text[letter - 1]) & _is_digit(first) & large] - 1
         for _ in range(_LONGEST):
             if not len(last):
                 return False
@@ -68,12 +78,18 @@ def _is_digit(some: Bytes) -> Mask:
 
 _DOUBLES = SmallNumbers(3, 100)
 _SINGLES = SmallNumbers(2, 20)
+# With 29 digits on either side of the point, and an exponent of one, 76 digits hold the number in each scale up to 38.
+_DECIMALS = SmallNumbers(2, 30, any_digits=True)
+_DECIMALS_AND_SINGLES = SmallNumbers(2, 20, any_digits=True)
 
 
 def small_numbers(types: Iterable[pa.DataType]) -> SmallNumbers | None:
     """Return what finds numbers too small for columns of these types; None where none is too small."""
     leaves = [leaf for kind in types for leaf in _leaves(kind)]
-    if any(map(t.is_float32, leaves)):
+    has_singles = any(map(t.is_float32, leaves))
+    if any(map(t.is_decimal128, leaves)):
+        return _DECIMALS_AND_SINGLES if has_singles else _DECIMALS
+    if has_singles:
         return _SINGLES
     return _DOUBLES if any(map(t.is_float64, leaves)) else None
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 import re
 import uuid
+from decimal import Context
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.numbers import doubles, integers
 from airflow_lakestream.decode.json.small import small_numbers
 from airflow_lakestream.decode.lanes.spans import Texts
+from tests.unit.decode.support import batch
 from tests.unit.decode.test_json_differential import NUMBERS
 
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
@@ -95,3 +98,35 @@ def test_a_number_that_would_become_0_is_found_wherever_it_stands(kind: pa.DataT
 
 def _uuid(r: random.Random) -> bytes:
     return str(uuid.UUID(int=r.getrandbits(128))).encode()
+
+
+EXACT = Context(prec=5_000, Emax=999_999, Emin=-999_999)
+DIGITS = st.text("0123456789", max_size=45)
+WRITTEN = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    st.just("0") | st.builds("{}{}".format, st.sampled_from("123456789"), DIGITS),
+    st.just("") | st.builds(".{}{}".format, st.sampled_from("0123456789"), DIGITS),
+    st.just("")
+    | st.builds("{}{}{}".format, st.sampled_from("eE"), st.sampled_from(["", "+", "-"]), st.integers(0, 1200)),
+)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale"), [(38, 0), (38, 38), (38, 37), (38, 18), (20, 3), (18, 9), (10, 2), (5, 5), (1, 0)]
+)
+@given(st.lists(WRITTEN, min_size=1, max_size=20))
+@example(["1e-39", "1e-42", "15411057842815960236692250113642073365", "403305.76824795125794", "12e+1", "1e250"])
+def test_a_decimal_is_the_number_that_is_written_or_a_bad_record(precision: int, scale: int, texts: list[str]) -> None:
+    columns = pa.schema([("v", pa.decimal128(precision, scale))])
+    # Beside numbers that fit, so that Arrow's reader is asked first.
+    decoded = Payload().decoder(columns).decode(batch([b'{"v": %b}' % text.encode() for text in ("0", *texts)]))
+    bad = {row.index for row in decoded.bad}
+    read = iter(decoded.rows["v"].to_pylist())
+    for index, text in enumerate(("0", *texts)):
+        exact = EXACT.create_decimal(text)
+        if index not in bad:
+            assert next(read) == exact
+        else:
+            units = exact.scaleb(scale, EXACT)
+            assert units != units.to_integral_value(context=EXACT) or abs(units) >= 10**precision
