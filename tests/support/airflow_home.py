@@ -329,13 +329,17 @@ def _copy_template(database: Path) -> None:
     with file_lock(template.with_suffix(".lock")):
         if not template.exists():
             _make_database()
-            scratch = template.with_suffix(".new")
-            # A copy of the file would lack what is still in the write-ahead log.
-            with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(scratch)) as copy:
-                made.backup(copy)
+            _copy(database, scratch := template.with_suffix(".new"))
             scratch.replace(template)
             return
-    shutil.copyfile(template, database)
+    _copy(template, database)
+
+
+def _copy(one: Path, other: Path) -> None:
+    # A copy of the file would lack what is still in the write-ahead log, and not be seen by whoever has it open: a look
+    # for a connection or a variable makes an empty database before a test asks for this one.
+    with closing(sqlite3.connect(one)) as source, closing(sqlite3.connect(other)) as copy:
+        source.backup(copy)
 
 
 def _make_database() -> None:
