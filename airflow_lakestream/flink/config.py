@@ -70,9 +70,7 @@ class FlinkConfig(JobConfig):
         self._check_columns()
         if self.on_branch.strip().lower() == MAIN_BRANCH or self.on_branch != self.on_branch.strip():
             problem = f"{self.on_branch!r} can't be the branch: Flink's rows would show before the ledger has them."
-            raise InvalidArgument(
-                "branch", problem, "Leave it out, or give another name."
-            )
+            raise InvalidArgument("branch", problem, "Leave it out, or give another name.")
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
         _ = self.start, self.design, self.auditor

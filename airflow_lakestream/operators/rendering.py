@@ -73,7 +73,7 @@ class KeepsTexts:
         """Render an argument of an app."""
         with self._rendering(name):
             found = self.render_template(value, context, jinja_env, seen_oids)
-        return as_text(f"{_APP_CONFIG}.{name}", _of_apps().get(name, "Any"), found)
+        return as_text(f"{_APP_CONFIG}.{name}", self.item_annotations().get(name, "Any"), found)
 
     def _read(self, text: str) -> Any:
         """Return the list or the mapping that a text is the literal of, where the argument takes such; else the text.
@@ -93,7 +93,11 @@ class KeepsTexts:
         name = self._field or _ITEM
         if name in (_ITEM, *_TEXT_OR_LIST):
             return "str"
-        return str({**_of_apps(), **self._annotations()}.get(name, "Sequence"))
+        return str({**self.item_annotations(), **self._annotations()}.get(name, "Sequence"))
+
+    def item_annotations(self) -> Mapping[str, str]:
+        """Return the annotations of the arguments that are keys of `app_config`."""
+        return {}
 
     def _annotations(self) -> Mapping[str, str]:
         kind: Any = type(self)
@@ -117,14 +121,6 @@ def annotations_of(operator: Any) -> Mapping[str, str]:
             given = inspect.signature(kind.__init__).parameters.values()
             found |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
     return found
-
-
-@functools.cache
-def _of_apps() -> Mapping[str, str]:
-    from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
-    from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
-
-    return {**annotations_of(KafkaMirrorOperator), **annotations_of(KafkaExtractOperator)}
 
 
 class _Output:

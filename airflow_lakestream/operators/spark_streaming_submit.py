@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import need_extras
+from airflow_lakestream.operators.rendering import annotations_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.operators.sql_template import RendersSql
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG
@@ -85,6 +86,12 @@ class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
             return {}
 
         return columns_of(landing_of(self.app, self.what()).statement)
+
+    def item_annotations(self) -> Mapping[str, str]:
+        """Return the annotations of a bundled app's arguments: those of the operator in the worker."""
+        from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+
+        return annotations_of(KafkaExtractOperator)
 
     def new_trigger(self, **watched: Any) -> SparkStreamTrigger:
         """Return what watches the driver in the triggerer."""

@@ -104,7 +104,8 @@ def test_a_timeout_stops_the_driver(streams: Streams) -> None:
 def test_no_secret_is_where_others_look(
     streams: Streams, monkeypatch: pytest.MonkeyPatch, capfd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kafka = {"bootstrap.servers": "127.0.0.1:1", "sasl.password": CANARY}
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": CANARY}
+    kafka = {"bootstrap.servers": "127.0.0.1:1", **login}
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka}))
     run = streams.run(
         "secrets",
