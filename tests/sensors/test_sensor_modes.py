@@ -158,11 +158,11 @@ def test_those_that_begin_in_the_triggerer_end_as_the_others(sensing: Sensing, c
 def test_no_secret_is_kept_with_a_deferred_task(
     sensing: Sensing, consumer: Consumer, dag_id: str, connections: Connections, kafka: Any
 ) -> None:
-    connections.kafka({**kafka.client_config(), "sasl.password": "canary-4711"})
+    connections.kafka(kafka.secure_client_config())
     run, file = sensing.write(dag_id, deferrable=True, **consumer.arguments)
     sensing.work(run, file)
     assert sensing.state(run) == "deferred"
-    assert "canary-4711" not in json.dumps(_triggers())
+    assert kafka.password not in json.dumps(_triggers())
 
 
 def _triggers() -> list[Any]:

@@ -237,7 +237,8 @@ def test_a_deferred_task_gives_up(streams: Streams) -> None:
 
 
 def test_a_task_that_defers_holds_no_slot_and_leaves_no_secret(streams: Streams, monkeypatch) -> None:
-    kafka = {"bootstrap.servers": "b", "sasl.password": "canary-4711"}
+    login = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "canary-4711"}
+    kafka = {"bootstrap.servers": "b", "security.protocol": "SASL_SSL", **login}
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka}))
     run, file = streams.write("defers", {}, deferrable=True, kafka_conn_id="kafka_default")
     with streams.airflow.process(run, file, "stream") as process:
