@@ -136,13 +136,17 @@ MUTANTS: list[Callable[[Patch], None]] = [
 ]
 
 
+# The seed to begin with, where no earlier one finds the bug: the 180 before take minutes.
+LATE = {topic_missing_from_the_predicate: 180}
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_harness_finds_it(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
     with playground() as ground, pytest.raises(Violation):
-        play_many(ground)
+        play_many(ground, LATE.get(mutant, 0))
 
 
-def play_many(ground: Playground) -> None:
-    for seed in range(SEQUENCES):
+def play_many(ground: Playground, first: int = 0) -> None:
+    for seed in range(first, SEQUENCES):
         ground.play(Random(seed))
