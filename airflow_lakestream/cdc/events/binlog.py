@@ -38,8 +38,8 @@ def without_place(source: pa.Array) -> int | None:
     return None if found < 0 else int(found)
 
 
-def told(source: pa.Array) -> Sequence[pa.Array]:
-    """Return what events say of their log: GTID, server, and time in milliseconds; null for events of other logs.
+def log_columns(source: pa.Array) -> Sequence[pa.Array]:
+    """Return GTID, server id, and time in milliseconds of each event; null for events of other logs.
 
     Rows of an incremental snapshot stand wherever the stream is, and are read later: they say nothing.
     """

@@ -50,7 +50,7 @@ def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
     is_serial = binlog.places(source).is_valid()
     transactions = pc.if_else(is_serial, pa.scalar(binlog.SERIAL, pa.int64()), _member(source, "txId", pa.int64()))
     found = found.append_column(TRANSACTION, transactions)
-    for name, column in zip(LOG, binlog.told(source), strict=True):
+    for name, column in zip(LOG, binlog.log_columns(source), strict=True):
         found = found.append_column(name, column)
     found = found.append_column(KEY_NAMES, names)
     return _with_old(found, one_array(rows[IMAGE]), key) if IMAGE in rows.column_names else found

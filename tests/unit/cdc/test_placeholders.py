@@ -87,9 +87,9 @@ def test_a_mirror_takes_no_value_for_left_out_that_the_connector_would_not_write
 
 def test_a_mirror_has_no_choice_of_what_becomes_of_them() -> None:
     config = {"topic": "t", "table": "lake.t", "consumer_group": "g"}
-    assert MirrorConfig(**config, unavailable_placeholder="hex:ff").payload.unavailable_placeholder == "hex:ff"  # type: ignore[arg-type]
+    assert MirrorConfig(**config, unavailable_placeholder="hex:ff").payload.unavailable_placeholder == "hex:ff"
     with pytest.raises(InvalidArgument, match=r"^unavailable_values: is not for a mirror"):
-        MirrorConfig(**config, unavailable_values="null")  # type: ignore[arg-type]
+        MirrorConfig(**config, unavailable_values="null")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

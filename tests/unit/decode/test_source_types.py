@@ -82,8 +82,6 @@ SAME = {
     "a date as text": (kinds.DATE, kinds.INT, TEXT),
     "a field more": (kinds.nested(x=kinds.INT), kinds.nested(x=kinds.INT, y=kinds.DATE), pa.struct([("x", INT)])),
 }
-CASES = [pytest.param(*case, True, id=name) for name, case in OTHER.items()]
-CASES += [pytest.param(*case, False, id=name) for name, case in SAME.items()]
 
 REGISTRY = RegistryConfig("http://nowhere")
 
@@ -118,14 +116,21 @@ def decoded(payload: Payload, column: pa.DataType, before: Kind, after: Kind, na
         yield ColumnUse.from_dict(json.loads(json.dumps(found.use.to_dict())))
 
 
-@pytest.mark.parametrize("form", ["json", "avro"])
+# The events of this test have no records in Avro.
+OF_FORMS = [
+    pytest.param(form, *case, is_other, id=f"{form}-{name}")
+    for form in ("json", "avro")
+    for cases, is_other in ((OTHER, True), (SAME, False))
+    for name, case in cases.items()
+    if form == "json" or "struct" not in (kind["type"] for kind in case[:2])
+]
+
+
 @pytest.mark.parametrize("mirror", [True, False], ids=["mirror", "extract"])
-@pytest.mark.parametrize(("before", "after", "column", "is_other"), CASES)
+@pytest.mark.parametrize(("form", "before", "after", "column", "is_other"), OF_FORMS)
 def test_a_column_that_means_something_else_is_refused_and_any_other_change_is_not(
     form: str, mirror: bool, before: Kind, after: Kind, column: pa.DataType, is_other: bool
 ) -> None:
-    if form == "avro" and "struct" in (before["type"], after["type"]):
-        pytest.skip("the events of this test have no records in Avro")
     one, other = decoded(payload_of(form, mirror), column, before, after)
     if is_other:
         kept = KeptTypes().add(KeptTypes().changes(one.types))

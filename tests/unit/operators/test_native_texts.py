@@ -67,7 +67,7 @@ def rendered(operator: Any, given: dict[str, Any], **params: Any) -> dict[str, A
     for name, value in given.items():
         setattr(operator, name, value)
     ti = SimpleNamespace(task_id="t")
-    operator.render_template_fields(Context(dag=operator.dag, ti=ti, params=params))  # type: ignore[typeddict-item]
+    operator.render_template_fields(Context(dag=operator.dag, ti=ti, params=params))
     return {name: getattr(operator, name) for name in given}
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_text_is_refused_by_name_and_not_tried_again(value: Any, nati
 
 def test_a_configuration_that_is_given_no_text_says_so() -> None:
     config = {"topic": "t", "table": "lake.t", "consumer_group": "g"}
-    assert ExtractConfig(**{**config, "topic": 20240101, "consumer_group": 1000}).topic == "20240101"  # type: ignore[arg-type]
+    assert ExtractConfig(**{**config, "topic": 20240101, "consumer_group": 1000}).topic == "20240101"
     for name, value in (("csv_delimiter", 1.0), ("topic", None), ("table", ["a"]), ("format", True)):
         with pytest.raises(InvalidArgument, match=f"^{name}: "):
-            ExtractConfig(**{**config, name: value})  # type: ignore[arg-type]
+            ExtractConfig(**{**config, name: value})
