@@ -71,8 +71,8 @@ class EventPayload(Payload):
 
     def remedy(self, reason: str) -> str:
         """Return what to do about a record that ends the run, given why it is bad."""
-        told = FLATTENED if reason == NO_EVENT else "Correct what writes the records, or the schema."
-        return f"Nothing of this batch was landed: without this change a row of the mirror would be wrong. {told}"
+        remedy = FLATTENED if reason == NO_EVENT else "Correct what writes the records, or the schema."
+        return f"Nothing of this batch was landed: without this change a row of the mirror would be wrong. {remedy}"
 
     @property
     def named_sides(self) -> tuple[str, ...]:

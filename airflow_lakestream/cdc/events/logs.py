@@ -71,9 +71,9 @@ class Logs:
 
 
 def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Logs]:
-    """Return events with places that grow from log to log, without copies that another log has, and what they told.
+    """Return the events with places that grow from log to log, without copies of another log, and the logs then.
 
-    Raises what `stop` makes, where nothing tells the order.
+    Raises what `stop` makes, where the order of the logs is unknown.
     """
     if not is_serial(events):
         return events, logs
