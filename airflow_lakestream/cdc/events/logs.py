@@ -1,14 +1,14 @@
-"""Puts events of several binary logs in one order: after a failover another server's log goes on, places begin anew.
+"""Order of events from several binary logs: after a failover the log of another server goes on, and places begin anew.
 
-Within a partition events come as the log has them, but for those that are sent again. What tells the three apart:
+A partition has the events in the order of the log, except copies that were sent again. An event whose place is below
+the greatest place of the partition is a copy, or an event of another log:
 
-- An event behind the greatest place that the partition has shown is sent again, or of another log.
-- A GTID with a number that the partition has not shown is new: then it is another log, which goes on where the first
-  one ended. Its places count from a new era on, above all places of the one before.
-- A GTID that was shown, or none, and a time after all times that were shown: such an event is new all the same, so
-  numbers and places began anew (`RESET MASTER`, another server without GTIDs), and nothing tells the order.
-- Rows of a snapshot are read at the end of a log: behind a greater place they are of another one, and the snapshot
-  replaces what is older.
+- Its GTID has a number that is new to the partition: another log goes on where the first one ended. Its places count
+  in a new era, above all places of the era before.
+- Its GTID is known, or it has none, and it was committed after all events before it: it is new, numbers and places
+  have begun anew (`RESET MASTER`, another server without GTIDs), and the order is unknown.
+- It is a row of a snapshot: a snapshot is read at the end of a log, so it is of another log, and newer than all before.
+- Else it is a copy.
 """
 
 from __future__ import annotations
@@ -28,25 +28,33 @@ from airflow_lakestream.cdc.columns import (
     PARTITION,
     TABLE,
 )
+from airflow_lakestream.cdc.events.log_state import (
+    PROBLEMS,
+    EventPlaces,
+    GtidState,
+    Ints,
+    LogComparison,
+    LogState,
+    Mask,
+)
 from airflow_lakestream.cdc.events.provenance import is_serial
-from airflow_lakestream.cdc.events.seen import PROBLEMS, Counted, Ints, Look, Mask, Seen, Told
 
-# The places of an era: 2**20 files of a log, with 2**32 bytes each; and so many eras.
+# The places of an era: 2**20 files of a log, with 2**32 bytes each; and the greatest number of eras.
 ERA, MOST_ERAS = 2**52, 2**11
 
-# Makes the error of one event: its number among the events, and what is the matter.
+# Makes the error of one event, from its index and the reason.
 Stop = Callable[[int, str], Exception]
 
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs that a mirror has followed, for its table's note.
+    """Binary logs that a mirror has followed, as its table notes them.
 
     :param seen: by table and partition.
     :param starts: of each era, the first number that was seen by source of GTIDs.
     """
 
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    seen: Mapping[str, LogState] = field(default_factory=dict)
     starts: Sequence[Mapping[str, int]] = ({},)
 
     @property
@@ -55,35 +63,35 @@ class Logs:
         return max((one.era * ERA + max(one.place, one.read) for one in self.seen.values()), default=-1)
 
     def to_note(self) -> dict[str, Any] | None:
-        """Return JSON-ready values; None if there is nothing to say."""
+        """Return JSON-ready values; None for no logs."""
         return asdict(self) if self.seen else None
 
     @classmethod
     def of_note(cls, note: Mapping[str, Any] | None) -> Logs:
-        """Return what a note says."""
+        """Return the logs of a note."""
         if note is None:
             return cls()
         seen = {
-            name: Seen(**{**one, "gtids": {source: Counted(**told) for source, told in one["gtids"].items()}})
+            name: LogState(**{**one, "gtids": {source: GtidState(**places) for source, places in one["gtids"].items()}})
             for name, one in note["seen"].items()
         }
         return cls(seen, note["starts"])
 
 
 def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Logs]:
-    """Return the events with places that grow from log to log, without copies of another log, and the logs then.
+    """Return the events with places that grow from log to log, without copies, and the logs after them.
 
     Raises what `stop` makes, where the order of the logs is unknown.
     """
     if not is_serial(events):
         return events, logs
-    told, parts = Told.of(events), dict(_parts(events))
+    places, parts = EventPlaces.of(events), dict(_parts(events))
     several = len({*parts, *logs.seen}) > 1
-    starts, before, new = [dict(one) for one in logs.starts], "", Seen(era=len(logs.starts) - 1)
+    starts, before, new = [dict(one) for one in logs.starts], "", LogState(era=len(logs.starts) - 1)
     while before != (before := repr(starts)):
         # A partition that was walked first may have events of an era that another one has shown: again, then.
         walks = [
-            _Walk(told.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()
+            _Walk(places.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()
         ]
         for walk in walks:
             walk.go()
@@ -92,13 +100,13 @@ def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Lo
     for walk in walks:
         eras[walk.at], kept[walk.at] = walk.eras, ~walk.again
     if eras.any():
-        commits = pa.chunked_array([pa.array(told.place + eras * ERA)])
+        commits = pa.chunked_array([pa.array(places.place + eras * ERA)])
         events = events.set_column(events.column_names.index(COMMIT), events.schema.field(COMMIT), commits)
     return (events if kept.all() else events.filter(pa.array(kept))), Logs(seen, starts)
 
 
 def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """Yield each table's numbers of events in a partition, by offset; one partition has a table's events in order."""
+    """Yield each table and partition with the indices of its events, ordered by offset."""
     tables = events[TABLE].combine_chunks().dictionary_encode()
     names, table = tables.dictionary.to_pylist(), pc.fill_null(tables.indices, -1).to_numpy()
     partitions, order = events[PARTITION].to_numpy(), np.argsort(events[OFFSET].to_numpy(), kind="stable")
@@ -110,11 +118,11 @@ def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
 
 @dataclass
 class _Walk:
-    """Goes through the events of one table in one partition."""
+    """Walk through the events of one table in one partition."""
 
-    told: Told
+    places: EventPlaces
     at: npt.NDArray[np.intp]
-    seen: Seen
+    seen: LogState
     starts: list[dict[str, int]]
     several: bool
     stop: Stop
@@ -122,11 +130,11 @@ class _Walk:
     again: Mask = field(init=False)
 
     def go(self) -> None:
-        """Give each event its era, and find those of another log that are there already. Raises what `stop` makes."""
+        """Give each event its era and mark copies. Raises what `stop` makes."""
         count, done = len(self.at), 0
         self.eras, self.again = np.zeros(count, np.int64), np.zeros(count, np.bool_)
         while True:
-            look = Look(self.told.take(slice(done, None)), self.seen, self.starts)
+            look = LogComparison(self.places.take(slice(done, None)), self.seen, self.starts)
             problem = look.problem(several=self.several)
             turn = look.turns | (problem > 0) | (look.is_behind_read & ~np.bool_(self.several))
             length = int(np.argmax(turn)) if turn.any() else count - done
@@ -143,8 +151,8 @@ class _Walk:
             self._turn(done, look.later_era(length))
 
     def _turn(self, at: int, era: int | None) -> None:
-        """Go on in another era: the one that is known to have begun, or the next one."""
-        source, place = self.told.source[at], int(self.told.place[at])
+        """Begin another era: the one given, or the next one."""
+        source, place = self.places.source[at], int(self.places.place[at])
         if era is None:
             era = self.seen.era + 1
             if era == MOST_ERAS or max(self.seen.place, self.seen.read, place) >= ERA:
@@ -152,7 +160,7 @@ class _Walk:
             if era == len(self.starts):
                 self.starts.append({})
         self.seen = self.seen.in_era(era)
-        if self.told.is_read[at]:
+        if self.places.is_read[at]:
             # What follows is later than the snapshot, and its GTIDs may begin anew.
             self.seen = replace(self.seen, gtids={})
         if source in self.seen.gtids:

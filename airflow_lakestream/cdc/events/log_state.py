@@ -1,4 +1,4 @@
-"""What the events of a partition tell of their binary log, each in the light of those before it; see `logs`."""
+"""State of the binary log that each partition has shown, and the comparison of new events with it; see `logs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.columns import COMMIT, GTID, MILLIS, OP, READ, READ_
 _MARIADB = r"^(?P<source>\d+)-(?P<server>\d+)-(?P<number>\d{1,18})$"
 _MYSQL = r"^(?P<source>.+):(?P<number>\d{1,18})$"
 
-# Why nothing tells the order of an event.
+# Why the order of an event is unknown.
 PROBLEMS = (
     "",
     "was committed after all that came before, and its place in the log or its GTID is before theirs",
@@ -33,8 +33,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What a partition has shown of one source of GTIDs.
+class GtidState:
+    """State of one source of GTIDs in a partition.
 
     :param number: the greatest one; its transaction begins at the place `begin`.
     :param millis: the greatest time; the first number with it is `since`.
@@ -49,8 +49,8 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the events of a table have told in one partition, from its beginning to where it has been read.
+class LogState:
+    """State of a table's binary log in one partition, after the events that were read.
 
     :param place: the greatest place of the era; `millis` the greatest time, and `since` the first place with it.
     :param read: the place of the era's last snapshot, and `read_millis` its time.
@@ -64,19 +64,20 @@ class Seen:
     read: int = -1
     read_millis: int = -1
     server: int = 0
-    gtids: Mapping[str, Counted] = field(default_factory=dict)
+    gtids: Mapping[str, GtidState] = field(default_factory=dict)
 
-    def in_era(self, era: int) -> Seen:
-        """Return the same at the beginning of another log."""
+    def in_era(self, era: int) -> LogState:
+        """Return the state at the beginning of another log."""
         gtids = {name: replace(one, begin=-1) for name, one in self.gtids.items()}
         return replace(self, era=era, place=-1, since=-1, read=-1, read_millis=-1, gtids=gtids)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What events say of their log, in columns: -1 where one says nothing.
+class EventPlaces:
+    """Places of events in their binary log, as columns; -1 where an event has none.
 
-    `says` tells which do: not those of an incremental snapshot, which stand wherever the stream is.
+    `says` is true for events that have a place. Rows of an incremental snapshot have none: they stand wherever the
+    stream is.
     """
 
     place: Ints
@@ -89,8 +90,8 @@ class Told:
     says: Mask
 
     @classmethod
-    def of(cls, events: pa.Table) -> Told:
-        """Return what change events say."""
+    def of(cls, events: pa.Table) -> EventPlaces:
+        """Return the places of change events."""
         ids = events[GTID].combine_chunks().dictionary_encode()
         maria, mysql = (pc.extract_regex(ids.dictionary, pattern) for pattern in (_MARIADB, _MYSQL))
         domain, uuid = (pc.struct_field(one, "source") for one in (maria, mysql))
@@ -109,9 +110,9 @@ class Told:
             says=events[MILLIS].is_valid().to_numpy(),
         )
 
-    def take(self, at: Any) -> Told:
-        """Return what some of them say."""
-        return Told(*(getattr(self, name)[at] for name in self.__dataclass_fields__))
+    def take(self, at: Any) -> EventPlaces:
+        """Return the places at some positions."""
+        return EventPlaces(*(getattr(self, name)[at] for name in self.__dataclass_fields__))
 
 
 def _ints(column: pa.Array | pa.ChunkedArray) -> Ints:
@@ -136,51 +137,51 @@ class _Running:
 
 
 class _OfSource:
-    """What one source of GTIDs has shown before each event."""
+    """State of one source of GTIDs before each event."""
 
-    def __init__(self, told: Told, name: str, seen: Counted) -> None:
-        self.name, self.own = name, told.source == name
+    def __init__(self, places: EventPlaces, name: str, seen: GtidState) -> None:
+        self.name, self.own = name, places.source == name
         self.is_of_mariadb = np.bool_(name.isdigit())
-        numbers, millis = (np.where(self.own, one, -1) for one in (told.number, told.millis))
+        numbers, millis = (np.where(self.own, one, -1) for one in (places.number, places.millis))
         self.numbers, self.millis = _Running(numbers, seen.number), _Running(millis, seen.millis)
         self.begin, self.since = (
-            self.numbers.at_rise(told.place, seen.begin),
-            self.millis.at_rise(told.number, seen.since),
+            self.numbers.at_rise(places.place, seen.begin),
+            self.millis.at_rise(places.number, seen.since),
         )
-        servers = {*seen.servers, *set(told.of_server[self.own].tolist())}
-        of_server = {one: self.own & (told.of_server == one) for one in servers}
+        servers = {*seen.servers, *set(places.of_server[self.own].tolist())}
+        of_server = {one: self.own & (places.of_server == one) for one in servers}
         self.servers = {
-            one: _Running(np.where(own, told.number, -1), seen.servers.get(one, -1)) for one, own in of_server.items()
+            one: _Running(np.where(own, places.number, -1), seen.servers.get(one, -1)) for one, own in of_server.items()
         }
         self.is_strange = np.zeros(len(self.own), np.bool_)
         for one, own in of_server.items():
-            shown = told.number <= self.numbers.before
-            self.is_strange |= own & shown & (told.number > self.servers[one].before)
+            shown = places.number <= self.numbers.before
+            self.is_strange |= own & shown & (places.number > self.servers[one].before)
 
-    def after(self, length: int) -> Counted:
+    def after(self, length: int) -> GtidState:
         servers = {one: int(running.most[length]) for one, running in self.servers.items()}
         number, millis = (int(one.most[length]) for one in (self.numbers, self.millis))
-        return Counted(number, int(self.begin[length]), millis, int(self.since[length]), servers)
+        return GtidState(number, int(self.begin[length]), millis, int(self.since[length]), servers)
 
 
-class Look:
-    """What is known of events in the light of what was seen before each of them."""
+class LogComparison:
+    """Comparison of events with the state of the log before each of them."""
 
-    def __init__(self, told: Told, seen: Seen, starts: Sequence[Mapping[str, int]]) -> None:
-        self._told, self._seen, self._starts = told, seen, starts
-        self._streamed = streamed = told.says & ~told.is_read
-        self._places = _Running(np.where(streamed, told.place, -1), seen.place)
-        self._times = _Running(np.where(streamed, told.millis, -1), seen.millis)
-        self._since = self._times.at_rise(told.place, seen.since)
-        self._reads = _Running(np.where(told.says & told.is_read, told.place, -1), seen.read)
-        self._read_at = self._reads.at_rise(told.millis, seen.read_millis)
-        names = {*seen.gtids, *(one for one in set(told.source.tolist()) if one is not None)}
-        self._sources = {one: _OfSource(told, one, seen.gtids.get(one, Counted())) for one in names}
-        self._bare = streamed & (told.number < 0)
-        self._servers = self._bare & (told.server > 0)
+    def __init__(self, places: EventPlaces, seen: LogState, starts: Sequence[Mapping[str, int]]) -> None:
+        self._events, self._seen, self._starts = places, seen, starts
+        self._streamed = streamed = places.says & ~places.is_read
+        self._places = _Running(np.where(streamed, places.place, -1), seen.place)
+        self._times = _Running(np.where(streamed, places.millis, -1), seen.millis)
+        self._since = self._times.at_rise(places.place, seen.since)
+        self._reads = _Running(np.where(places.says & places.is_read, places.place, -1), seen.read)
+        self._read_at = self._reads.at_rise(places.millis, seen.read_millis)
+        names = {*seen.gtids, *(one for one in set(places.source.tolist()) if one is not None)}
+        self._sources = {one: _OfSource(places, one, seen.gtids.get(one, GtidState())) for one in names}
+        self._bare = streamed & (places.number < 0)
+        self._servers = self._bare & (places.server > 0)
         at = np.where(self._servers, np.arange(len(self._servers)), -1)
         last = np.maximum.accumulate(np.concatenate([[-1], at]))
-        self._last_server = np.where(last < 0, seen.server, np.concatenate([told.server, [0]])[last])
+        self._last_server = np.where(last < 0, seen.server, np.concatenate([places.server, [0]])[last])
 
     def _of_sources(self, of: Callable[[_OfSource], npt.NDArray[Any]]) -> Mask:
         found = np.zeros(len(self._streamed), np.bool_)
@@ -190,35 +191,35 @@ class Look:
 
     @cached_property
     def _falls(self) -> Mask:
-        """Which stand behind the greatest place."""
-        return self._streamed & (self._told.place < self._places.before)
+        """Events with a place below the greatest one before them."""
+        return self._streamed & (self._events.place < self._places.before)
 
     @cached_property
     def _is_new(self) -> Mask:
-        """Which have a GTID that nothing had before."""
-        return self._of_sources(lambda one: self._told.number > one.numbers.before)
+        """Events with a GTID that no event had before."""
+        return self._of_sources(lambda one: self._events.number > one.numbers.before)
 
     @cached_property
     def _is_later(self) -> Mask:
-        """Which were committed after all that was seen, by the server's clock: they can't be sent again."""
-        told, latest = self._told, self._times.before
-        same = told.millis == latest
-        by_number = self._of_sources(lambda one: (one.millis.before == latest) & (told.number < one.since[:-1]))
-        by_place = self._bare & (told.place < self._since[:-1])
-        later: Mask = (told.millis > latest) | (same & (by_number | by_place))
+        """Events that were committed after all before them, by the server's clock: no copies."""
+        places, latest = self._events, self._times.before
+        same = places.millis == latest
+        by_number = self._of_sources(lambda one: (one.millis.before == latest) & (places.number < one.since[:-1]))
+        by_place = self._bare & (places.place < self._since[:-1])
+        later: Mask = (places.millis > latest) | (same & (by_number | by_place))
         return later
 
     @cached_property
     def _precedes_snapshot(self) -> Mask:
-        """Which stand before a snapshot in its log, and were committed after it: they are of another log."""
+        """Events with a place before the snapshot's and a commit after it: they are of another log."""
         read, when = self._reads.before, self._read_at[:-1]
-        return self._streamed & (self._told.place < read) & (self._told.millis > when)
+        return self._streamed & (self._events.place < read) & (self._events.millis > when)
 
     @cached_property
     def turns(self) -> Mask:
-        """Which are the first ones of another log that goes on with this one's GTIDs."""
+        """First events of another log that goes on with the GTIDs of this one."""
         goes_on = self._of_sources(
-            lambda one: (self._told.number == one.numbers.before) & (self._told.place < one.begin[:-1])
+            lambda one: (self._events.number == one.numbers.before) & (self._events.place < one.begin[:-1])
         )
         later = np.zeros(len(self._streamed), np.bool_)
         for era in range(self._seen.era + 1, len(self._starts)):
@@ -227,53 +228,53 @@ class Look:
 
     def _has_begun(self, era: int) -> Mask:
         first, none = self._starts[era], np.iinfo(np.int64).max
-        return self._streamed & self._of_sources(lambda one: self._told.number >= first.get(one.name, none))
+        return self._streamed & self._of_sources(lambda one: self._events.number >= first.get(one.name, none))
 
     def first_new(self, length: int) -> Mapping[str, int]:
-        """Return the first number, by source, that nothing had before, among so many events."""
+        """Return the first new number of each source among the first `length` events."""
         new = self._is_new[:length]
         own = {name: np.flatnonzero(new & one.own[:length]) for name, one in self._sources.items()}
-        return {name: int(self._told.number[at[0]]) for name, at in own.items() if len(at)}
+        return {name: int(self._events.number[at[0]]) for name, at in own.items() if len(at)}
 
     def later_era(self, at: int) -> int | None:
-        """Return the last era that has begun by an event's GTID; None for none behind this one."""
+        """Return the last era that an event's GTID has begun; None if it has begun none after this one."""
         eras = range(len(self._starts) - 1, self._seen.era, -1)
         return next((era for era in eras if self._has_begun(era)[at]), None)
 
     @cached_property
     def is_again(self) -> Mask:
-        """Which are copies of events that came before, by their GTIDs."""
-        return self._falls & (self._told.number >= 0) & ~self._is_new
+        """Copies of events that came before, by their GTIDs."""
+        return self._falls & (self._events.number >= 0) & ~self._is_new
 
     @cached_property
     def is_behind_read(self) -> Mask:
-        """Which rows of a snapshot are of another log."""
+        """Rows of a snapshot that are of another log."""
         greatest = np.maximum(self._places.before, self._reads.before)
-        return self._told.says & self._told.is_read & (self._told.place < greatest)
+        return self._events.says & self._events.is_read & (self._events.place < greatest)
 
     def problem(self, *, several: bool) -> Ints:
-        """Return of each event the number of why nothing tells its order, see `PROBLEMS`; 0: it has one.
+        """Return for each event the index in `PROBLEMS` of the reason why its order is unknown; 0 if it is known.
 
         :param several: whether there are several partitions.
         """
         # A server of MariaDB numbers the transactions of a domain as it writes them.
-        behind = self._of_sources(lambda one: one.is_of_mariadb & (self._told.number < one.numbers.before))
+        behind = self._of_sources(lambda one: one.is_of_mariadb & (self._events.number < one.numbers.before))
         began = ((self._falls & ~self._is_new) | (self._streamed & behind)) & self._is_later
         began |= self._precedes_snapshot & ~self._is_new
         strange = self._of_sources(lambda one: one.is_strange)
         is_left = several and self._seen.era + 1 < len(self._starts)
-        alone = self._told.says & (self._told.number < 0) & np.bool_(is_left)
+        alone = self._events.says & (self._events.number < 0) & np.bool_(is_left)
         found = (began, strange, self._other_server(), self.is_behind_read & np.bool_(several), alone)
         return np.select(found, [np.int64(number) for number in range(1, len(PROBLEMS))], np.int64(0))
 
     def _other_server(self) -> Mask:
         before = self._last_server[:-1]
-        found: Mask = self._servers & (before > 0) & (self._told.server != before)
+        found: Mask = self._servers & (before > 0) & (self._events.server != before)
         return found
 
-    def after(self, length: int) -> Seen:
-        """Return what is known once so many events were seen."""
-        return Seen(
+    def after(self, length: int) -> LogState:
+        """Return the state after the first `length` events."""
+        return LogState(
             era=self._seen.era,
             place=int(self._places.most[length]),
             millis=int(self._times.most[length]),
