@@ -67,10 +67,15 @@ def cut(draw: st.DrawFn, events: list[Event]) -> list[list[Event]]:
 
 
 def with_copies(draw: st.DrawFn, events: list[Event], partitions: int) -> list[Event]:
-    """Return events in their order, between which earlier ones come again: any of them, in any partition."""
+    """Return events in their order, between which earlier ones come again: any of them, in any partition.
+
+    None comes between the two events of a changed key: a connector that begins again there sends both of them again.
+    """
     found: list[Event] = []
     for number, one in enumerate(events):
-        copies = draw(st.lists(st.sampled_from(events[:number]), max_size=3)) if number else []
+        before = events[number - 1] if number else None
+        whole = before is None or (before.op, before.commit, before.position) != ("d", one.commit, one.position)
+        copies = draw(st.lists(st.sampled_from(events[:number]), max_size=3)) if number and whole else []
         found += [replace(copy, partition=draw(st.integers(0, partitions - 1))) for copy in copies]
         found.append(one)
     return [replace(one, offset=offset) for offset, one in enumerate(found)]
