@@ -99,7 +99,8 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
         chosen = [suite for suite in chosen if suite.name in choice.names]
     # Those that are no tests are targets of the Makefile themselves.
     made = {target for suite in chosen for target in (suite.prepared_by if suite.follows else (suite.name,))}
-    if made and subprocess.run(["make", "--no-print-directory", *sorted(made)], cwd=CHECKOUT, check=False).returncode:
+    make = ["make", "--no-print-directory", f"--jobs={os.cpu_count()}", *sorted(made)]
+    if made and subprocess.run(make, cwd=CHECKOUT, check=False).returncode:
         return False
     asked = [(run, [suite for suite in chosen if suite.name in run.suites]) for run in RUNS]
     spread, alone = ([one for one in asked if one[0].spreads is spreads] for spreads in (True, False))
