@@ -46,10 +46,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 # Catalogs and clients of tests that are over wait in cycles for the collector, which comes seldom in a process with all
 # of Airflow. From the 1,024th open file on py4j's select() fails, and a query of Spark waits for Python without end.
 MANY_FILES = 400
+# So many more than the last collection has left, since some stay open: to collect after each test takes seconds of it.
+MORE_FILES = 100
+left_open = MANY_FILES - MORE_FILES
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """Close what ended tests have left open, once it is much."""
-    if psutil.Process().num_fds() > MANY_FILES:
+    global left_open
+    if psutil.Process().num_fds() > max(MANY_FILES, left_open + MORE_FILES):
         gc.collect()
+        left_open = psutil.Process().num_fds()

@@ -177,6 +177,8 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
         "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "150",
         "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "180",
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+        # A file that has changed is parsed at once all the same.
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "SCARF_ANALYTICS": "False",
         # The parts of Airflow talk to each other over the loopback: never by a proxy.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -28,6 +29,7 @@ class PytestRun:
     :param python: of the environment that it needs.
     :param only: the files of its suites that it takes; all of them if it is empty.
     :param spreads: whether several workers share the files.
+    :param computes: whether its tests seldom wait: more workers than processors would only collect the tests again.
     """
 
     name: str
@@ -35,12 +37,13 @@ class PytestRun:
     python: str = NEWEST
     only: tuple[str, ...] = ()
     spreads: bool = False
+    computes: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 # Within a run the suites of long files come first: as long as no durations are known, their files begin in this order.
 RUNS = (
-    PytestRun("units", ("units", "long"), spreads=True),
+    PytestRun("units", ("units", "long"), spreads=True, computes=True),
     PytestRun(
         "services",
         (
@@ -96,22 +99,46 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
         chosen = [suite for suite in chosen if suite.name in choice.names]
     # Those that are no tests are targets of the Makefile themselves.
     made = {target for suite in chosen for target in (suite.prepared_by if suite.follows else (suite.name,))}
-    if made and subprocess.run(["make", "--no-print-directory", *sorted(made)], cwd=CHECKOUT, check=False).returncode:
+    make = ["make", "--no-print-directory", f"--jobs={os.cpu_count()}", *sorted(made)]
+    if made and subprocess.run(make, cwd=CHECKOUT, check=False).returncode:
         return False
-    results: list[SuiteResult] = []
-    well = True
-    for run in RUNS:
-        of_run, began = [suite for suite in chosen if suite.name in run.suites], time.time()
-        if paths := paths_of(run, of_run, choice):
-            command = [str(CHECKOUT / run.python), "-m", "pytest", *_options(run, of_run, choice, jobs, order), *paths]
-            print(f"\n{run.name}: {' '.join(command[1:])}", flush=True)
-            environment = {**os.environ, **run.environment, "LAKESTREAM_RUN": run.name}
-            well &= subprocess.run(command, cwd=CHECKOUT, env=environment, check=False).returncode == 0
-        results += _results(run, of_run, began)
+    asked = [(run, [suite for suite in chosen if suite.name in run.suites]) for run in RUNS]
+    spread, alone = ([one for one in asked if one[0].spreads is spreads] for spreads in (True, False))
+
+    def play(lane: Sequence[tuple[PytestRun, Sequence[Suite]]], kept: bool) -> list[tuple[bool, list[SuiteResult]]]:
+        return [_play(run, of_run, choice, _options(run, of_run, choice, jobs, order), kept) for run, of_run in lane]
+
+    # Runs of one process wait much, for a browser, an installation, a scheduler: they go on beside those that spread.
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(play, alone, kept=any(of_run for _, of_run in spread))
+        played = [*play(spread, kept=False), *waiting.result()]
+    results = [result for _, of_run in played for result in of_run]
     print("\nsuites:")
     for result in results:
         print(result)
-    return well and all(result.passed for result in results)
+    return all(well for well, _ in played) and all(result.passed for result in results)
+
+
+def _play(
+    run: PytestRun, suites: Sequence[Suite], choice: Choice | None, options: Iterable[str], kept: bool
+) -> tuple[bool, list[SuiteResult]]:
+    """Run pytest once, and return whether it ended well, and what it recorded of its suites.
+
+    :param kept: whether to print what it says in one piece at its end, as another run speaks meanwhile.
+    """
+    began, paths = time.time(), paths_of(run, suites, choice)
+    if not paths:
+        return True, list(_results(run, suites, began))
+    command = [str(CHECKOUT / run.python), "-m", "pytest", *options, *paths]
+    title = f"\n{run.name}: {' '.join(command[1:])}"
+    if not kept:
+        print(title, flush=True)
+    environment = {**os.environ, **run.environment, "LAKESTREAM_RUN": run.name}
+    out, error = (subprocess.PIPE, subprocess.STDOUT) if kept else (None, None)
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, stdout=out, stderr=error, text=True, check=False)
+    if kept:
+        print(f"{title}\n{done.stdout}", flush=True)
+    return done.returncode == 0, list(_results(run, suites, began))
 
 
 def paths_of(run: PytestRun, suites: Sequence[Suite], choice: Choice | None) -> Sequence[str]:
@@ -142,7 +169,8 @@ def _options(
         yield f"--long={long if 'long' in names or choice is not None else 'without'}"
     if order is not None:
         yield f"--order={order}"
-    yield from ("--numprocesses", str(jobs), *_SPREAD) if run.spreads else _ALONE
+    workers = min(jobs, os.cpu_count() or 1) if run.computes else jobs
+    yield from ("--numprocesses", str(workers), *_SPREAD) if run.spreads else _ALONE
 
 
 def _results(run: PytestRun, suites: Sequence[Suite], began: float) -> Iterator[SuiteResult]:

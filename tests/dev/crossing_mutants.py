@@ -195,7 +195,7 @@ MUTANTS = (
         "later |= same & (mine > other)",
         "later |= same & (mine < other)",
         "mirrors",
-        "tests/mirrors/test_worker_mirror.py::test_a_run_whose_events_another_one_has_applied_meanwhile_applies_the_rest",
+        "tests/mirrors/test_worker_mirror.py::test_events_that_come_again_take_no_row_back",
     ),
     CrossingMutant(
         "a fan-out whose home fences nobody off",

@@ -16,10 +16,10 @@ import pytest
 from dev.errors import UnknownBase, UnknownSuite
 from dev.java import find_jdk
 from dev.service import CHECKOUT
-from dev.suites import table
+from dev.suites import running, table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
 from dev.suites.graph import UsesGraph, matching
-from dev.suites.running import RUNS, SuiteResult, paths_of
+from dev.suites.running import RUNS, PytestRun, SuiteResult, paths_of, run_suites
 from dev.suites.table import BRANCHES, EVERYTHING, LOADING, READ, SUITES, USES
 from dev.suites.tools import known
 
@@ -236,6 +236,40 @@ def test_a_suite_is_red_without_a_test_that_passed_and_long_tests_may_be_none() 
     assert SuiteResult("spark", "services", {"passed": 1, "skipped": 1}).passed
     assert SuiteResult("long", "services", {}).passed
     assert not SuiteResult("long", "services", {"failed": 1}).passed
+
+
+# Passes once the other has begun.
+MEETING = """
+import time
+from pathlib import Path
+
+def test_meets():
+    Path({own!r}).touch()
+    until = time.monotonic() + 120
+    while not Path({other!r}).exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+"""
+
+
+def test_a_run_of_one_process_goes_on_beside_those_that_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ("spread", "alone")
+    for name, other in (names, names[::-1]):
+        text = MEETING.format(own=str(tmp_path / name), other=str(tmp_path / other))
+        (tmp_path / f"test_{name}.py").write_text(text)
+    files = [(str(tmp_path / f"test_{name}.py"),) for name in names]
+    runs = (
+        PytestRun(names[0], ("sensors",), only=files[0], spreads=True),
+        PytestRun(names[1], ("start",), only=files[1]),
+    )
+    monkeypatch.setattr(running, "RUNS", runs)
+    # The two tests are of no suite's folder.
+    assert not run_suites(["sensors", "start"], jobs=1)
+    said = capfd.readouterr().out
+    assert said.count(" 1 passed in ") == 2, said
+    assert said.count("RED ") == said.count("no test ran") == 2
 
 
 def test_an_unknown_suite_is_refused_before_anything_runs() -> None:

@@ -96,6 +96,22 @@ def test_a_run_whose_events_another_one_has_applied_meanwhile_applies_the_rest(
     lake.assert_whole()
 
 
+def test_events_that_come_again_take_no_row_back(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing, source: Source
+) -> None:
+    lake, name = mirror_lake, topic(1)
+    events = source.changes(90)
+    produce(name, 0, events)
+    lake.land(name)
+    # As of a connector that was killed: it begins where it has last said how far it is.
+    produce(name, 0, events[30:])
+
+    while lake.land(name, max_records=10).counts.read:
+        lake.assert_is(source)
+
+    lake.assert_whole()
+
+
 class Died(BaseException):
     """The end of a process, for nobody to handle."""
 

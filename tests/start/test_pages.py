@@ -76,9 +76,11 @@ def test_the_pages_do_what_they_say(addresses: dict[str, str], tmp_path: Path) -
         # Spark would listen on all addresses.
         "SPARK_LOCAL_IP": "127.0.0.1",
         "LANG": "C.UTF-8",
-        # Where pip and Ivy keep what they have fetched once.
-        **{name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "UV_"))},
+        # Where pip keeps what it has fetched once, and how the JVMs of tests are started.
+        **{name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "UV_", "JDK_JAVA_"))},
         "PIP_CACHE_DIR": os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip")),
+        # Python compiles what is imported: to compile all that is installed takes a processor 20 s.
+        "PIP_COMPILE": "0",
     }
     log = tmp_path / "log"
     with log.open("w") as out:

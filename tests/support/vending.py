@@ -81,7 +81,7 @@ def vending(behind: RestCatalog, new_keys: Callable[[], Mapping[str, str]]) -> I
 
     with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
         catalog = VendingCatalog(f"http://{LOOPBACK}:{server.server_port}", behind)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield catalog
