@@ -298,7 +298,10 @@ class DeltaSink(TableSink[Add]):
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")
-        held = SchemaChange.nowhere(to_schema(head.schema, "table"))
+        try:
+            held = SchemaChange.nowhere(to_schema(head.schema, "table"))
+        except InvalidArgument as e:
+            raise InvalidArgument("table", f"{self._name}: {str(e).removeprefix('table: ')}") from e
         change = change_for(self._design, held.metadata, self._name)
         self._announce(change.texts)
         return change
