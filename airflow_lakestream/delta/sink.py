@@ -18,8 +18,8 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.damage import LOG
 from airflow_lakestream.delta.commit.committing import Committer, look_after
+from airflow_lakestream.delta.commit.damage import LOG
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_writable

@@ -237,7 +237,10 @@ def _contradiction(metadata: TableMetadata) -> str:
     at = {ref.snapshot_id for ref in metadata.refs.values()} | {head_of(metadata)} - {None}
     if gone := at - {one.snapshot_id for one in metadata.snapshots}:
         return f"a branch or a tag is at the snapshot {min(gone)}, which is not there"
-    highest, last = max((one.sequence_number or 0 for one in metadata.snapshots), default=0), metadata.next_sequence_number()
+    highest, last = (
+        max((one.sequence_number or 0 for one in metadata.snapshots), default=0),
+        metadata.next_sequence_number(),
+    )
     if metadata.format_version > 1 and highest >= last:
         return f"last-sequence-number is {last - 1}, and a snapshot has {highest}"
     return ""

@@ -12,14 +12,21 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.audit.run import load
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew, NoTableId, UnreadableTable
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
+from airflow_lakestream.iceberg.publishing.branch import open_branch
+from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from airflow_lakestream.run.storage import StorageFailed, storage_errors_named
 from airflow_lakestream.stores.places import PlaceNotWritable
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import TableNotWritable
+from airflow_lakestream.watching.streams.landings import IcebergStreams
 from tests.support.cdc import change
 from tests.support.given_records import GivenLake
 
@@ -225,7 +232,11 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     "a version in quotes": (having(format_version="2"), UnreadableTable, UNREADABLE),
     "no version": (without("format-version"), UnreadableTable, UNREADABLE),
     "metadata that are empty": (lambda _: "", UnreadableTable, UNREADABLE),
-    "metadata of another encoding": (lambda metadata: json.dumps(metadata).encode("utf-16"), UnreadableTable, UNREADABLE),
+    "metadata of another encoding": (
+        lambda metadata: json.dumps(metadata).encode("utf-16"),
+        UnreadableTable,
+        UNREADABLE,
+    ),
     "metadata that are zeroed": (lambda metadata: b"\0" * 500, UnreadableTable, UNREADABLE),
     "metadata that are deep": (lambda _: "[" * 100_000, UnreadableTable, UNREADABLE),
     "metadata that are packed and named as if not": (
@@ -315,7 +326,10 @@ def test_a_table_whose_metadata_are_gone_is_refused_by_its_name(tmp_path: Path) 
 
 def test_a_list_of_manifests_that_is_gone_is_named_with_its_table(tmp_path: Path) -> None:
     lake = changed(tmp_path, in_snapshots(manifest_list="file:///no/such/file"))
-    with pytest.raises(StorageFailed, match=r"^lake\.events: .*/no/such/file"), storage_errors_named("lake.events", None):
+    with (
+        pytest.raises(StorageFailed, match=r"^lake\.events: .*/no/such/file"),
+        storage_errors_named("lake.events", None),
+    ):
         lake.land([b'{"v": 1}'] * 2)
     assert len(lake.iceberg().metadata.snapshots) == 1
 
@@ -327,3 +341,27 @@ def test_an_entry_of_the_catalog_that_names_no_metadata_is_refused_by_the_tables
         catalog.execute("update iceberg_tables set metadata_location = null")
     with pytest.raises(UnreadableTable, match=rf"{UNREADABLE}.*metadata_location is missing"):
         lake.land([b'{"v": 1}'] * 2)
+
+
+# Of each way to look at a table one.
+LOOKED_AT = ["no properties", "no id", "a geometry", "a place below a file", "a snapshot that is not there"]
+
+
+@pytest.mark.parametrize("case", LOOKED_AT)
+def test_a_publication_and_an_edit_of_the_ledger_refuse_it_the_same(tmp_path: Path, case: str) -> None:
+    change, error, match = REFUSED[case]
+    lake = changed(tmp_path, change)
+    design = TableDesign(metadata_schema(("topic", "partition", "offset")))
+    with pytest.raises(error, match=match):
+        PublishingSink(lake.catalog(), "lake.events", "g", design).load("run")
+    if error is UnreadableTable and case == "no properties":
+        for look in (
+            lambda: open_branch(lake.catalog(), "lake.events", "b"),
+            lambda: load(lake.catalog(), "lake.events"),
+            lambda: IcebergStreams.at(lake.catalog(), "lake.events"),
+        ):
+            with pytest.raises(error, match=match):
+                look()
+    if error is not PlaceNotWritable:
+        with pytest.raises(error, match=match):
+            restate_ledgers(lake.catalog(), "lake.events", lambda _: {})
