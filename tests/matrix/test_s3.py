@@ -31,9 +31,9 @@ def test_temporary_keys_are_good_only_with_their_token(store: StorePlace) -> Non
 
 
 # Of a place: parts of its name that are odd, and what has to hold for either format.
-ODD = ["a b", "50%", "100%x", "a+b", "a&b", "a=b", "ü漢😀", "a@b", "[x]*", "(a)", "a'b", 'a"b', "~a", "a:b", "$a!"]
+ODD = ["50%", "100%x", "a b+c&d=e", "ü漢😀'\"~$!", "[x]*(a)@:"]
 ENCODED = ["50%25", "a%2Fb", "%20"]
-CUT = ["a#b", "a?b", "#", "?"]
+CUT = ["a#b", "a?b"]
 
 
 @pytest.mark.parametrize("kind", STORE_LAKES)
@@ -54,6 +54,5 @@ def test_tables_lie_where_an_odd_place_says_or_are_refused(
     assert lake.land(name, **told, mode="ranges", ranges=[[0, 0, 5]], replace=True).rows == 5
     assert lake.offsets() == [(0, n) for n in range(5)]
     assert lake.scan(REJECTED).num_rows == 1
-    lake.assert_whole()
     # By the store's own names, which nobody decodes.
     assert {file.split("/")[0] for file in store.files()} == {odd}
