@@ -235,9 +235,9 @@ def _contradiction(metadata: TableMetadata) -> str:
         return f"several columns have the id {ids.most_common(1)[0][0]}"
     if max(ids, default=0) > metadata.last_column_id:
         return f"last-column-id is {metadata.last_column_id}, and a column has the id {max(ids)}"
-    at = {ref.snapshot_id for ref in metadata.refs.values()} | {head_of(metadata)} - {None}
-    if gone := at - {one.snapshot_id for one in metadata.snapshots}:
-        return f"a branch or a tag is at the snapshot {min(gone)}, which is not there"
+    at = (head_of(metadata), *(ref.snapshot_id for ref in metadata.refs.values()))
+    if gone := [one for one in at if one is not None and metadata.snapshot_by_id(one) is None]:
+        return f"a branch or a tag is at the snapshot {gone[0]}, which is not there"
     highest, last = (
         max((one.sequence_number or 0 for one in metadata.snapshots), default=0),
         metadata.next_sequence_number(),

@@ -90,7 +90,7 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         check_literals(self._arguments())
         if not self.start_from_trigger:
             return
-        is_native = self.has_dag() and self.dag.render_template_as_native_obj
+        is_native = (dag := self.get_dag()) is not None and dag.render_template_as_native_obj
         if is_native or not AIRFLOW_V_3_3_PLUS:
             self.start_from_trigger = False
             why = "keeps no texts with render_template_as_native_obj" if is_native else "needs Airflow 3.3 or newer"

@@ -238,7 +238,7 @@ def test_a_column_that_is_another_one_of_the_same_form_stops_mirrors_and_extract
     keyed.await_all_sent()
     for kind in KINDS:
         mirrors.land(kind, **told[kind])
-    land(extract("lake.events"))
+    land(extract("lake.raw"))
 
     retyped.drop(HARMLESS)
     retyped.add(HARMLESS, anew=True)
@@ -249,7 +249,7 @@ def test_a_column_that_is_another_one_of_the_same_form_stops_mirrors_and_extract
         assert {name: mirrors.rows(kind)[3][name] for name in HARMLESS} == {
             name: keyed.rows()[3][name] for name in HARMLESS
         }
-    land(extract("lake.events"))
+    land(extract("lake.raw"))
 
     retyped.drop(RETYPED)
     retyped.add(RETYPED, anew=True)
@@ -261,9 +261,9 @@ def test_a_column_that_is_another_one_of_the_same_form_stops_mirrors_and_extract
             mirrors.land(kind, **told[kind])
         assert 4 not in mirrors.rows(kind)
     with pytest.raises(SourceTypeChanged, match=rf"offset {at}\b.*new table"):
-        land(extract("lake.events"))
+        land(extract("lake.raw"))
     land(extract("lake.new", mode="ranges", ranges=[[0, at, keyed.sent()]]))
-    old, new = (extract(name).sink.load("r").ledger.types for name in ("lake.events", "lake.new"))
+    old, new = (extract(name).sink.load("r").ledger.types for name in ("lake.raw", "lake.new"))
     for name in RETYPED:
         assert other_meaning({name: old[name]}, new), name
     assert other_meaning({name: old[name] for name in HARMLESS}, new) is None

@@ -68,9 +68,8 @@ def test_values_that_events_leave_out_are_known_by_the_connectors_own_placeholde
             sql.execute(f"alter table {name} add column {column} {kind}")
         sql.execute(f"alter table {name} alter column {column} set storage external")
     values = ", ".join(value for _, value in COLUMNS.values())
-    insert = (
-        f"insert into {name} (id, name, {', '.join(COLUMNS)}) select n, 'a', {values} from generate_series(%s, %s) n"
-    )
+    rows = f"select n, 'a', {values} from generate_series(%s::int, %s::int) n"
+    insert = f"insert into {name} (id, name, {', '.join(COLUMNS)}) {rows}"
     sql.execute(insert, (1, 4))
     captured.begin(unavailable_value_placeholder=setting)
     sql.execute(insert, (5, 8))

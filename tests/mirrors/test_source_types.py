@@ -66,7 +66,7 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
 
     signals = topic(1, name=f"{captured.name}-signal")
     both = COLUMNS | HARMLESS
-    retyped = Retyped(lambda statement: captured.sql.execute(statement.format(table=captured.name)))
+    retyped = Retyped(lambda statement: captured.sql.execute(statement.replace("{table}", captured.name)))
     retyped.add(both)
     retyped.write(1, both)
     channel = {"signal_kafka_bootstrap_servers": captured.kafka.bootstrap, "signal_kafka_topic": signals}
