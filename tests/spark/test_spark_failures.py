@@ -167,7 +167,7 @@ def test_a_table_that_can_not_be_landed_in_is_named_before_a_record_is_read(
     assert isinstance(stopped.value, Terminal)
     checkpoint = read_checkpoint(str(run.checkpoint))
     assert checkpoint is not None
-    assert checkpoint.planned == (0,)
+    assert checkpoint.committed == (0,)
     lease = read_lease(str(run.checkpoint))
     assert lease is not None
     assert lease.terminal
