@@ -79,7 +79,8 @@ class UnreadableTable(LakestreamError, Terminal):
             remedy = "Restore the file; or register the table with a metadata file that is there, or drop it."
         else:
             remedy = (
-                "Take away what PyIceberg does not know, such as a column of a newer type; or land in another table."
+                "Correct what is named, or take away what PyIceberg does not know, such as a column of a newer type; or "
+                "land in another table."
             )
         said = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
         super().__init__(
@@ -238,12 +239,10 @@ def _contradiction(metadata: TableMetadata) -> str:
     at = (head_of(metadata), *(ref.snapshot_id for ref in metadata.refs.values()))
     if gone := [one for one in at if one is not None and metadata.snapshot_by_id(one) is None]:
         return f"a branch or a tag is at the snapshot {gone[0]}, which is not there"
-    highest, last = (
-        max((one.sequence_number or 0 for one in metadata.snapshots), default=0),
-        metadata.next_sequence_number(),
-    )
-    if metadata.format_version > 1 and highest >= last:
-        return f"last-sequence-number is {last - 1}, and a snapshot has {highest}"
+    highest = max((one.sequence_number or 0 for one in metadata.snapshots), default=0)
+    # Version 1 has none.
+    if metadata.format_version > 1 and highest > (last := metadata.next_sequence_number() - 1):
+        return f"last-sequence-number is {last}, and a snapshot has {highest}"
     return ""
 
 
