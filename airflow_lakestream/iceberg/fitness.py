@@ -79,8 +79,8 @@ class UnreadableTable(LakestreamError, Terminal):
             remedy = "Restore the file; or register the table with a metadata file that is there, or drop it."
         else:
             remedy = (
-                "Correct what is named, or take away what PyIceberg does not know, such as a column of a newer type; or "
-                "land in another table."
+                "Correct what is named, or take away what PyIceberg does not know, such as a column of a newer type; "
+                "or land in another table."
             )
         said = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
         super().__init__(
