@@ -53,6 +53,7 @@ def up(args: argparse.Namespace) -> None:
         "metastore": stack.up_metastore,
         "old-metastore": partial(stack.up_metastore, OLD),
         "mariadb": stack.up_mariadb,
+        "mariadb-2": partial(stack.up_mariadb, 2),
         "rest-catalog": stack.up_rest_catalog,
         "glue": stack.up_glue,
         "careless-glue": partial(stack.up_glue, careless=True),

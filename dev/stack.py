@@ -250,13 +250,13 @@ class Stack:
 
         return self._up("rest-catalog", start, lambda catalog: catalog.url)
 
-    def up_mariadb(self) -> MariaDb:
-        """Have a healthy MariaDB: the running one, or a new one."""
+    def up_mariadb(self, number: int = 1) -> MariaDb:
+        """Have a healthy MariaDB of this number: the running one, or a new one."""
 
         def start(folder: ServiceFolder, jdk: Jdk) -> MariaDb:
-            return mariadb_service.start(folder, self._fetch(jars.MARIADB, jdk), self._owner)
+            return mariadb_service.start(folder, self._fetch(jars.MARIADB, jdk), self._owner, number)
 
-        return self._up("mariadb", start, lambda server: f"port {server.port}")
+        return self._up("mariadb" if number == 1 else f"mariadb-{number}", start, lambda server: f"port {server.port}")
 
     def up_glue(self, *, careless: bool = False) -> Glue:
         """Have a healthy model of AWS Glue: the running one, or a new one; see `glue_server` for `careless`."""

@@ -25,7 +25,7 @@ from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
-from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.upkeep.narrow_bounds import wrong_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
@@ -217,12 +217,12 @@ def find_lost(
 
 
 def load(catalog: Catalog, table: str) -> Table:
-    """Load a table. Raises TableMissing, and InvalidArgument for a Delta table's path or URI."""
+    """Load a table. Raises TableMissing, `fitness.UnreadableTable`, and InvalidArgument for a Delta table's place."""
     if TableFormat.of(table) is TableFormat.DELTA:
         problem = f"{table!r} is the path of a Delta table; audits and repairs are for Iceberg tables."
         raise InvalidArgument("table", problem, "`lakestream ledger show` says what a Delta table holds.")
     try:
-        return catalog.load_table(table)
+        return fitness.load_table(catalog, table)
     except NoSuchTableError as e:
         raise TableMissing(table) from e
 

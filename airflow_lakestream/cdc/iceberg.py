@@ -26,6 +26,7 @@ from airflow_lakestream.cdc.mirror import Beside, Mirror
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
+from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
@@ -119,12 +120,13 @@ class IcebergMirror(IcebergSink):
     _seen: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Look at the table, and return its properties and columns."""
+        """Look at the table, and return its properties and columns. Raises what `fitness` raises for its metadata."""
         self._seen = None
         try:
             self._seen = super()._load_table()
         except NoSuchTableError:
             return None
+        fitness.check_metadata(self._seen.metadata, self._name)
         return self._seen.metadata.properties, arrow_schema(self._seen.metadata.schema())
 
     def _load_table(self) -> Table:

@@ -121,7 +121,7 @@ def rebuild(
         # The rows do not tell which landings have a note in the reject table.
         noted = known.noted if known.topics else Noted(complete=False)
         made = {one.identity: one.entry for one in rebuilt}
-        ledger = Ledger(group, {**known.topics, **made}, noted)
+        ledger = replace(known, topics={**known.topics, **made}, noted=noted)
 
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
             if ledger_store.head_of(now.metadata) != head:
@@ -212,6 +212,8 @@ def _from_rows(
         known = ledger_store.read_ledger(loaded, group)
     except UndecidedLedger:
         known = Ledger(group)
+    columns = ledger_store.columns_told(loaded, group)
+    known = replace(known, filled=columns.filled, types=columns.types)
     there = {of.topic for of, entry in known.topics.items() if entry.landed}
     if there and (not topics or there & set(topics)):
         raise CannotRebuild(

@@ -144,11 +144,11 @@ def _look(catalog: Any, table: str, group: str) -> TableState:
 
     from airflow_lakestream.core.ledger import Ledger
     from airflow_lakestream.core.ports import TableState
-    from airflow_lakestream.iceberg import ledger_store
+    from airflow_lakestream.iceberg import fitness, ledger_store
     from airflow_lakestream.iceberg.unaccounted import look_for_rows
 
     try:
-        loaded = catalog.load_table(table)
+        loaded = fitness.load_table(catalog, table)
     except NoSuchTableError:
         return TableState(Ledger(group), exists=False)
     others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}

@@ -15,6 +15,7 @@ from airflow_lakestream.connect.status import ConnectorStatus, State
 from airflow_lakestream.connect.traces import culprit_of
 from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.kafka.groups import Groups
@@ -22,6 +23,9 @@ from airflow_lakestream.kafka.java import MOST_LOOKED_AT, DamageTold, find_damag
 from airflow_lakestream.kafka.watch import KafkaWatch
 
 log = logging.getLogger(__name__)
+
+# What Confluent's converters say of a value that does not begin as one with an id.
+_WITHOUT_ID = "magic byte"
 
 
 class Observer:
@@ -79,16 +83,22 @@ class Observer:
         )
 
     def _unreadable(self, status: ConnectorStatus, groups: Groups, offsets: Mapping[str, Mapping[int, int]]) -> str:
-        """Look for the record that a converter of JSON can't read: its trace does not name it."""
+        """Look for the record that a converter can't read, where its trace does not name it: by what it has to be.
+
+        A converter of JSON takes what is JSON; one that misses the id of a schema fails where a header has it.
+        """
         culprits = {culprit_of(task.trace) for task in status.failed}
+        errors = " ".join(one.error for one in culprits if one is not None and not one.is_placed)
         is_json = self._spec.config.get("value.converter", "").endswith(".JsonConverter")
-        if not is_json or not any(one is not None and not one.is_placed for one in culprits):
+        if not errors or not (is_json or _WITHOUT_ID in errors):
             return ""
         for topic in self._spec.topics:
             with closing(groups.records(topic, offsets.get(topic, {}))) as records:
                 for message in islice(records, MOST_LOOKED_AT):
-                    if not _is_json(message.value()):
-                        return f"{topic}[{message.partition()}] offset {message.offset()}"
+                    named = dict(message.headers() or ()).get(f"__{VALUE}_schema_id") is not None
+                    if not _is_json(message.value()) if is_json else named and message.value() is not None:
+                        why = f" ({named_by_header(VALUE)})" if named else ""
+                        return f"{topic}[{message.partition()}] offset {message.offset()}{why}"
         return ""
 
     def damaged(self, seen: Seen) -> DamagedBatch | None:

@@ -21,6 +21,7 @@ from airflow_lakestream.core.publishing.publish import Publication, begin, publi
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.progress import BatchProgress, Progress
+from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.groups import Groups
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -76,7 +77,7 @@ class BranchPublisher:
         """Refuse a table that can't hold what the sink writes with positions. Raises ConfigRefused."""
         table = self._sink.table
         try:
-            columns = self._catalog.load_table(table).schema().column_names
+            columns = load_table(self._catalog, table).schema().column_names
         except NoSuchTableError:
             remedy = "Let KafkaExtractOperator land the topic's first records there: it makes the columns of positions."
             raise ConfigRefused(f"there is no table {table}.", remedy) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import Committer, look_after
+from airflow_lakestream.delta.commit.damage import LOG
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_writable
@@ -25,7 +27,7 @@ from airflow_lakestream.delta.design import check_design
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.replace import Replacement
 from airflow_lakestream.delta.replace.takeout import Finder
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.storage import Tables, location
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers
@@ -39,6 +41,7 @@ from airflow_lakestream.delta.write.files import (
 )
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.stores.places import check_folder
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, whole_schema
@@ -83,8 +86,14 @@ class DeltaSink(TableSink[Add]):
         return self._tables.store(self._name)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and check it against the design. Raises InvalidArgument where they contradict."""
+        """Look at the table again, and check it against the design. Raises InvalidArgument where they contradict.
+
+        Raises what the parts raise for a table, or a place, that nothing can be landed in.
+        """
         self._head = head = self._tables.open(self._name)
+        if "://" not in (where := location(self._name)):
+            check_folder(self._name, where)
+            check_folder(self._name, Path(where, LOG))
         if self._first_version is None:
             self._first_version = -1 if head is None else head.version
         if head is None:
@@ -289,7 +298,10 @@ class DeltaSink(TableSink[Add]):
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")
-        held = SchemaChange.nowhere(to_schema(head.schema, "table"))
+        try:
+            held = SchemaChange.nowhere(to_schema(head.schema, "table"))
+        except InvalidArgument as e:
+            raise InvalidArgument("table", f"{self._name}: {str(e).removeprefix('table: ')}") from e
         change = change_for(self._design, held.metadata, self._name)
         self._announce(change.texts)
         return change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +10,15 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 from obstore.store import LocalStore
 
-from airflow_lakestream.delta.commit.damage import check_log, find_damage
+from airflow_lakestream.delta.commit.damage import LOG, DamagedLog, check_log, find_damage
 from airflow_lakestream.delta.commit.protocol import unreadable
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.object_store import open_store
+from airflow_lakestream.tables.row_buffer import is_of_rows
 
 
 def location(table: str) -> str:
@@ -27,6 +29,8 @@ def location(table: str) -> str:
     return table.rstrip("/")
 
 
+# What delta-rs says of a store that fails, where it does not raise an OSError.
+_OF_A_STORE = re.compile(r"Generic \w+ error|error sending request|timed out|object ?store", re.IGNORECASE)
 # Each gives up what the commit rests on: that a version is written once.
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "it lets a commit overwrite another one",
@@ -69,16 +73,23 @@ class DeltaStorage:
     def open(self, table: str) -> Head | None:
         """Return the table as it is now; None where there is none. Raises DamagedLog, UnfitTable."""
         where = location(table)
-        if "://" not in where and not Path(where).is_dir():
-            return None
+        if "://" not in where:
+            if not Path(where).is_dir():
+                return None
+            if Path(where, LOG).is_file():
+                raise DamagedLog(table, LOG, "is a file and no folder", "Put it back, or land in another table.")
         try:
             head = Head.of(DeltaTable(where, storage_options=dict(self.options) or None), table)
         except TableNotFoundError:
             return None
-        except DeltaError as e:
-            if damage := find_damage(self.store(table), table, str(e)):
-                raise damage from e
-            raise (unreadable(table, str(e)) or e) from e
+        except OSError:
+            raise
+        except BaseException as e:
+            if not (isinstance(e, Exception) or is_of_rows(e)):
+                raise
+            if _OF_A_STORE.search(str(e)):
+                raise OSError(str(e)) from e
+            raise (find_damage(self.store(table), table, str(e)) or unreadable(table, str(e))) from e
         check_log(self.store(table), table)
         return head
 

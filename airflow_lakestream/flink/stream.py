@@ -28,6 +28,7 @@ from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.java import DamageTold, find_damage, near
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -73,7 +74,7 @@ class FlinkStream(JobStream):
         state = self.jobs.state_for(starts) if has_branch and not doubted else ""
         if not state:
             starts = begin_anew(publication)
-        columns = self._catalog.load_table(self.config.table).schema().column_names
+        columns = load_table(self._catalog, self.config.table).schema().column_names
         return self.jobs.submit(starts, state, lambda: list(columns))
 
     def _land_rest(self, publication: Publication) -> bool:
@@ -246,14 +247,14 @@ class FlinkStream(JobStream):
 
     def _has_branch(self) -> bool:
         try:
-            return self.config.on_branch in self._catalog.load_table(self.config.table).metadata.refs
+            return self.config.on_branch in load_table(self._catalog, self.config.table).metadata.refs
         except NoSuchTableError:
             return False
 
     def _check_table(self) -> None:
         """Refuse a table whose rows Flink would replace by their keys. Raises InvalidArgument."""
         try:
-            properties = self._catalog.load_table(self.config.table).metadata.properties
+            properties = load_table(self._catalog, self.config.table).metadata.properties
         except NoSuchTableError:
             return
         if properties.get(_UPSERT, "").lower() == "true":

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from gzip import BadGzipFile
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError as PydanticError
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import ValidationError
+from pyiceberg.catalog import METADATA_LOCATION, Catalog
+from pyiceberg.exceptions import NoSuchPropertyException, NoSuchTableError, ValidationError
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import table_properties
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
-from airflow_lakestream.iceberg.ledger_store import name_of
+from airflow_lakestream.iceberg.ledger_store import head_of, name_of
 from airflow_lakestream.iceberg.write.files import check_file_format
 from airflow_lakestream.iceberg.write.layout import check_fields, check_names
 from airflow_lakestream.runtime.processes import forbid_forks
 from airflow_lakestream.stores import azure, hdfs
+from airflow_lakestream.stores.places import PlaceNotWritable, check_folder
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
 # Where a query or a fragment of a URI would begin, and what is no character of a URI.
 _ODD = re.compile(r"[?#\x00-\x1f\x7f]")
-_PLACES = (TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH)
+# What says where a table's files lie, and the folder of its own where nothing does.
+_PLACES = {TableProperties.WRITE_DATA_PATH: "data", TableProperties.WRITE_METADATA_PATH: "metadata"}
 # Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and does not write it.
 WRITTEN_VERSION = 2
 
@@ -56,8 +62,12 @@ class FormatVersionTooNew(LakestreamError, Terminal):
         )
 
 
-# What PyIceberg raises for metadata that it finds wrong, or does not understand; its clients of stores, for lost ones.
-OF_METADATA = (ValidationError, PydanticError, FileNotFoundError)
+# What PyIceberg raises for metadata that it finds wrong, does not understand, or stumbles over; its clients of stores,
+# for lost ones.
+_OF_METADATA = (
+    *(ValidationError, PydanticError, NoSuchPropertyException, FileNotFoundError, BadGzipFile, EOFError, zlib.error),
+    *(ValueError, TypeError, AttributeError, LookupError, RecursionError, NotImplementedError),
+)
 _LONGEST = 500
 
 
@@ -69,13 +79,41 @@ class UnreadableTable(LakestreamError, Terminal):
             remedy = "Restore the file; or register the table with a metadata file that is there, or drop it."
         else:
             remedy = (
-                "Take away what PyIceberg does not know, such as a column of a newer type; or land in another table."
+                "Correct what is named, or take away what PyIceberg does not know, such as a column of a newer type; "
+                "or land in another table."
             )
         said = " ".join(str(cause).partition("For further information")[0].split())[:_LONGEST]
         super().__init__(
             f"{table}: {'a file of its metadata is gone' if gone else 'PyIceberg can not read its metadata'} "
             f"({said}). Nothing was read or changed. {remedy}"
         )
+
+
+class NoTableId(LakestreamError, Terminal):
+    """A table whose metadata do not say which one it is."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"{table}: its metadata have no table-uuid, by which a table is told from one that was dropped and made "
+            "again; Spark reads no such table, either. Nothing was read or changed. Register the table with a "
+            "metadata file that has one; or land in another table."
+        )
+
+
+def load_table(catalog: Catalog, name: str) -> Table:
+    """Return the table as it is now. Raises NoSuchTableError, UnreadableTable, and what catalogs and stores raise."""
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError as e:
+        # The catalog has an entry that does not say where the metadata are.
+        if METADATA_LOCATION in str(e):
+            raise UnreadableTable(name, e) from e
+        raise
+    except _OF_METADATA as e:
+        # An answer of a catalog that is no JSON is both a ValueError and an error of the network.
+        if isinstance(e, OSError) and not isinstance(e, FileNotFoundError | BadGzipFile):
+            raise
+        raise UnreadableTable(name, e) from e
 
 
 def check(catalog: Catalog, table: Table) -> None:
@@ -98,9 +136,9 @@ def check_catalog(catalog: Catalog, name: str) -> None:
 def check_table(table: Table) -> None:
     """Refuse a table that can't be written here.
 
-    Raises FormatVersionTooNew, and InvalidArgument for its properties, partitions and order.
+    Raises what `check_metadata` raises, and InvalidArgument for its properties, partitions and order.
     """
-    check_version(table.metadata, name_of(table))
+    check_metadata(table.metadata, name_of(table))
     check_names(table.spec(), name_of(table))
     check_fields(table)
     check_properties(table.metadata.properties)
@@ -109,10 +147,23 @@ def check_table(table: Table) -> None:
 def check_store(table: Table) -> None:
     """Refuse a place that the table's client can't open; note a client that does not survive a fork.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument, PlaceNotWritable.
     """
-    for one in (table.location(), *(table.properties.get(key, "") for key in _PLACES)):
-        check_place(name_of(table), one)
+    _check_client(table)
+    for key, folder in _PLACES.items():
+        place = table.properties.get(key) or f"{table.location().rstrip('/')}/{folder}"
+        check_place(name_of(table), place)
+        if urlsplit(place).scheme in ("", "file"):
+            check_folder(name_of(table), place.removeprefix("file:").removeprefix("//"))
+            continue
+        try:
+            # What Azure's needs, the client was asked for.
+            _ = urlsplit(place).scheme in azure.SCHEMES or table.io.new_output(place)
+        except (ValueError, ImportError) as e:
+            raise PlaceNotWritable(name_of(table), place, e) from e
+
+
+def _check_client(table: Table) -> None:
     place = urlsplit(table.location())
     if place.scheme == hdfs.SCHEME and isinstance(table.io, PyArrowFileIO):
         raise InvalidArgument(
@@ -155,6 +206,54 @@ def check_version(metadata: TableMetadata, name: str) -> None:
     """Refuse a table whose version is newer than what can be written. Raises FormatVersionTooNew."""
     if metadata.format_version > WRITTEN_VERSION:
         raise FormatVersionTooNew(name, metadata.format_version)
+
+
+def check_metadata(metadata: TableMetadata, name: str) -> None:
+    """Refuse a table by its version, its id, its columns' types, and by what contradicts itself.
+
+    Raises FormatVersionTooNew, NoTableId, UnreadableTable, InvalidArgument.
+    """
+    check_version(metadata, name)
+    # Version 1 need not have one, and is refused for what it is. PyIceberg makes one up at each look.
+    if metadata.format_version == WRITTEN_VERSION and "table_uuid" not in metadata.model_fields_set:
+        raise NoTableId(name)
+    if problem := _contradiction(metadata):
+        raise UnreadableTable(name, ValidationError(problem))
+    for path, field in _fields(metadata.schema().as_struct()):
+        if (version := field.field_type.minimum_format_version()) > WRITTEN_VERSION:
+            raise InvalidArgument(
+                "table",
+                f"{name}: its column {path!r} has the type {field.field_type}, which tables have from format version "
+                f"{version} on, and files are written for version {WRITTEN_VERSION}.",
+                "Drop the column, or make it one of another type (timestamp, binary); or land in another table.",
+            )
+
+
+def _contradiction(metadata: TableMetadata) -> str:
+    """Say what Spark refuses, and PyIceberg goes on with: ids that are there twice or not at all, numbers that fall."""
+    ids = Counter(field.field_id for _, field in _fields(metadata.schema().as_struct()))
+    if len(ids) < ids.total():
+        return f"several columns have the id {ids.most_common(1)[0][0]}"
+    if max(ids, default=0) > metadata.last_column_id:
+        return f"last-column-id is {metadata.last_column_id}, and a column has the id {max(ids)}"
+    at = (head_of(metadata), *(ref.snapshot_id for ref in metadata.refs.values()))
+    if gone := [one for one in at if one is not None and metadata.snapshot_by_id(one) is None]:
+        return f"a branch or a tag is at the snapshot {gone[0]}, which is not there"
+    highest = max((one.sequence_number or 0 for one in metadata.snapshots), default=0)
+    # Version 1 has none.
+    if metadata.format_version > 1 and highest > (last := metadata.next_sequence_number() - 1):
+        return f"last-sequence-number is {last}, and a snapshot has {highest}"
+    return ""
+
+
+def _fields(kind: IcebergType, path: str = "") -> Iterator[tuple[str, NestedField]]:
+    """Yield all fields that are in a type, each with its path."""
+    parts = {StructType: ("fields",), ListType: ("element_field",), MapType: ("key_field", "value_field")}
+    for part in parts.get(type(kind), ()):
+        found = getattr(kind, part)
+        for field in found if part == "fields" else (found,):
+            yield f"{path}{field.name}", field
+            yield from _fields(field.field_type, f"{path}{field.name}.")
 
 
 def check_properties(properties: Mapping[str, str]) -> None:

@@ -88,6 +88,22 @@ def landing_of(snapshot: Snapshot, consumer_group: str) -> Landing | None:
     return codec.decode_summary(summary_of(snapshot), consumer_group, f"snapshot {snapshot.snapshot_id}")
 
 
+def columns_told(table: Table, consumer_group: str) -> Ledger:
+    """Return what the table says of a group's columns, also where nothing says its offsets: a ledger without topics.
+
+    The property, its journal, and the snapshots that are alive tell it. Raises UnreadableLedger.
+    """
+    text, landings = table.metadata.properties.get(codec.property_key(consumer_group)), list[Landing | None]()
+    ledger = Ledger(consumer_group)
+    if text is not None:
+        value = codec.decode_property(text, consumer_group)
+        ledger, landings = value.base, [entry.landing for entry in value.journal]
+    landings += [landing_of(one, consumer_group) for one in reversed([*live_ancestors(table.metadata)])]
+    for landing in filter(None, landings):
+        ledger = ledger.add(landing)
+    return Ledger(consumer_group, filled=ledger.filled, types=ledger.types)
+
+
 def live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's head and its ancestors, newest first, as far as they are not expired."""
     return ancestors(metadata, head_of(metadata))

@@ -261,10 +261,7 @@ class IcebergSink(TableSink[DataFile]):
 
     def _load_table(self) -> Table:
         """Return the table as it is now. Raises NoSuchTableError, UnreadableTable."""
-        try:
-            return self._catalog.load_table(self._name)
-        except fitness.OF_METADATA as e:
-            raise fitness.UnreadableTable(self._name, e) from e
+        return fitness.load_table(self._catalog, self._name)
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:

@@ -55,7 +55,8 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         `"fail"`, or `"wait"` until the time-out (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     :param start_from_trigger: also begin in the triggerer, so that only the end needs a worker. Needs Airflow 3.3;
-        on older versions, and for mapped tasks, the task begins in a worker
+        on older versions, for mapped tasks, and in a DAG with `render_template_as_native_obj`, whose triggerer would
+        read a text such as `1_000` as a number, the task begins in a worker
     """
 
     check_name: ClassVar[str]
@@ -89,12 +90,11 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         check_literals(self._arguments())
         if not self.start_from_trigger:
             return
-        if not AIRFLOW_V_3_3_PLUS:
+        is_native = (dag := self.get_dag()) is not None and dag.render_template_as_native_obj
+        if is_native or not AIRFLOW_V_3_3_PLUS:
             self.start_from_trigger = False
-            warnings.warn(
-                f"{self.task_id}: start_from_trigger needs Airflow 3.3 or newer; the task begins in a worker.",
-                stacklevel=3,
-            )
+            why = "keeps no texts with render_template_as_native_obj" if is_native else "needs Airflow 3.3 or newer"
+            warnings.warn(f"{self.task_id}: start_from_trigger {why}; the task begins in a worker.", stacklevel=3)
             return
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls=_TRIGGER,

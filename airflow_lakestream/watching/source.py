@@ -134,14 +134,16 @@ def ask_kafka(places: Places, conn_id: str) -> Ask:
 
 
 def ask_table(places: Places, conn_id: str, name: str) -> Asking:
-    """Ask for an Iceberg table as it is now. Returns it; raises NotThere."""
+    """Ask for an Iceberg table as it is now. Returns it; raises NotThere, UnreadableTable."""
     catalog = yield Ask(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
 
     def load() -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
+        from airflow_lakestream.iceberg.fitness import load_table
+
         try:
-            return catalog.load_table(name)
+            return load_table(catalog, name)
         except (NoSuchTableError, NoSuchNamespaceError) as e:
             raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.") from e
 

@@ -51,6 +51,7 @@ HANDLES: dict[str, type[Service]] = {
     "metastore": Metastore,
     "old-metastore": Metastore,
     "mariadb": MariaDb,
+    "mariadb-2": MariaDb,
     "rest-catalog": RestCatalog,
     "glue": Glue,
     "careless-glue": Glue,

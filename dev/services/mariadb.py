@@ -55,6 +55,27 @@ class MariaDb:
             cursor.execute(f"create database {name}")
         return f"mysql+pymysql://{USERNAME}:{self.password}@{LOOPBACK}:{self.port}/{name}"
 
+    def follow(self, other: MariaDb, *, by: str) -> None:
+        """Become a replica of another server, from where its log ends now; what this one's own log has is forgotten.
+
+        :param by: `slave_pos`, or `no` for the log's file and position.
+        """
+        with other.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("show master status")
+            file, position, *_ = cursor.fetchone()
+            cursor.execute("select @@gtid_binlog_pos")
+            (gtids,) = cursor.fetchone()
+        where = f", master_log_file='{file}', master_log_pos={position}" if by == "no" else ""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("reset master")
+            cursor.execute(f"set global gtid_slave_pos = '{gtids}'")
+            cursor.execute(
+                f"change master to master_host='{LOOPBACK}', master_port={other.port}, master_user='{USERNAME}', "
+                f"master_password='{other.password}', master_ssl_verify_server_cert=0, "
+                f"master_use_gtid={by}{where}"
+            )
+            cursor.execute("start slave")
+
     def healthy(self, timeout: float = 2) -> bool:
         """Whether it answers."""
         try:
@@ -64,8 +85,11 @@ class MariaDb:
             return False
 
 
-def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
-    """Make new databases in `folder`, start the server, and wait until it answers."""
+def start(folder: ServiceFolder, jars: Path, owner: Owner | None, number: int = 1) -> MariaDb:
+    """Make new databases in `folder`, start the server, and wait until it answers.
+
+    :param number: tells it from servers that it replicates, or that replicate it.
+    """
     folder.prepare()
     (port,) = free_ports(1)
     home = _unpack(jars, folder.path / "programs")
@@ -83,7 +107,9 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> MariaDb:
     # Each catalog of a test keeps one until the collector comes.
     server += ["--max-connections=2000"]
     # What Debezium reads: each changed row, before and after.
-    server += ["--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--server-id=1"]
+    server += ["--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", f"--server-id={number}"]
+    # As a replica it writes into its own log what it gets.
+    server += ["--log-slave-updates"]
     # Without it, events do not say where they are in the log.
     server += ["--binlog-legacy-event-pos=ON"]
     _make_tables(folder, server, home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -72,15 +73,30 @@ def test_what_is_as_it_is_wanted_is_left_alone(sinks: Sinks, topic_of: TopicOf) 
     assert sinks.client.config(sinks.name)["iceberg.control.commit.interval-ms"] == "3000"  # type: ignore[index]  # it is there
 
 
-@pytest.mark.parametrize("value", [json.dumps({"id": "no number"}), "{no json"], ids=["unfit", "unreadable"])
+# What Confluent's serializers write where the id of the schema goes into a header: here its GUID.
+IN_HEADER = [("__value_schema_id", b"\x01" + bytes(range(16)))]
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "said"),
+    [
+        (json.dumps({"id": "no number"}), None, ""),
+        ("{no json", None, ""),
+        # Avro, whose converter would be another one.
+        (b"\x0a\x04n5", IN_HEADER, r"the id of its schema stands in the header __value_schema_id.*producer\)"),
+    ],
+    ids=["unfit", "unreadable", "of a header"],
+)
 def test_a_record_that_no_task_gets_past_is_named(
-    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing, value: str
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing, value: str | bytes, headers: Any, said: str
 ) -> None:
     topic = topic_of(events(0, 0, 5), events(1, 0, 5))
     sinks.extract(topic)
     driving = sinks.driving(topic)
     driving.begin()
-    produce(topic, 1, [*events(1, 5, 3), value])
+    # Of JSON Schema a value without its id is plain JSON.
+    produce(topic, 1, events(1, 5, 3), headers=IN_HEADER)
+    produce(topic, 1, [value], headers=headers)
     decision, restarts = driving.follow(lambda _: None), 0
     while decision.action is Action.RESTART:
         restarts += 1
@@ -88,7 +104,7 @@ def test_a_record_that_no_task_gets_past_is_named(
         driving.begin(decision.history.restarted(0.0 + decision.at))
         decision = driving.follow(lambda _: None)
     assert (decision.action, decision.terminal) == (Action.GIVE_UP, True)
-    assert f"{topic}[1] offset 8" in decision.reason
+    assert re.search(rf"{topic}\[1\] offset 8\b.*{said}", decision.reason)
     assert 1 <= restarts <= 2
 
 

@@ -21,6 +21,7 @@ from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.source_types import SourceTypeChanged
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from airflow_lakestream.run.job import build_job
@@ -31,6 +32,7 @@ from tests.support.damaged_log import batches
 from tests.support.faults import Fault, FaultyCatalog, applied, unapplied
 from tests.support.lake import assert_files_are_whole, compact
 from tests.support.lake_reading import numbers
+from tests.support.typed_events import DATE, INT, typed_change
 
 pytestmark = pytest.mark.integration
 
@@ -346,6 +348,27 @@ def test_an_undecided_ledger_is_rebuilt_from_the_rows(
     produce(landed, 1, numbers(1, 5))
     assert land_it(landed, "r3").to_dict()["ranges"] == [[0, 15, 16], [1, 5, 6]]
     assert len(offsets(connections)) == len(set(offsets(connections))) == 25
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_rebuilt_ledger_knows_what_the_sources_columns_are(
+    lost: bool, connections: Connections, topic: Topics, produce: Producing, land_it: Land, told: Told
+) -> None:
+    name, given = topic(1), {"envelope": "debezium"}
+    produce(name, 0, [typed_change("c", {"id": n, "v": n}, n, {"v": DATE}) for n in (1, 2, 3)])
+    land_it(name, "r1", **given)
+    before = ledger(connections)
+    assert before.types["v"].meaning == "date"
+    if lost:
+        forget_history(connections)
+    else:
+        assert told("ledger", "reset", *ON, "--yes")[0] == 0
+    code, text = told("ledger", "rebuild", *ON)
+    assert code == 0, text
+    assert (ledger(connections).types, ledger(connections).filled) == (before.types, before.filled)
+    produce(name, 0, [typed_change("u", {"id": 1, "v": 2026}, 9, {"v": INT})])
+    with pytest.raises(SourceTypeChanged):
+        land_it(name, "r2", **given)
 
 
 def test_rows_that_say_no_position_are_no_ground_for_a_ledger(

@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.cdc.columns import VERSION
+from airflow_lakestream.cdc.stops import MirrorStopped
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.source_types import SourceTypeChanged, other_meaning
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
+from airflow_lakestream.run.resnapshot.run import Resnapshot
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.mariadb import InMariaDb, made_in, mariadb
+from tests.support.retyped import Retyped
 
 __all__ = ["mariadb"]
 
@@ -182,3 +188,99 @@ def test_the_mirror_is_the_table_through_restarts_and_new_files_of_the_log(lake:
     mirrors.assert_same(max_batch_bytes="150KB")
     orders.run("alter table {table} add column extra int", "update {table} set extra = id")
     mirrors.assert_same()
+
+
+# By column the type before, a value, the type after of the same form, and a value.
+RETYPED = {
+    "a": ("date", "'2026-03-01'", "int", "2026"),
+    "b": ("int", "20260301", "date", "'2026-03-01'"),
+    "c": ("year", "2026", "date", "'2026-03-01'"),
+    "d": ("date", "'2026-03-01'", "year", "2026"),
+    "e": ("bigint", "1772323200", "datetime", "'2026-03-01'"),
+    "f": ("datetime(3)", "'2026-03-01'", "bigint", "1772323200"),
+    "g": ("varbinary(20)", "x'0102'", "decimal(10, 2)", "12.5"),
+    "h": ("time", "'12:00'", "bigint", "12"),
+    "i": ("varchar(20)", "'text'", "varbinary(20)", "x'0102'"),
+    "j": ("datetime(3)", "'2026-03-01'", "date", "'2026-03-01'"),
+}
+# Delta has no times.
+TIMES = {"schema": "h string"}
+# Types whose values mean the same, for which nobody has to stop.
+HARMLESS = {
+    "k": ("year", "2026", "int", "2027"),
+    "l": ("varchar(5)", "'short'", "longtext", "'much longer'"),
+    "m": ("datetime(3)", "'2026-03-01'", "datetime(6)", "'2026-03-01 00:00:00.123456'"),
+    "n": ("decimal(10, 2)", "1.5", "decimal(12, 2)", "1234567890.5"),
+    "o": ("enum('a', 'b')", "'a'", "varchar(20)", "'c'"),
+}
+
+
+@pytest.fixture
+def keyed(mariadb: MariaDb, connect: Connect, kafka: Kafka) -> Iterator[InMariaDb]:
+    """Give a table of a key."""
+    yield from made_in(mariadb, connect, kafka, "id int primary key")
+
+
+def test_a_column_that_is_another_one_of_the_same_form_stops_mirrors_and_extracts(lake: Lake, keyed: InMariaDb) -> None:
+    mirrors, retyped = Mirrors(lake, keyed), Retyped(keyed.run)
+    told = {"iceberg": {}, "delta": TIMES}
+
+    def extract(table: str, **settings: Any) -> Job:
+        config = ExtractConfig(
+            topic=keyed.topic, table=table, consumer_group=GROUP, envelope="debezium", tombstones="skip", **settings
+        )
+        return build_job(config, lake.kafka, lake.catalog(), run_id=uuid.uuid4().hex)
+
+    retyped.add(RETYPED | HARMLESS)
+    retyped.write(1, RETYPED | HARMLESS)
+    keyed.begin()
+    retyped.write(2, RETYPED | HARMLESS)
+    keyed.await_all_sent()
+    for kind in KINDS:
+        mirrors.land(kind, **told[kind])
+    land(extract("lake.raw"))
+
+    retyped.drop(HARMLESS)
+    retyped.add(HARMLESS, anew=True)
+    retyped.write(3, HARMLESS, anew=True)
+    keyed.await_all_sent()
+    for kind in KINDS:
+        mirrors.land(kind, **told[kind])
+        assert {name: mirrors.rows(kind)[3][name] for name in HARMLESS} == {
+            name: keyed.rows()[3][name] for name in HARMLESS
+        }
+    land(extract("lake.raw"))
+
+    retyped.drop(RETYPED)
+    retyped.add(RETYPED, anew=True)
+    at = keyed.sent()
+    retyped.write(4, RETYPED, anew=True)
+    keyed.await_all_sent()
+    for kind in KINDS:
+        with pytest.raises((SourceTypeChanged, MirrorStopped), match=rf"offset {at}\b.*\[type-changed\]"):
+            mirrors.land(kind, **told[kind])
+        assert 4 not in mirrors.rows(kind)
+    with pytest.raises(SourceTypeChanged, match=rf"offset {at}\b.*new table"):
+        land(extract("lake.raw"))
+    land(extract("lake.new", mode="ranges", ranges=[[0, at, keyed.sent()]]))
+    old, new = (extract(name).sink.load("r").ledger.types for name in ("lake.raw", "lake.new"))
+    for name in RETYPED:
+        assert other_meaning({name: old[name]}, new), name
+    assert other_meaning({name: old[name] for name in HARMLESS}, new) is None
+
+    # The way on, after which the new types count.
+    keyed.release()
+    keyed.begin()
+    keyed.await_all_sent()
+    for kind in KINDS:
+        work = Resnapshot(
+            table=mirrors.place(kind), consumer_group=GROUP, kafka=lake.kafka, by_signal=False, decoding=told[kind]
+        )
+        work.run(mirrors.store(kind))
+    retyped.write(5, RETYPED, anew=True)
+    keyed.await_all_sent()
+    for kind in KINDS:
+        mirrors.land(kind, **told[kind])
+        names = [name for name in RETYPED if name != "h"]
+        for key in (4, 5):
+            assert [mirrors.rows(kind)[key][name] for name in names] == [keyed.rows()[key][name] for name in names]

@@ -19,6 +19,7 @@ from tests.support.broker import Topics
 from tests.support.cdc import Captured
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, Lake
+from tests.support.retyped import Retyped
 
 pytestmark = pytest.mark.integration
 
@@ -47,20 +48,6 @@ HARMLESS = {
 }
 
 
-def alter(captured: Captured, columns: dict[str, tuple[str, ...]], which: int) -> None:
-    for column, kinds in columns.items():
-        captured.sql.execute(f"alter table {captured.name} add column {column} {kinds[which]}")
-
-
-def write(captured: Captured, key: int, columns: dict[str, tuple[str, ...]], which: int) -> None:
-    names, values = ", ".join(columns), ", ".join(one[which] for one in columns.values())
-    captured.sql.execute(f"insert into {captured.name} (id, {names}) values ({key}, {values})")
-
-
-def drop(captured: Captured, columns: dict[str, tuple[str, ...]]) -> None:
-    captured.sql.execute(f"alter table {captured.name} {', '.join(f'drop column {name}' for name in columns)}")
-
-
 def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: Lake, topic: Topics) -> None:
     delta = DeltaLake(lake.folder, lake.kafka)
     stores: dict[str, Any] = {"lake.orders": lake.catalog(), delta.place: DeltaStorage()}
@@ -79,11 +66,12 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
 
     signals = topic(1, name=f"{captured.name}-signal")
     both = COLUMNS | HARMLESS
-    alter(captured, both, 0)
-    write(captured, 1, both, 1)
+    retyped = Retyped(lambda statement: captured.sql.execute(statement.replace("{table}", captured.name)))
+    retyped.add(both)
+    retyped.write(1, both)
     channel = {"signal_kafka_bootstrap_servers": captured.kafka.bootstrap, "signal_kafka_topic": signals}
     captured.begin(signal_enabled_channels="source,kafka", **channel)
-    write(captured, 2, both, 1)
+    retyped.write(2, both)
     captured.await_all_sent()
     for table in stores:
         mirror(table)
@@ -92,16 +80,16 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
     # Harmless ones, which all of them follow.
     for name, (_, _, kind, _) in HARMLESS.items():
         captured.sql.execute(f"alter table {captured.name} alter column {name} type {kind}")
-    write(captured, 3, HARMLESS, 3)
+    retyped.write(3, HARMLESS, anew=True)
     captured.await_all_sent()
     followed = [name for name in HARMLESS if name not in "ko"]
     mirror("lake.orders")
     assert rows("lake.orders", *HARMLESS)[3] == captured.rows(", ".join(("id", *HARMLESS)))[3][1:]
 
-    drop(captured, COLUMNS)
-    alter(captured, COLUMNS, 2)
+    retyped.drop(COLUMNS)
+    retyped.add(COLUMNS, anew=True)
     at = captured.sent()
-    write(captured, 4, COLUMNS, 3)
+    retyped.write(4, COLUMNS, anew=True)
     captured.await_all_sent()
     # The numbers of "g" do not even fit: that is seen first.
     with pytest.raises((SourceTypeChanged, MirrorStopped), match=rf"offset {at}\b.*\[type-changed\]"):
@@ -120,7 +108,7 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
     # The way on, after which the new types count.
     Resnapshot(table="lake.orders", consumer_group=GROUP, kafka=lake.kafka).run(stores["lake.orders"])
     assert rows("lake.orders", "a", "b", "k")[4] == captured.rows("id, a, b, k")[4][1:]
-    write(captured, 5, COLUMNS, 3)
+    retyped.write(5, COLUMNS, anew=True)
     captured.await_all_sent()
     mirror("lake.orders")
     assert rows("lake.orders", "a", "b", "k")[5] == captured.rows("id, a, b, k")[5][1:]
@@ -133,11 +121,11 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
 
     # Dropped and added again with the same type: rows without an event keep the old values, and the run says so.
     captured.sql.execute(f"alter table {captured.name} drop column a")
-    write(captured, 6, {"b": COLUMNS["b"]}, 3)
+    retyped.write(6, {"b": COLUMNS["b"]}, anew=True)
     captured.await_all_sent()
     assert mirror("lake.orders").types.stale == []
     captured.sql.execute(f"alter table {captured.name} add column a int")
-    write(captured, 7, {"a": COLUMNS["a"]}, 3)
+    retyped.write(7, {"a": COLUMNS["a"]}, anew=True)
     captured.await_all_sent()
     for table in stores:
         assert mirror(table).types.stale == ["a"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -281,6 +282,22 @@ def test_rows_that_spark_skipped_for_wrong_bounds_are_found(
     [report] = maintained(lake, spark, compact=True, expire=AT_ONCE)
     assert (report.mended, found()) == (0, 2)
     assert lake.audit(full=False).verdict is AuditVerdict.CLEAN
+
+
+def test_spark_finds_each_uuid_that_a_filter_asks_for(
+    lake: Lake, name: str, produce: Producing, spark: SparkSession
+) -> None:
+    # Iceberg's Java takes the greater half for negative.
+    uuids = [f"{digit}0000000-0000-0000-{digit}000-00000000000{digit}" for digit in "0178f"]
+    for some in (uuids, uuids[:2], uuids[3:]):
+        produce(name, 0, [json.dumps({"u": one}) for one in some])
+        lake.land(name, schema="u uuid", table_properties={"write.parquet.row-group-limit": "2"})
+    config = maintenance(lake, rewrite_manifests=True)
+    table = own_session(config, spark).table(f"{config.catalog_name}.{TABLE}")
+    for one in uuids:
+        assert table.where(f"u = '{one}'").count() == 1 + (one != uuids[2])
+    assert table.where(table.u.isin(uuids[1:4])).count() == 5
+    assert table.where(f"u != '{uuids[2]}'").count() == 8
 
 
 def test_a_table_of_renamed_fields_is_read_and_compacted(

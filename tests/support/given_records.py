@@ -94,6 +94,7 @@ class GivenLake:
     folder: Path
     table_format: str = "iceberg"
     schemas: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    kind: type[ExtractConfig] = ExtractConfig
 
     @property
     def name(self) -> str:
@@ -111,7 +112,7 @@ class GivenLake:
         if self.schemas:
             wanted["schema_registry"] = "http://127.0.0.1:1"
         lake: Any = self.catalog() if self.table_format == "iceberg" else DeltaStorage()
-        job = build_job(ExtractConfig(**(wanted | config)), {}, lake, run_id=uuid.uuid4().hex)
+        job = build_job(self.kind(**(wanted | config)), {}, lake, run_id=uuid.uuid4().hex)
         if self.schemas:
             payload: Any = job.decoders
             # In the place of the client that the payload would make for itself.

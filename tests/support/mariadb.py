@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,10 +55,14 @@ class InMariaDb(Sent):
             cursor.execute(f"select {columns} from {self.name}")
             return {row["id"]: row for row in cursor.fetchall()}
 
-    def begin(self, *, awaits: str = "rows", **settings: str) -> None:
-        """Send what the table holds, and what becomes of it from now on; waits for the rows, or for nothing."""
+    def begin(self, *, awaits: str = "rows", again: bool = False, **settings: str) -> None:
+        """Send what the table holds, and what becomes of it from now on; waits for the rows, or for nothing.
+
+        :param again: as the connector before, which goes on where it was.
+        """
         before, rows = self.sent(), len(self.rows()) if awaits == "rows" else 0
-        self.connector = f"{self.connector or self.name}_"
+        if not again:
+            self.connector = f"{self.connector or self.name}_"
         told = {"topic_prefix": self.name, "schema_history_internal_kafka_topic": f"{self.connector}history"}
         tables = f"{DATABASE}.{self.name}"
         self.connect.capture_mariadb(self.mariadb, self.connector, tables, self.kafka.bootstrap, **told | settings)
@@ -72,6 +77,34 @@ class InMariaDb(Sent):
         if self.connector:
             self.connect.release(self.connector)
 
+    def await_read(self) -> None:
+        """Wait until a connector reads the log: of one without a snapshot nothing else tells."""
+
+        def is_read() -> bool:
+            with self.sql.cursor() as cursor:
+                cursor.execute("show processlist")
+                return any("Binlog Dump" in str(one) for one in cursor.fetchall())
+
+        try:
+            poll_until(is_read, f"a connector at the log of {self.name}", 120)
+        except TimeoutError as e:
+            raise AssertionError(f"{e}: {self.connect.state(self.connector)}") from None
+
+    def fail_over(self, replica: MariaDb, sql: pymysql.Connection) -> None:
+        """Take the connector away, and let a replica take over once it has all that this server has.
+
+        :param sql: a `session` of the replica.
+        """
+        self.release()
+        with self.sql.cursor() as cursor:
+            cursor.execute("select @@gtid_binlog_pos")
+            (gtids,) = cursor.fetchone() or ()
+        with sql.cursor() as cursor:
+            cursor.execute(f"select master_gtid_wait('{gtids}', 60)")
+            assert cursor.fetchone() == (0,), "the replica does not come up to its server"
+        self.mariadb, self.sql = replica, sql
+        self.run("stop slave", "reset slave all")
+
     def await_all_sent(self) -> None:
         """Wait until everything that was committed so far is in the topic: until a last change is."""
         mark = -int(uuid.uuid4().int % 10**9) - 1
@@ -82,14 +115,21 @@ class InMariaDb(Sent):
             raise AssertionError(f"{e}: {self.connect.state(self.connector)}") from None
 
 
-def made_in(mariadb: MariaDb, connect: Connect, kafka: Kafka, columns: str) -> Iterator[InMariaDb]:
-    """Yield a new table with these columns, without a connector."""
+@contextmanager
+def session(mariadb: MariaDb) -> Iterator[pymysql.Connection]:
+    """Yield a connection to the database of the tests."""
     with mariadb.connect() as sql:
-        found = InMariaDb(mariadb, connect, kafka, sql)
         with sql.cursor() as cursor:
             cursor.execute(f"create database if not exists {DATABASE}")
             cursor.execute(f"use {DATABASE}")
             cursor.execute("set time_zone = '+00:00'")
-            cursor.execute(f"create table {found.name} ({columns})")
+        yield sql
+
+
+def made_in(mariadb: MariaDb, connect: Connect, kafka: Kafka, columns: str) -> Iterator[InMariaDb]:
+    """Yield a new table with these columns, without a connector."""
+    with session(mariadb) as sql:
+        found = InMariaDb(mariadb, connect, kafka, sql)
+        found.run(f"create table {{table}} ({columns})")
         yield found
         found.release()

@@ -76,8 +76,9 @@ def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
             return DamagedLog(table, _commit(version), "is missing", _of_commit(version))
         if not _is_whole(store, _commit(version)):
             return DamagedLog(table, _commit(version), "was cut, or damaged", _of_commit(version))
-    if "No table metadata" in error:
-        return DamagedLog(table, LOG, "has no version that tells the table's columns", f"{_BACKUP} {_ELSEWHERE}")
+    if any(text in error for text in ("No table metadata", "No protocol")):
+        what = "has no version that tells the table's columns, or none that tells its protocol"
+        return DamagedLog(table, LOG, what, f"{_BACKUP} {_ELSEWHERE}")
     return None
 
 
@@ -134,7 +135,8 @@ def _is_whole(store: Any, file: str) -> bool:
             pq.read_table(io.BytesIO(data))
             return True
         # Not by splitlines(): text in JSON may have what Unicode takes for the end of a line.
-        actions = [json.loads(line) for line in data.split(b"\n") if line.strip()]
+        # And as UTF-8, where `json` would guess.
+        actions = [json.loads(line.decode()) for line in data.split(b"\n") if line.strip()]
     except (ValueError, OSError, pa.ArrowException, RecursionError):
         return False
     return bool(actions) and all(isinstance(action, dict) for action in actions)

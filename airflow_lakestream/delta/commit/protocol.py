@@ -34,6 +34,7 @@ _OF_WRITERS = {
 }
 _OF_READERS = {2: ("columnMapping",)}
 _WITH_READER_FEATURES, _WITH_WRITER_FEATURES = 3, 7
+_LONGEST = 500
 _COLUMN_RULES = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 
 
@@ -44,8 +45,8 @@ class UnfitTable(LakestreamError, Terminal):
         super().__init__(f"{table}: {what}. Nothing was written. {remedy}")
 
 
-def unreadable(table: str, error: str) -> UnfitTable | None:
-    """Return the refusal of a table that delta-rs does not read for a feature; None where it fails for anything else.
+def unreadable(table: str, error: str) -> UnfitTable:
+    """Return the refusal of a table that delta-rs does not read.
 
     :param error: what delta-rs says.
     """
@@ -56,7 +57,9 @@ def unreadable(table: str, error: str) -> UnfitTable | None:
         return UnfitTable(table, f"it has columns of timestamp_ntz without the table feature {NTZ_FEATURE}", remedy)
     if found := re.search(r"Unsupported: (.*)", error):
         return UnfitTable(table, f"delta-rs can't read it: {found[1]}", "Drop it: ALTER TABLE ... DROP FEATURE.")
-    return None
+    # A trace of calls may stand behind it.
+    said = " ".join(re.split(r"\n\s*(?:\d+: |stack backtrace)", error)[0].split())[:_LONGEST]
+    return UnfitTable(table, f"delta-rs can't read it: {said}", "Correct what is named; or land in another table.")
 
 
 def check_writable(head: Head) -> None:

@@ -11,7 +11,7 @@ from pyiceberg.table import CreateTableTransaction, Table
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 
 from airflow_lakestream.core.ports import StaleFiles
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.write import layout
@@ -81,7 +81,7 @@ class NewTable:
         staged = cls(catalog, name, transaction, made)
         try:
             fitness.check_store(staged.table)
-        except InvalidArgument:
+        except LakestreamError:
             staged.drop_namespace_if_made()
             raise
         return staged

@@ -43,20 +43,20 @@ def news(table: Table, branch: str, marker: Published | None, positions: Positio
 
 def open_branch(catalog: Catalog, name: str, branch: str) -> None:
     """Make the branch at main's head, if there is none."""
-    table = catalog.load_table(name)
+    table = fitness.load_table(catalog, name)
     if _head(table.metadata, branch) is not None:
         return
     try:
         _set(catalog, table, branch, None)
     except CommitFailedException:
         # Another task has made it meanwhile, or another landing came first.
-        if _head(catalog.load_table(name).metadata, branch) is None:
+        if _head(fitness.load_table(catalog, name).metadata, branch) is None:
             open_branch(catalog, name, branch)
 
 
 def renew_branch(catalog: Catalog, name: str, branch: str) -> None:
     """Set the branch to main's head. Raises CommitFailedException if it moves meanwhile."""
-    table = catalog.load_table(name)
+    table = fitness.load_table(catalog, name)
     at = _head(table.metadata, branch)
     if at is not None and at.snapshot_id != ledger_store.head_of(table.metadata):
         _set(catalog, table, branch, at.snapshot_id)

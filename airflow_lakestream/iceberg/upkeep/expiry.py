@@ -91,7 +91,7 @@ def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
     A table with ledgers gets a snapshot without files. Raises UndecidedLedger for a ledger that can't be read even
     now, AgesOfBranches, and EditNotDone.
     """
-    table = catalog.load_table(name)
+    table = fitness.load_table(catalog, name)
     expiring = rule.expiring(table.metadata)
     if not expiring or not ledger_store.groups(table):
         return expiring

@@ -174,7 +174,7 @@ def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ran
 
 
 def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> AppendAttempt:
-    table = catalog.load_table(name)
+    table = fitness.load_table(catalog, name)
     fitness.check(catalog, table)
     ledgers = decide(table)
     edit_id = uuid.uuid4().hex

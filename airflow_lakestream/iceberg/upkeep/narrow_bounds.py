@@ -83,7 +83,7 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
         return None
 
     def attempt() -> AppendAttempt:
-        table = catalog.load_table(name)
+        table = fitness.load_table(catalog, name)
         fitness.check(catalog, table)
         edit_id = uuid.uuid4().hex
         summary = {

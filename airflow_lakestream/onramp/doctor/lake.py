@@ -36,7 +36,7 @@ def check_catalog(open_catalog: Callable[[], Catalog], table: str | None, *, rea
     known = f"{len(namespaces)} namespaces"
     if table is not None:
         try:
-            fitness.check(catalog, catalog.load_table(table))
+            fitness.check(catalog, fitness.load_table(catalog, table))
             known += f", {table} can be read"
         except NoSuchTableError:
             known += f", {table} is not there yet"

@@ -153,6 +153,7 @@ _PRIMITIVES: tuple[tuple[_Test, iceberg.IcebergType], ...] = (
 _IS_LIST = _any(arrow.is_list, arrow.is_large_list, arrow.is_fixed_size_list, _is_view("list_view"))
 
 _REMEDY = {
+    arrow.is_null: "Give it a type that has values.",
     arrow.is_uint64: "Use int64, or decimal128(20, 0) for the whole range.",
     lambda kind: arrow.is_timestamp(kind) or arrow.is_time(kind): "Use microseconds: timestamp('us') or time64('us').",
     arrow.is_decimal: "Use a precision of 1 to 38 and a scale of 0 to the precision.",

@@ -27,7 +27,7 @@ from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.core.untold import Cursor, head_cursor
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import Cause, Reason, span
 from airflow_lakestream.watching.streams import told
@@ -287,7 +287,7 @@ class IcebergStreams:
     def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
         """Open a table; None where there is none."""
         try:
-            return cls(catalog.load_table(name))
+            return cls(fitness.load_table(catalog, name))
         except NoSuchTableError:
             return None
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_lakestream.audit.run import load
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
-from airflow_lakestream.iceberg.fitness import FormatVersionTooNew, UnreadableTable
+from airflow_lakestream.iceberg.fitness import FormatVersionTooNew, NoTableId, UnreadableTable
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
+from airflow_lakestream.iceberg.publishing.branch import open_branch
+from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
+from airflow_lakestream.run.storage import StorageFailed, storage_errors_named
+from airflow_lakestream.stores.places import PlaceNotWritable
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import TableNotWritable
+from airflow_lakestream.watching.streams.landings import IcebergStreams
+from tests.support.cdc import change
 from tests.support.given_records import GivenLake
 
 Metadata = dict[str, Any]
@@ -62,7 +77,27 @@ def off_main(**refs: object) -> Change:
     return change
 
 
+def placed(**places: str) -> Change:
+    """Have its files elsewhere, below the table's own place."""
+
+    def change(metadata: Metadata) -> None:
+        for name, place in places.items():
+            told = metadata if name == "location" else metadata["properties"]
+            told[name.replace("_", ".")] = place.format(there=metadata["location"])
+
+    return change
+
+
+def in_snapshots(**values: object) -> Change:
+    def change(metadata: Metadata) -> None:
+        for one in metadata["snapshots"]:
+            one.update({name.replace("_", "-"): value for name, value in values.items()})
+
+    return change
+
+
 UNREADABLE = r"^lake\.events: PyIceberg can not read its metadata \("
+NOT_WRITABLE = r"^lake\.events: no file can be written below "
 REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     "buckets without a number": (partitioned(transform="bucket[]"), UnreadableTable, UNREADABLE),
     "a transform of two columns": (
@@ -90,7 +125,7 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
     "a version that is none": (having(format_version="x"), UnreadableTable, UNREADABLE),
     "a type that nobody knows": (with_column(type="whatever"), UnreadableTable, rf"{UNREADABLE}.*'whatever'"),
     "a variant": (with_column(type="variant"), UnreadableTable, rf"{UNREADABLE}.*'variant'"),
-    "nanoseconds": (with_column(type="timestamp_ns"), InvalidArgument, r"column 'x'.*Use microseconds"),
+    "nanoseconds": (with_column(type="timestamp_ns"), InvalidArgument, r"column 'x' has the type timestamp_ns"),
     "a column without a type": (with_column(type="unknown"), InvalidArgument, r"column 'x'"),
     "an identifier that may be NULL": (identified_by(2), UnreadableTable, rf"{UNREADABLE}.*Identifier field 2"),
     "an identifier that is not there": (identified_by(77), UnreadableTable, rf"{UNREADABLE}.*77"),
@@ -100,6 +135,115 @@ REFUSED: dict[str, tuple[Change, type[LakestreamError], str]] = {
         rf"{UNREADABLE}.*multiple fields for name w",
     ),
     "no place": (without("location"), UnreadableTable, rf"{UNREADABLE}.*location"),
+    "no properties": (having(properties=None), UnreadableTable, UNREADABLE),
+    "properties that are a list": (having(properties=[]), UnreadableTable, UNREADABLE),
+    "a property without a value": (having(properties={"a": None}), UnreadableTable, rf"{UNREADABLE}.*properties"),
+    "no id": (without("table-uuid"), NoTableId, r"^lake\.events: its metadata have no table-uuid.*Register"),
+    "an id that is null": (having(table_uuid=None), UnreadableTable, rf"{UNREADABLE}.*table-uuid"),
+    "an id that is none": (having(table_uuid="x"), UnreadableTable, rf"{UNREADABLE}.*table-uuid"),
+    "a geometry": (with_column(type="geometry"), InvalidArgument, r"column 'x' has the type geometry"),
+    "a geography": (with_column(type="geography"), InvalidArgument, r"column 'x' has the type geography"),
+    "a geography of another form": (
+        with_column(type="geography(srid:4269)"),
+        UnreadableTable,
+        rf"{UNREADABLE}Could not parse geography",
+    ),
+    "a list of geometries": (
+        with_column(type={"type": "list", "element-id": 98, "element-required": False, "element": "geometry"}),
+        InvalidArgument,
+        r"column 'x.element' has the type geometry",
+    ),
+    "a geometry in version 3": (
+        lambda metadata: (with_column(type="geometry")(metadata), metadata.update({"format-version": 3})),
+        FormatVersionTooNew,
+        r"format version 3",
+    ),
+    "a place that is null": (having(location=None), UnreadableTable, rf"{UNREADABLE}.*location"),
+    "a place that is a number": (having(location=5), UnreadableTable, rf"{UNREADABLE}.*location"),
+    "a place below a file": (placed(location="{there}/metadata/file/t"), PlaceNotWritable, NOT_WRITABLE),
+    "a place that takes no files": (having(location="file:///proc/t"), PlaceNotWritable, NOT_WRITABLE),
+    "a place of an unknown store": (having(location="nowhere://bucket/t"), PlaceNotWritable, NOT_WRITABLE),
+    "data below a file": (placed(write_data_path="{there}/metadata/file/t"), PlaceNotWritable, NOT_WRITABLE),
+    "metadata of an unknown store": (placed(write_metadata_path="nowhere://b/t"), PlaceNotWritable, NOT_WRITABLE),
+    "no schemas": (having(schemas=[]), UnreadableTable, UNREADABLE),
+    "schemas that are null": (having(schemas=None), UnreadableTable, UNREADABLE),
+    "a column without an id": (with_column(id=None), UnreadableTable, UNREADABLE),
+    "an id that two columns have": (with_column(id=2), UnreadableTable, rf"{UNREADABLE}several columns have the id 2"),
+    "an id that a part of a column has": (
+        with_column(type={"type": "list", "element-id": 2, "element-required": False, "element": "int"}),
+        UnreadableTable,
+        rf"{UNREADABLE}several columns have the id 2",
+    ),
+    "a last id of a column that is too low": (
+        having(last_column_id=1),
+        UnreadableTable,
+        rf"{UNREADABLE}last-column-id is 1, and a column has the id",
+    ),
+    "no last id of a column": (without("last-column-id"), UnreadableTable, UNREADABLE),
+    "snapshots that are null": (having(snapshots=None), UnreadableTable, UNREADABLE),
+    "branches that are null": (having(refs=None), UnreadableTable, UNREADABLE),
+    "a main that is nowhere": (
+        lambda metadata: metadata["refs"]["main"].update({"snapshot-id": 7}),
+        UnreadableTable,
+        rf"{UNREADABLE}a branch or a tag is at the snapshot 7",
+    ),
+    "a snapshot that is not there": (having(snapshots=[]), UnreadableTable, rf"{UNREADABLE}a branch or a tag is at"),
+    "a snapshot without a list of manifests": (in_snapshots(manifest_list=None), UnreadableTable, UNREADABLE),
+    "a last number that is too low": (
+        having(last_sequence_number=0),
+        UnreadableTable,
+        rf"{UNREADABLE}last-sequence-number is 0, and a snapshot has 1",
+    ),
+    "statistics that are null": (having(statistics=None), UnreadableTable, UNREADABLE),
+    "no specs": (having(partition_specs=[]), UnreadableTable, UNREADABLE),
+    "specs that are null": (having(partition_specs=None), UnreadableTable, UNREADABLE),
+    "a partition of a column that is gone": (
+        partitioned(source_id=77),
+        InvalidArgument,
+        r"lake\.events is partitioned by a dropped column \(77\).*DROP PARTITION FIELD",
+    ),
+    "a transform that nobody knows": (
+        partitioned(transform="zorder"),
+        InvalidArgument,
+        r"lake\.events is partitioned by unknown\(v\).*DROP PARTITION FIELD",
+    ),
+    "an hour of a number": (
+        partitioned(transform="hour"),
+        InvalidArgument,
+        r"lake\.events is partitioned by hour\(v\), which takes no int.*DROP PARTITION FIELD",
+    ),
+    "an order by a column that is gone": (
+        lambda metadata: metadata.update(
+            {
+                "sort-orders": [
+                    {
+                        "order-id": 1,
+                        "fields": [
+                            {"transform": "identity", "source-id": 77, "direction": "asc", "null-order": "nulls-first"}
+                        ],
+                    }
+                ],
+                "default-sort-order-id": 1,
+            }
+        ),
+        InvalidArgument,
+        r"lake\.events is sorted by a dropped column \(77\).*WRITE UNORDERED",
+    ),
+    "a version in quotes": (having(format_version="2"), UnreadableTable, UNREADABLE),
+    "no version": (without("format-version"), UnreadableTable, UNREADABLE),
+    "metadata that are empty": (lambda _: "", UnreadableTable, UNREADABLE),
+    "metadata of another encoding": (
+        lambda metadata: json.dumps(metadata).encode("utf-16"),
+        UnreadableTable,
+        UNREADABLE,
+    ),
+    "metadata that are zeroed": (lambda metadata: b"\0" * 500, UnreadableTable, UNREADABLE),
+    "metadata that are deep": (lambda _: "[" * 100_000, UnreadableTable, UNREADABLE),
+    "metadata that are packed and named as if not": (
+        lambda metadata: gzip.compress(json.dumps(metadata).encode()),
+        UnreadableTable,
+        UNREADABLE,
+    ),
     "metadata that are cut": (lambda metadata: json.dumps(metadata)[:300], UnreadableTable, UNREADABLE),
     "metadata that are a page": (lambda _: "<html>", UnreadableTable, UNREADABLE),
     "metadata that are a list": (lambda _: "[]", UnreadableTable, UNREADABLE),
@@ -112,30 +256,55 @@ LANDED: dict[str, tuple[Change, int]] = {
     "no snapshot": (off_main(), 4),
     "a branch only": (off_main(other="branch"), 4),
     "a tag only": (off_main(other="tag"), 4),
+    "a property that is a number": (having(properties={"a": 5}), 4),
+    "keys that nobody knows": (having(encryption_keys=[], whatever={}), 4),
     "no history": (having(snapshot_log=[], metadata_log=[]), 4),
     "a void partition": (partitioned(transform="void"), 4),
     "a partition with a name of its own": (partitioned(name="a/b c=d"), 4),
 }
 
 
-def changed(folder: Path, change: Change) -> GivenLake:
-    lake = GivenLake(folder)
-    lake.land([b'{"v": 1, "w": 1}'], schema="v int, w int")
+@dataclass(frozen=True)
+class Kind:
+    """Of a landing: its configuration, records that make a table, records that come then, and further arguments."""
+
+    config: type[ExtractConfig]
+    first: Sequence[bytes]
+    then: Sequence[bytes]
+    given: Mapping[str, Any]
+
+
+EVENTS = [change("c", {"v": at, "w": 1}, at) for at in range(61)]
+KINDS = {
+    "events": Kind(ExtractConfig, [b'{"v": 1, "w": 1}'], [b'{"v": 1, "w": 1}', *[b'{"v": 2}'] * 60], {}),
+    "mirror": Kind(MirrorConfig, EVENTS[:1], EVENTS, {"key": ["v"]}),
+}
+EXTRACT = KINDS["events"]
+
+
+def changed(folder: Path, change: Change, kind: Kind = EXTRACT) -> GivenLake:
+    """Return a lake whose table was landed in, and changed then."""
+    lake = GivenLake(folder, kind=kind.config)
+    lake.land(kind.first, schema="v int, w int", **kind.given)
     file = Path(lake.iceberg().metadata_location.removeprefix("file://"))
     metadata = json.loads(file.read_text())
     told = change(metadata)
-    file.write_text(told if isinstance(told, str) else json.dumps(metadata))
+    kept = told if isinstance(told, str | bytes) else json.dumps(metadata)
+    file.write_bytes(kept if isinstance(kept, bytes) else kept.encode())
+    (file.parent / "file").touch()
     return lake
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(tmp_path: Path, case: str) -> None:
-    change, kind, error = REFUSED[case]
-    lake = changed(tmp_path, change)
+def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(tmp_path: Path, case: str, kind: str) -> None:
+    change, error, match = REFUSED[case]
+    lake = changed(tmp_path, change, KINDS[kind])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(kind, match=error) as caught:
-        lake.land([b'{"v": 1, "w": 1}', *[b'{"v": 2}'] * 59])
+    with pytest.raises(error, match=match) as caught:
+        lake.land(KINDS[kind].then, **KINDS[kind].given)
     assert isinstance(caught.value, Terminal)
+    assert "lake.events" in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -153,3 +322,46 @@ def test_a_table_whose_metadata_are_gone_is_refused_by_its_name(tmp_path: Path) 
     Path(lake.iceberg().metadata_location.removeprefix("file://")).unlink()
     with pytest.raises(UnreadableTable, match=r"^lake\.events: a file of its metadata is gone \(.*metadata\.json"):
         lake.land([b'{"v": 1}'] * 2)
+
+
+def test_a_list_of_manifests_that_is_gone_is_named_with_its_table(tmp_path: Path) -> None:
+    lake = changed(tmp_path, in_snapshots(manifest_list="file:///no/such/file"))
+    with (
+        pytest.raises(StorageFailed, match=r"^lake\.events: .*/no/such/file"),
+        storage_errors_named("lake.events", None),
+    ):
+        lake.land([b'{"v": 1}'] * 2)
+    assert len(lake.iceberg().metadata.snapshots) == 1
+
+
+def test_an_entry_of_the_catalog_that_names_no_metadata_is_refused_by_the_tables_name(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path)
+    lake.land([b'{"v": 1}'], schema="v int")
+    with sqlite3.connect(tmp_path / "catalog.db") as catalog:
+        catalog.execute("update iceberg_tables set metadata_location = null")
+    with pytest.raises(UnreadableTable, match=rf"{UNREADABLE}.*metadata_location is missing"):
+        lake.land([b'{"v": 1}'] * 2)
+
+
+# Of each way to look at a table one.
+LOOKED_AT = ["no properties", "no id", "a geometry", "a place below a file", "a snapshot that is not there"]
+
+
+@pytest.mark.parametrize("case", LOOKED_AT)
+def test_a_publication_and_an_edit_of_the_ledger_refuse_it_the_same(tmp_path: Path, case: str) -> None:
+    change, error, match = REFUSED[case]
+    lake = changed(tmp_path, change)
+    design = TableDesign(metadata_schema(("topic", "partition", "offset")))
+    with pytest.raises(error, match=match):
+        PublishingSink(lake.catalog(), "lake.events", "g", design).load("run")
+    if error is UnreadableTable and case == "no properties":
+        for look in (
+            lambda: open_branch(lake.catalog(), "lake.events", "b"),
+            lambda: load(lake.catalog(), "lake.events"),
+            lambda: IcebergStreams.at(lake.catalog(), "lake.events"),
+        ):
+            with pytest.raises(error, match=match):
+                look()
+    if error is not PlaceNotWritable:
+        with pytest.raises(error, match=match):
+            restate_ledgers(lake.catalog(), "lake.events", lambda _: {})

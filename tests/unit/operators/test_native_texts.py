@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -167,3 +168,16 @@ def test_a_configuration_that_is_given_no_text_says_so() -> None:
     for name, value in (("csv_delimiter", 1.0), ("topic", None), ("table", ["a"]), ("format", True)):
         with pytest.raises(InvalidArgument, match=f"^{name}: "):
             ExtractConfig(**{**config, name: value})
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_sensor_whose_texts_the_triggerer_would_not_keep_begins_in_a_worker(native: bool) -> None:
+    told: dict[str, Any] = {"table": "lake.t", "consumer_group": "1_000", "max_age": "1h", "start_from_trigger": True}
+    with (
+        DAG("native", schedule=None, render_template_as_native_obj=native),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        sensor = IcebergSnapshotFreshnessSensor(task_id="s", **told)
+    assert (sensor.start_from_trigger, sensor.deferrable) == (not native, True)
+    assert any("keeps no texts with render_template_as_native_obj" in str(one.message) for one in said) is native

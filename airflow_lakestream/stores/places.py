@@ -1,0 +1,39 @@
+"""Whether a table's files can be written where they are to lie, as far as that can be told without writing any."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+class PlaceNotWritable(LakestreamError, Terminal):
+    """A table's files can't be written where they are to lie."""
+
+    def __init__(self, table: str, place: str, cause: Exception) -> None:
+        self.table, self.place = table, place
+        super().__init__(
+            f"{table}: no file can be written below {place} ({type(cause).__name__}: {cause}). Nothing was read or "
+            "changed. Give the worker's user the right to write there; or correct the table's location; or land in "
+            "another table."
+        )
+
+
+def check_folder(table: str, folder: str | Path) -> None:
+    """Refuse a folder on a disk in which nothing can be made; it need not be there. Raises PlaceNotWritable.
+
+    Raises OSError where the disk is full.
+    """
+    there = Path(folder)
+    try:
+        while not there.exists():
+            there = there.parent
+        # Has no name, so that it is gone whatever happens to this process.
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise PlaceNotWritable(table, str(folder), e) from e
