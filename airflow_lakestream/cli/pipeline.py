@@ -25,6 +25,7 @@ from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import Compiled, Landing
+    from airflow_lakestream.pipelines.errors import Problem
 
 app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
 
@@ -42,17 +43,21 @@ def validate(
         from airflow_lakestream.pipelines.check import check
         from airflow_lakestream.pipelines.errors import PipelineError
 
-        problems, good = [], 0
-        for read in _reading(paths):
-            try:
-                for compiled in read():
+        right, wrong, problems = 0, 0, []
+        for files, pipelines, mistakes in map(_looked_at, paths):
+            wrong += files
+            problems += mistakes
+            for compiled in pipelines:
+                try:
                     check(compiled)
-                    good += 1
-            except PipelineError as error:
-                problems += error.problems
+                    right += 1
+                except PipelineError as error:
+                    wrong += 1
+                    problems += error.problems
     for problem in sorted(problems):
         typer.echo(str(problem), err=True)
-    typer.echo(f"Pipelines that are right: {good}. Mistakes: {len(problems)}.")
+    mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
+    typer.echo(f"{right} right, {wrong} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)
 
 
@@ -159,15 +164,18 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _reading(paths: Sequence[Path]) -> Any:
-    """Yield functions that return the pipelines of a path, so that each has its own errors."""
+def _looked_at(path: Path) -> tuple[int, Sequence[Compiled], Sequence[Problem]]:
+    """Return how many files of a path can't be read as pipelines, the other pipelines, and what is wrong."""
+    from airflow_lakestream.pipelines.errors import PipelineError
     from airflow_lakestream.pipelines.folder import read_folder
 
-    for path in paths:
-        if path.is_dir():
-            yield lambda path=path: read_folder(path, _lookup(), None)
-        else:
-            yield lambda path=path: [_read(path)]
+    if path.is_dir():
+        found = read_folder(path, _lookup())
+        return len(found.wrong), found.right, [problem for one in found.wrong for problem in one.problems]
+    try:
+        return 0, [_read(path)], []
+    except PipelineError as error:
+        return 1, [], error.problems
 
 
 def _read(file: Path, engine: str | None = None) -> Compiled:

@@ -12,6 +12,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import schema_text
 
@@ -32,7 +33,6 @@ SCHEDULES = {
     Engine.MIRROR: "*/5 * * * *",
 }
 _JINJA = re.compile(r"\{[{%#]")
-_PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _ABOUT = {
     Engine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
     Engine.GROUP: "A task plans, several tasks read and write side by side, and one task commits all of it.",
@@ -81,8 +81,8 @@ class DagFile:
             # Airflow would render what is a field's name in the topic: whoever produces could read a variable.
             problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
             raise InvalidArgument("--schema", problem, "Give the columns without it.")
-        if self.schedule is not None:
-            check_schedule(self.schedule, self.engine)
+        if self.schedule is not None and (problem := schedule_problem(self.schedule)) is not None:
+            raise InvalidArgument("--schedule", problem)
 
     @property
     def is_delta(self) -> bool:
@@ -188,19 +188,6 @@ def default_name(topic: str) -> str:
 def default_table(topic: str) -> str:
     """Return the table's name for a topic."""
     return "lake." + (re.sub(r"\W+", "_", topic).strip("_") or "topic")
-
-
-def check_schedule(schedule: str, engine: Engine) -> None:
-    """Refuse what Airflow takes for no schedule. Raises InvalidArgument."""
-    if schedule.startswith("@"):
-        if schedule not in _PRESETS:
-            raise InvalidArgument("--schedule", f"{schedule!r} is not one of {', '.join(_PRESETS)}.")
-        return
-    from croniter import croniter  # Airflow itself brings it.
-
-    if len(schedule.split()) != 5 or not croniter.is_valid(schedule):
-        problem = f"{schedule!r} is no cron expression of five fields."
-        raise InvalidArgument("--schedule", problem, f'Write "{SCHEDULES[Engine.EXTRACT]}", or "@hourly".')
 
 
 def _schema(columns: str, said: str) -> str:

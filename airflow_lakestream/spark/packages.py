@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Transient
 from airflow_lakestream.run.storage import FULL_DISK
+from airflow_lakestream.spark.java import JavaUnfit, java_path
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,6 @@ class NoRoomForJars(LakestreamError, Transient):
             f"the jars for Spark could not be fetched to {folder}: a disk is full ({said}). Free space there and in "
             f"Ivy's own folder (~/.ivy2), or let {CACHE_VARIABLE} name another folder."
         )
-
-
-class JavaMissing(LakestreamError, Terminal):
-    """There is no Java, which Spark needs."""
-
-    def __init__(self, java: str, problem: str) -> None:
-        super().__init__(f"Spark needs Java, and {java} can't be run ({problem}). Install a JDK 17, and set JAVA_HOME.")
 
 
 def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
@@ -99,7 +93,7 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, NoRoomForJars, JavaMissing.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, NoRoomForJars, JavaUnfit.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -169,14 +163,13 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     found = sorted(_spark_jars().glob("ivy-*.jar"))
     if not found:
         raise PackagesUnavailable("the installed pyspark brings no Ivy")
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else "java"
+    java = java_path()
     command = [java, "-jar", str(found[-1]), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
     command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
     except OSError as e:
-        raise JavaMissing(java, str(e.strerror)) from e
+        raise JavaUnfit(f"{java} can't be run: {e}") from e
     if done.returncode:
         lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
         if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import timedelta
 
 import pytest
+from airflow.exceptions import AirflowFailException
 
 from airflow_lakestream.cli.app import FAILED, run
 from tests.support.airflow_home import AirflowHome
@@ -19,7 +21,7 @@ __all__ = ["pipelines"]
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
 
-def test_each_file_is_a_dag_and_a_wrong_one_an_import_error_with_its_line(pipelines: Pipelines) -> None:
+def test_each_file_is_a_dag(pipelines: Pipelines) -> None:
     for name, engine in (("by_extract", "extract"), ("by_group", "group"), ("by_spark", "spark")):
         pipelines.write(name, topic="orders", engine=engine)
     found = pipelines.bag().dags
@@ -29,9 +31,68 @@ def test_each_file_is_a_dag_and_a_wrong_one_an_import_error_with_its_line(pipeli
         "by_spark": ["land"],
     }
     assert {dag.fileloc for dag in found.values()} == {str(pipelines.file)}
-    pipelines.write("by_nobody", topic="orders", engine="flonk")
-    with pytest.raises(AssertionError, match=r"by_nobody\.yaml:26:3: orchestration\.engine: \W+flonk"):
+
+
+def test_a_folder_of_200_with_3_broken_files(pipelines: Pipelines, airflow: AirflowHome) -> None:
+    for number in range(200):
+        pipelines.write(f"p{number:03}", topic="orders", engine="extract")
+    breaks = {
+        # Nothing that can be read, a wrong value, and what only Airflow's parser of schedules finds.
+        "p007": ("metadata:", "{metadata:"),
+        "p070": ("engine: extract", "engine: flonk"),
+        "p170": ("schedule: never", "schedule: every 5 minutes"),
+    }
+    pipelines.break_files(breaks)
+    began = time.monotonic()
+    bag = pipelines.bag()
+    print(f"parsed in {time.monotonic() - began:.1f} s")
+    assert sorted(bag.dags) == [f"p{number:03}" for number in range(200)]
+    broken = {name: dag for name, dag in bag.dags.items() if "broken" in dag.tags}
+    assert set(broken) == set(breaks)
+    for name, place in (("p007", r":\d+:\d+: no YAML"), ("p070", ":26:3: orchestration.engine"), ("p170", ":27:3: ")):
+        said = rf"{name}\.yaml{place}"
+        dag = broken[name]
+        assert dag.timetable.summary == "None"
+        assert re.search(said, dag.doc_md)
+        assert "pipeline validate" in dag.doc_md
+        [warned] = [text for text in bag.captured_warnings[str(pipelines.file)] if f"pipeline {name} is" in text]
+        assert re.search(said, warned)
+    done = airflow.run(broken["p170"])
+    assert (done.state, done.task("land").tries) == ("failed", 1)
+    assert "p170.yaml:27:3: schedule: 'every 5 minutes' is no cron expression" in str(done.errors[0])
+
+
+def test_a_strict_load_makes_no_dag_where_a_file_is_wrong(pipelines: Pipelines) -> None:
+    pipelines.write("right", topic="orders", engine="extract")
+    pipelines.write("wrong", topic="orders", engine="flonk")
+    pipelines.file.write_text(pipelines.file.read_text().replace("load(", "load(strict=True, folder="))
+    with pytest.raises(AssertionError, match=r"wrong\.yaml:26:3: orchestration\.engine: \W+flonk"):
         pipelines.bag()
+
+
+@pytest.mark.parametrize("break_", [("topic:", "topik:"), ("sinks:", "sinks: [")])
+def test_a_run_that_is_on_goes_on_while_its_file_is_broken(pipelines: Pipelines, break_: tuple[str, str]) -> None:
+    sensor = "  sensors: {lag: {type: lag, of: lake, when: beside, deferrable: true}}\n"
+    for engine in ("spark", "group"):
+        pipelines.write(engine, topic="orders", engine=engine)
+        file = pipelines.folder / f"{engine}.yaml"
+        file.write_text(file.read_text() + sensor)
+    before = pipelines.bag().dags
+    pipelines.break_files(dict.fromkeys(before, break_))
+    # The second parse remembers what the first one did.
+    for _ in range(2):
+        found = pipelines.bag().dags
+    for name, dag in found.items():
+        assert "broken" in dag.tags
+        # Airflow ends what runs of a task that its DAG has no more.
+        assert sorted(dag.task_ids) == sorted(before[name].task_ids)
+    for task in (found["spark"].get_task("land"), found["group"].get_task("wait_lag")):
+        with pytest.raises(AirflowFailException, match="is broken"):
+            task.execute({})
+    verdict = {"outcome": "done", "reasons": [], "value": None, "terminal": False}
+    found["group"].get_task("wait_lag").resume_execution("execute_complete", {"event": verdict}, {})
+    pipelines.mend_files()
+    assert not any("broken" in dag.tags for dag in pipelines.bag().dags.values())
 
 
 CHAT = """
@@ -61,8 +122,9 @@ def test_alerts_are_those_of_the_file(pipelines: Pipelines, monkeypatch: pytest.
         ({**alerts, "on_deadline": "team_chat:tell"}, "on_deadline: team_chat:tell is no async function"),
     ):
         pipelines.write("alerted", topic="orders", engine="extract", alerts=wrong)
-        with pytest.raises(AssertionError, match=rf"alerted\.yaml:\d+:\d+: orchestration\.alerts\.{re.escape(said)}"):
-            pipelines.bag()
+        broken = pipelines.bag().dags["alerted"]
+        assert "broken" in broken.tags
+        assert re.search(rf"alerted\.yaml:\d+:\d+: orchestration\.alerts\.{re.escape(said)}", broken.doc_md)
 
 
 def test_the_engine_is_changed_by_one_word(pipelines: Pipelines, topic: Topics, produce: Producing) -> None:
@@ -139,7 +201,15 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     pipelines.write("here", topic=topic_of(events(0, 0, 300)))
     file = str(pipelines.folder / "here.yaml")
     assert run(["pipeline", "validate", str(pipelines.folder)]) == 0
-    assert "Pipelines that are right: 1. Mistakes: 0." in capsys.readouterr().out
+    assert "1 right, 0 wrong." in capsys.readouterr().out
+    pipelines.write("other", topic="orders")
+    pipelines.write("wrong", topic="orders", table="a/b")
+    pipelines.break_files({"wrong": ("schedule: never", "schedule: '*/5 * *'")})
+    assert run(["pipeline", "validate", str(pipelines.folder)]) == 2
+    printed = capsys.readouterr()
+    assert "2 right, 1 wrong (1 mistake)." in printed.out
+    assert "wrong.yaml:27:3: orchestration.schedule: '*/5 * *' is no cron expression" in printed.err
+    (pipelines.folder / "wrong.yaml").unlink()
     assert run(["pipeline", "plan", file, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["pipeline"], told["records_at_most"]) == ("here", 300)

@@ -354,7 +354,7 @@ SEEN_BY_THE_RUN: list[tuple[int, Callable[[Path], object], str]] = [
         "lake.events: 20 of 20 records of this run are bad, more than 50% of them",
     ),
     (49, a_bad_record, "given[0] offset 1: "),
-    (50, no_java, "Spark needs Java, and "),
+    (50, no_java, "/bin/java can't be run: "),
     (
         51,
         a_plain_cron,

@@ -30,6 +30,7 @@ class State(StrEnum):
     BEHIND = "behind"
     STALLED = "stalled"
     FAILING = "failing"
+    UNSEEN = "could not look"
 
 
 # States with which nobody has to get up.
@@ -186,7 +187,8 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
     stale = [Reason(Cause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
     beside = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
-        return State.FAILING, [facts.problem, *beside]
+        unseen = facts.problem.cause is Cause.COULD_NOT_LOOK
+        return State.UNSEEN if unseen else State.FAILING, [facts.problem, *beside]
     query = facts.query.reason(now_ms, max_age) if facts.query is not None else None
     of_query, backlog = [query] if query is not None else [], facts.backlog
     if query is not None and query.cause is Cause.FAILED_QUERY:
