@@ -43,7 +43,8 @@ def validate(
         from airflow_lakestream.pipelines.check import check
         from airflow_lakestream.pipelines.errors import PipelineError
 
-        right, wrong, problems = 0, 0, []
+        right, wrong = 0, 0
+        problems: list[Problem] = []
         for files, pipelines, mistakes in map(_looked_at, paths):
             wrong += files
             problems += mistakes

@@ -129,6 +129,7 @@ def columns_of(found: Preview) -> list[str]:
     return [
         f"Columns, as a first run would make them ({found.looked_at} records looked at):",
         *(f"  {x}" for x in lines),
+        *(f"Look at {remark}" for remark in found.remarks),
     ]
 
 

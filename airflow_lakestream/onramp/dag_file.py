@@ -81,8 +81,8 @@ class DagFile:
             # Airflow would render what is a field's name in the topic: whoever produces could read a variable.
             problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
             raise InvalidArgument("--schema", problem, "Give the columns without it.")
-        if self.schedule is not None and (problem := schedule_problem(self.schedule)) is not None:
-            raise InvalidArgument("--schedule", problem)
+        if self.schedule is not None and (wrong := schedule_problem(self.schedule)) is not None:
+            raise InvalidArgument("--schedule", wrong)
 
     @property
     def is_delta(self) -> bool:

@@ -81,7 +81,7 @@ def make_dag(compiled: Compiled) -> DAG:
     try:
         dag = _dag_of(compiled, schedule=schedule, description=compiled.description, doc_md=about)
         # Airflow does so once the whole DAG file is read, and then takes none of its DAGs.
-        dag.validate()
+        dag.validate()  # type: ignore[no-untyped-call]  # it has no types
     except PipelineError:
         raise
     except Exception as error:  # whatever Airflow has against it, the other files are loaded
@@ -121,7 +121,7 @@ def broken_dag(broken: Broken) -> DAG:
     was deferred goes on, what begins fails.
     """
     problems = "\n".join(f"* `{one}`" for one in broken.problems)
-    told = {
+    told: dict[str, Any] = {
         "schedule": None,
         "description": f"Broken: {broken.problems[0]}",
         "doc_md": _ABOUT_BROKEN.format(problems=problems, remedy=_REMEDY),

@@ -122,8 +122,8 @@ def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
         yield PageState.IDLE, Why("A run waits for its turn.")
     elif landing is not None and (newest is None or landing.run_id == newest.run_id):
         # Not behind: what has come since may be young. Whether something is overdue, only a look at Kafka tells.
-        left = landing.lag and not seen.lasts
-        yield PageState.LANDING, Why(f"The newest run left {_count(landing.lag)} for the next one." if left else "")
+        left = 0 if seen.lasts else landing.lag or 0
+        yield PageState.LANDING, Why(f"The newest run left {_count(left)} for the next one." if left else "")
     else:
         yield PageState.IDLE, Why("The newest run found nothing to land." if _ended_well(newest) else "")
 

@@ -18,7 +18,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
-from airflow_lakestream.watching.lag.waiting import MOST_READ, Backlog
+from airflow_lakestream.watching.lag.waiting import Backlog
 from airflow_lakestream.watching.streams.landings import History, Seen
 
 
@@ -216,7 +216,7 @@ def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) 
     if backlog.crowded:
         where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
         waits += (
-            f" (more than {MOST_READ} are unread in {where}: they are not looked at one by one, and count as overdue)"
+            f" (too many or too large are unread in {where}: they are not looked at one by one, and count as overdue)"
         )
     if age is not None and age <= max_age:
         return State.BEHIND, Reason(Cause.SLOW_CONSUMER, waits)

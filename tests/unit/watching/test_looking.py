@@ -43,6 +43,10 @@ def look(kafka: SilentKafka, *names: str) -> dict[str, tuple[State, list[Cause]]
     return found
 
 
+def nothing_lacks(state: TopicState) -> Backlog:
+    return Backlog(state, TopicEntry(), RangeSet(), RangeSet())
+
+
 UNSEEN = (State.UNSEEN, [Cause.COULD_NOT_LOOK])
 
 
