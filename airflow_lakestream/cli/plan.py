@@ -20,6 +20,8 @@ from airflow_lakestream.cli.connections import (
     open_catalog,
     open_kafka,
 )
+from airflow_lakestream.cli.decoding import one_of
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import Job
@@ -80,12 +82,20 @@ def plan(
     group: Group,
     topic: Annotated[str, typer.Option("--topic", help="topic to land")],
     start_offset: Annotated[
-        str, typer.Option("--start-offset", help="as the operator's, for a first run")
+        str, typer.Option("--start-offset", help=f"where a first run begins: {one_of(StartOffset)}")
     ] = "earliest",
-    start_timestamp: Annotated[str | None, typer.Option("--start-timestamp", help="as the operator's")] = None,
-    max_records: Annotated[str | None, typer.Option("--max-records", help="as the operator's")] = None,
-    max_batch_bytes: Annotated[str, typer.Option("--max-batch-bytes", help="as the operator's")] = "256MiB",
-    on_data_loss: Annotated[str, typer.Option("--on-data-loss", help="as the operator's")] = "fail",
+    start_timestamp: Annotated[
+        str | None, typer.Option("--start-timestamp", help="with timestamp: such as 2026-11-20T10:00Z")
+    ] = None,
+    max_records: Annotated[
+        str | None, typer.Option("--max-records", help="most records of a run; default: all")
+    ] = None,
+    max_batch_bytes: Annotated[
+        str, typer.Option("--max-batch-bytes", help="commit after so many bytes of keys and values")
+    ] = "256MiB",
+    on_data_loss: Annotated[
+        str, typer.Option("--on-data-loss", help=f"of offsets that Kafka no longer has: {one_of(OnDataLoss)}")
+    ] = "fail",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,

@@ -18,7 +18,8 @@ from airflow_lakestream.cli.connections import (
     open_catalog,
     open_registry,
 )
-from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.cli.decoding import one_of, takes_decoding
+from airflow_lakestream.core.policies import SchemaEvolution, Tombstones
 from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
@@ -81,8 +82,13 @@ def replay(
     stage: Stage = None,
     reason: Reason = None,
     limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
-    schema_evolution: Annotated[str | None, typer.Option("--schema-evolution", help="as the operator's")] = None,
-    tombstones: Annotated[str | None, typer.Option("--tombstones", help="as the operator's")] = None,
+    schema_evolution: Annotated[
+        str | None,
+        typer.Option("--schema-evolution", help=f"how far the table may be changed: {one_of(SchemaEvolution)}"),
+    ] = None,
+    tombstones: Annotated[
+        str | None, typer.Option("--tombstones", help=f"of records without a value: {one_of(Tombstones)}")
+    ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,

@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from airflow.exceptions import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_lakestream.cli.app import FAILED, run
 from tests.support.airflow_home import AirflowHome
