@@ -68,10 +68,10 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
     with aside():
         from airflow_lakestream.pipelines.check import check
 
-        compiled = _read(file)
+        compiled = read(file)
         # All of the file has to be right, whichever sink is asked for.
         check(compiled)
-        found = [_planned(compiled, landing) for landing in _landings(compiled, sink)]
+        found = [_planned(compiled, landing) for landing in landings(compiled, sink)]
     if as_json:
         all_told = [one for one, _ in found]
         typer.echo(json.dumps(all_told[0] if len(compiled.landings) == 1 or sink else all_told, indent=2))
@@ -108,7 +108,7 @@ def render(file: File, engine: Engine = None) -> None:
     with aside():
         from airflow_lakestream.pipelines.python import python_of
 
-        compiled = _read(file, engine)
+        compiled = read(file, engine)
     typer.echo(python_of(compiled), nl=False)
 
 
@@ -122,15 +122,15 @@ def run(
 ) -> None:
     """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
     with aside():
-        compiled = _read(file, engine)
+        compiled = read(file, engine)
         if compiled.engine not in ("extract", "group"):
             problem = f"{compiled.engine} is supervised by a task of Airflow."
             raise InvalidArgument("--engine", problem, "Trigger the DAG, or land here with --engine extract.")
         if not compiled.replaces and (start or end):
             modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
             raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
-        landings = _landings(compiled, sink)
-    for landing in landings:
+        found = landings(compiled, sink)
+    for landing in found:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with aside():
             said = _land(compiled, landing, interval)
@@ -174,12 +174,13 @@ def _looked_at(path: Path) -> tuple[int, Sequence[Compiled], Sequence[Problem]]:
         found = read_folder(path, _lookup())
         return len(found.wrong), found.right, [problem for one in found.wrong for problem in one.problems]
     try:
-        return 0, [_read(path)], []
+        return 0, [read(path)], []
     except PipelineError as error:
         return 1, [], error.problems
 
 
-def _read(file: Path, engine: str | None = None) -> Compiled:
+def read(file: Path, engine: str | None = None) -> Compiled:
+    """Return the pipeline of a file. Raises PipelineError."""
     from airflow_lakestream.pipelines.folder import read_file
 
     return read_file(file, _lookup(), engine=engine)
@@ -192,7 +193,8 @@ def _lookup() -> Any:
     return cache(looked_up(*open_variables()))
 
 
-def _landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
+def landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
+    """Return what lands in a sink, or in all of them. Raises UnknownValue."""
     known = [landing.sink for landing in compiled.landings]
     if sink is not None and sink not in known:
         raise UnknownValue("--sink", sink, known)

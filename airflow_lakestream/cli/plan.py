@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.cli.connections import (
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     Table,
     aside,
+    group_of,
     open_catalog,
     open_kafka,
 )
 from airflow_lakestream.cli.decoding import one_of
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset
 
 if TYPE_CHECKING:
@@ -77,10 +79,11 @@ class DryRun:
         return "\n".join(lines)
 
 
+@takes_pipeline
 def plan(
     table: Table,
-    group: Group,
     topic: Annotated[str, typer.Option("--topic", help="topic to land")],
+    group: GroupIfSeveral = None,
     start_offset: Annotated[
         str, typer.Option("--start-offset", help=f"where a first run begins: {one_of(StartOffset)}")
     ] = "earliest",
@@ -104,10 +107,11 @@ def plan(
     with aside():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
+        catalog = open_catalog(iceberg_conn)
         config = ExtractConfig(
             topic=topic,
             table=table,
-            consumer_group=group,
+            consumer_group=group_of(catalog, table, group),
             start_offset=start_offset,
             start_timestamp=start_timestamp,
             max_records=max_records,
@@ -115,7 +119,6 @@ def plan(
             on_data_loss=on_data_loss,
         )
         kafka = open_kafka(kafka_conn)
-        catalog = open_catalog(iceberg_conn)
         job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, catalog)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())

@@ -13,6 +13,7 @@ import typer
 
 from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection, aside, open_kafka, open_registry
 from airflow_lakestream.cli.decoding import one_of, takes_decoding
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -28,6 +29,7 @@ Servers = Annotated[
 _PLACE = re.compile(r"(\d+):(\d+)")
 
 
+@takes_pipeline
 @takes_decoding()
 def preview(
     topic: Annotated[str, typer.Argument(help="topic to look at")],

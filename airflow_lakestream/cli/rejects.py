@@ -9,16 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from airflow_lakestream.cli.connections import (
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     Table,
     aside,
+    group_of,
     open_catalog,
     open_registry,
 )
 from airflow_lakestream.cli.decoding import one_of, takes_decoding
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import SchemaEvolution, Tombstones
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -75,10 +77,11 @@ def show(
 
 
 @app.command()
+@takes_pipeline
 @takes_decoding()
 def replay(
     table: Table,
-    group: Group,
+    group: GroupIfSeveral = None,
     stage: Stage = None,
     reason: Reason = None,
     limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
@@ -109,8 +112,10 @@ def replay(
         more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
         told = {**decoding, **{name: value for name, value in more.items() if value is not None}}
         told |= open_registry(decoding, kafka_conn)
+        catalog = open_catalog(iceberg_conn)
+        group = group_of(catalog, table, group)
         work = Replay(table=table, consumer_group=group, chosen=Selection(stage, reason, limit), decoding=told)
-        done = work.run(open_catalog(iceberg_conn))
+        done = work.run(catalog)
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
         return

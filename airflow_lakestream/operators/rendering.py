@@ -130,7 +130,7 @@ def annotations_of(operator: Any) -> Mapping[str, str]:
 
 def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
     """Refuse an argument that no class of the operator takes, with the nearest one that there is."""
-    inits = [kind.__init__ for kind in operator.__mro__ if "__init__" in vars(kind) and kind is not KeepsTexts]
+    inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
     known = {name for init in inits for name in inspect.signature(init).parameters} - {"self", "args", "kwargs"}
     for name in kwargs:
         # Airflow hands its own on.

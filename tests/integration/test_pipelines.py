@@ -6,6 +6,7 @@ import json
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
@@ -52,7 +53,7 @@ def test_a_folder_of_200_with_3_broken_files(pipelines: Pipelines, airflow: Airf
     for name, place in (("p007", r":\d+:\d+: no YAML"), ("p070", ":26:3: orchestration.engine"), ("p170", ":27:3: ")):
         said = rf"{name}\.yaml{place}"
         dag = broken[name]
-        assert dag.timetable.summary == "None"
+        assert dag.schedule is None
         assert re.search(said, dag.doc_md)
         assert "pipeline validate" in dag.doc_md
         [warned] = [text for text in bag.captured_warnings[str(pipelines.file)] if f"pipeline {name} is" in text]
@@ -226,3 +227,40 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     dag = airflow.dag(pipelines.file)
     done = airflow.run(dag)
     assert (done.state, done.task().xcom["read"]) == ("success", 0)
+
+
+def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_are_several(
+    pipelines: Pipelines, topic_of: TopicOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(code: int, *arguments: str) -> str:
+        capsys.readouterr()
+        assert run([*arguments]) == code
+        printed = capsys.readouterr()
+        return printed.out if code == 0 else printed.err
+
+    pipelines.write("told", topic=topic_of([*events(0, 0, 3), "not JSON"]))
+    file = str(pipelines.folder / "told.yaml")
+    said(0, "pipeline", "run", file)
+    assert json.loads(said(0, "plan", "--pipeline", file, "--json"))["records_at_most"] == 0
+    shown = json.loads(said(0, "preview", "--pipeline", file, "--json"))
+    assert (len(shown["rows"]), len(shown["rejected"])) == (3, 1)
+    assert "name" in shown["columns"]
+    replayed = json.loads(said(0, "rejects", "replay", "--pipeline", file, "--json"))
+    assert replayed["table"] == "lake.told"
+    audited = said(0, "audit", "--pipeline", file, "--full")
+    assert "lake.told" in audited
+    assert "ictionary" not in audited
+    # What is given goes before what the file says.
+    assert "lake.others" in said(
+        2, "plan", "--pipeline", file, "--table", "lake.others", "--group", "g", "--topic", "no"
+    )
+    # One ledger is meant where there is one.
+    for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
+        said(0, *command, "--table", "lake.told")
+    (pipelines.folder / "told.yaml").write_text(
+        Path(file).read_text().replace("consumer_group: told", "consumer_group: second")
+    )
+    said(0, "pipeline", "run", file)
+    for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
+        assert "--group: lake.told has ledgers of second, told. Say which" in said(2, *command, "--table", "lake.told")
+    assert "--topic: is missing. Give it, or a --pipeline" in said(2, "plan", "--table", "lake.told", "--group", "told")
