@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,11 +107,11 @@ def plan(
     with aside():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
-        catalog = open_catalog(iceberg_conn)
+        # Wrong arguments are told before anything is looked at.
         config = ExtractConfig(
             topic=topic,
             table=table,
-            consumer_group=group_of(catalog, table, group),
+            consumer_group=group or "the only one",
             start_offset=start_offset,
             start_timestamp=start_timestamp,
             max_records=max_records,
@@ -119,6 +119,8 @@ def plan(
             on_data_loss=on_data_loss,
         )
         kafka = open_kafka(kafka_conn)
+        catalog = open_catalog(iceberg_conn)
+        config = replace(config, consumer_group=group_of(catalog, table, group))
         job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, catalog)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())

@@ -39,7 +39,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603  # as Spark runs it
     except (OSError, subprocess.TimeoutExpired) as e:
-        raise JavaUnfit(f"{java} can't be run: {e}") from e
+        raise JavaUnfit(f"Spark needs Java, and {java} can't be run ({e})") from e
     said = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
     if done.returncode or said is None:
         raise JavaUnfit(f"{java} -version fails")

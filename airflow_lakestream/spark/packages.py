@@ -169,7 +169,7 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
     except OSError as e:
-        raise JavaUnfit(f"{java} can't be run: {e}") from e
+        raise JavaUnfit(f"Spark needs Java, and {java} can't be run ({e.strerror})") from e
     if done.returncode:
         lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
         if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
