@@ -19,11 +19,11 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
 from airflow_lakestream.run.storage import FULL_DISK
 from airflow_lakestream.spark.java import JavaUnfit, java_path
 
@@ -31,9 +31,15 @@ log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
+# The version of Spark that the extra brings: the tests run on it.
+PROVEN = "4.0.0"
 _SCALA = "2.13"
 _LOCAL = ("", "file", "local")
 _COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
+# What Ivy says of a repository that does not answer. That it has not found the package, it says then, too.
+_NO_ANSWER = re.compile(
+    r"server access error|\bjava(x)?\.net\.|UnknownHost|Connection (refused|reset|timed out)", re.IGNORECASE
+)
 _VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
 
 
@@ -44,6 +50,27 @@ class PackagesUnavailable(LakestreamError, Transient):
         super().__init__(
             f"the jars for Spark could not be fetched: {problem}. Check the network (a proxy goes into "
             "JAVA_TOOL_OPTIONS), or give existing jars by spark.jars."
+        )
+
+
+class PackagesMissing(LakestreamError, Terminal):
+    """No repository has a package in this version."""
+
+    def __init__(self, said: str, spark: str) -> None:
+        super().__init__(
+            f"the jars for Spark could not be fetched: {said}. The repositories answer, and do not have it. The "
+            f"installed pyspark is {spark}; {PROVEN} has been tried: install that, or give existing jars by spark.jars."
+        )
+
+
+class SparkMixed(LakestreamError, Terminal):
+    """Two versions of Spark are installed into one folder."""
+
+    def __init__(self, spark: str, client: str) -> None:
+        super().__init__(
+            f"pyspark is {spark}, and pyspark-client {client}: both are installed into one folder, which now has files "
+            f"of either. Install one version of the two: pip install --force-reinstall --no-deps pyspark=={PROVEN} "
+            f"pyspark-client=={PROVEN}"
         )
 
 
@@ -70,6 +97,15 @@ def installed_spark() -> str:
         raise MissingExtra("spark", "pyspark") from None
 
 
+def check_spark() -> str:
+    """Return the version of the installed Spark. Raises SparkMixed, MissingExtra."""
+    spark = installed_spark()
+    with suppress(importlib.metadata.PackageNotFoundError):
+        if (client := importlib.metadata.version("pyspark-client")) != spark:
+            raise SparkMixed(spark, client)
+    return spark
+
+
 def cut_jars(given: str) -> list[str]:
     """Return which of the jars that Spark was given, as in spark.jars, are here, and were cut or damaged."""
     paths = {
@@ -93,7 +129,8 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, NoRoomForJars, JavaUnfit.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, PackagesMissing, NoRoomForJars,
+    JavaUnfit.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -175,6 +212,8 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
         if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
             raise NoRoomForJars(scratch.parent, full)
         said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
+        if said and ": not found" in said[0] and not any(_NO_ANSWER.search(line) for line in lines):
+            raise PackagesMissing(said[0], installed_spark())
         raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
 
 

@@ -11,9 +11,11 @@ from packaging.requirements import Requirement
 from airflow_lakestream.onramp.doctor.finding import Finding, Health
 from airflow_lakestream.spark.java import JavaUnfit
 from airflow_lakestream.spark.java import check_java as find_java
+from airflow_lakestream.spark.packages import SparkMixed, check_spark
 
 JAVA, PACKAGES = "java", "packages"
 _DISTRIBUTION = "airflow-lakestream"
+_SPARK = "spark"
 
 
 def check_java(*, needed: bool) -> Iterator[Finding]:
@@ -47,6 +49,11 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
         yield Finding(PACKAGES, Health.OK, f"{_DISTRIBUTION} {version}, and what it needs.")
     for extra, requirements in sorted(by_extra.items()):
         problems = [problem for one in requirements if (problem := _problem(one)) is not None]
+        if extra == _SPARK and not problems:
+            try:
+                check_spark()
+            except SparkMixed as e:
+                problems = [str(e)]
         if not problems:
             yield Finding(PACKAGES, Health.OK, f"extra {extra}: installed.")
             continue
