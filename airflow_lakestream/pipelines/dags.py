@@ -62,7 +62,7 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
         said = "; ".join(map(str, one.problems))
         log.error("The pipeline %s is broken, and not scheduled: %s", one.name, said)
         # Airflow shows what a DAG file warns of: the caller of `load`.
-        warnings.warn(f"the pipeline {one.name} is broken: {said}", BrokenPipelineWarning, stacklevel=3)
+        warnings.warn(f"the pipeline {one.name} is broken: {said}", BrokenPipelineWarning, stacklevel=2)
         dags[one.name] = broken_dag(one)
     for dag in dags.values():
         # Airflow takes the DAGs that a `with` has left: only here, or it would also take what was made in part.

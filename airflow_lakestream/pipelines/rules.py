@@ -112,7 +112,9 @@ def _of_schedule(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
     said = (told.schedule or "continuous").removeprefix("@")
     is_word = told.schedule in (None, "continuous", "never")
     if not is_word and (wrong := schedule_problem(str(told.schedule))) is not None:
-        yield document.problem(("orchestration", "schedule"), f"schedule: {wrong} Or write continuous, or never.")
+        yield document.problem(
+            ("orchestration", "schedule"), f"orchestration.schedule: {wrong} Or write continuous, or never."
+        )
     if said in ("continuous", "never") and any(sink.mode == "replace" for sink in pipeline.sinks.values()):
         problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
         yield document.problem(("orchestration", "schedule"), problem)

@@ -60,7 +60,7 @@ def test_a_folder_of_200_with_3_broken_files(pipelines: Pipelines, airflow: Airf
         assert re.search(said, warned)
     done = airflow.run(broken["p170"])
     assert (done.state, done.task("land").tries) == ("failed", 1)
-    assert "p170.yaml:27:3: schedule: 'every 5 minutes' is no cron expression" in str(done.errors[0])
+    assert "p170.yaml:27:3: orchestration.schedule: 'every 5 minutes' is no cron expression" in str(done.errors[0])
 
 
 def test_a_strict_load_makes_no_dag_where_a_file_is_wrong(pipelines: Pipelines) -> None:
