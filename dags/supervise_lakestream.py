@@ -56,11 +56,12 @@ with DAG(
     def streams(params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return the streams, with the usual limits where they say none."""
         given = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
-        return [{**USUAL, **one} for one in given]
+        # One that is written wrongly fails its own tasks, and not those of the others.
+        return [{**USUAL, **(one if isinstance(one, dict) else {"table": str(one)})} for one in given]
 
     def limited_by(limit: str) -> Any:
         """Return the arguments of a sensor that knows one of the limits, for each stream."""
-        return listed.map(lambda one: {name: one[name] for name in ("table", "consumer_group", limit)})
+        return listed.map(lambda one: {name: one.get(name) for name in ("table", "consumer_group", limit)})
 
     listed = streams()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 from airflow_lakestream.tables.rejects.settlement import PLACE
+
+# It warns of each dictionary that it was asked for here, and which the table keeps as text.
+logging.getLogger("pyiceberg.io.pyarrow").addFilter(lambda record: "a dictionary type" not in record.getMessage())
 
 
 class NoPositions(LakestreamError, Terminal):

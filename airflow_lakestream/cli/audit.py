@@ -11,17 +11,19 @@ import typer
 
 from airflow_lakestream.cli.connections import (
     AnyTable,
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     StorageConn,
     aside,
+    group_of,
     open_kafka,
     open_lake,
     open_registry,
 )
 from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
     from airflow_lakestream.audit.run import Audit
 
 
+@takes_pipeline
 @takes_decoding("with --repair: ")
 def audit(
     table: AnyTable,
-    group: Group,
+    group: GroupIfSeveral = None,
     topic: Annotated[str | None, typer.Option("--topic", help="one topic of the ledger; default: all")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
@@ -72,12 +75,14 @@ def audit(
         if repair and not lake.has_catalog:
             problem = f"{table!r} is the path of a Delta table; repairs are for Iceberg tables."
             raise InvalidArgument("--repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
+        opened = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(opened, table, group)
         look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
         work: Any = _with_kafka(look, kafka_conn)
         if repair:
             options |= open_registry(decoding, kafka_conn)
             work = Repair(audit=work, **options)
-        result: AuditResult = work.run(open_lake(table, iceberg_conn, storage_conn))
+        result: AuditResult = work.run(opened)
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)
 

@@ -14,6 +14,7 @@ import typer
 
 from airflow_lakestream.cli.environment import catalog_properties, kafka_settings
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.runtime.collector import no_collection
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING
 _AS_LIBRARY = "_AIRFLOW__AS_LIBRARY"
 
 
-def of_iceberg(table: str) -> str:
+def of_iceberg(table: str | None) -> str | None:
     """Return the name of a table that is one of Iceberg's. Raises BadParameter."""
-    if TableFormat.of(table) is TableFormat.DELTA:
+    if table is not None and TableFormat.of(table) is TableFormat.DELTA:
         raise typer.BadParameter(
             f"{table} is the path of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
             "reads both; see docs/delta.md for what to ask Delta itself."
@@ -43,6 +44,10 @@ Table = Annotated[str, typer.Option("--table", help="namespace.table", callback=
 AnyTable = Annotated[str, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")]
 StorageConn = Annotated[str | None, typer.Option("--storage-conn", help="Airflow connection of a Delta table's store")]
 Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]
+GroupIfSeveral = Annotated[
+    str | None,
+    typer.Option("--group", help="consumer group: the name of the ledger; default: the only one that the table has"),
+]
 KafkaConn = Annotated[str, typer.Option("--kafka-conn", help="Airflow connection of type kafka")]
 IcebergConn = Annotated[str, typer.Option("--iceberg-conn", help="Airflow connection of type iceberg")]
 ConnectConn = Annotated[str, typer.Option("--connect-conn", help="Airflow connection with Kafka Connect's workers")]
@@ -125,6 +130,27 @@ def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
     from airflow_lakestream.lakes.formats import lake_of
 
     return open_catalog(iceberg_conn) if lake_of(table).has_catalog else open_storage(storage_conn)
+
+
+def group_of(lake: Any, table: str, given: str | None) -> str:
+    """Return the consumer group: as given, or the only one that has a ledger on the table. Raises InvalidArgument.
+
+    :param lake: what the table is in; see `open_lake`.
+    """
+    if given is not None:
+        return given
+    from airflow_lakestream.lakes.formats import lake_of
+
+    streams = lake_of(table).part("books").at(lake, table)
+    if streams is None:
+        raise InvalidArgument("--table", f"there is no table {table}.", "Correct its name, or say --group, too.")
+    known = tuple(streams.groups())
+    if len(known) == 1:
+        return str(known[0])
+    problem = f"{table} has ledgers of {', '.join(known)}." if known else f"{table} has no ledger."
+    raise InvalidArgument(
+        "--group", problem, "Say which group is meant." if known else "Say the group that is to land."
+    )
 
 
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:

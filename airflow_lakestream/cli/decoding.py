@@ -6,16 +6,39 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues
+from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+def one_of(kind: type[StrEnum], but: str = "") -> str:
+    """Return the choices of an option as its help has them, the last one behind `or`."""
+    names = [str(one) for one in kind if one != but]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
 
 _HELP = {
+    "format": f"of values: {one_of(Format)}",
+    "key_format": f"of keys, which become the column _key: {one_of(KeyFormat)}",
+    "envelope": f"around the row in a value: {one_of(Envelope)}",
     "schema_registry": "a URL, or an Airflow connection; default: kafka's",
-    "writer_schemas": "as the operator's, one schema; may be repeated",
-    "sql": "as the operator's, rendered",
+    "writer_schemas": "a schema of Avro's single-object encoding, as JSON; may be repeated",
+    "schema": "the columns as DDL, such as 'id bigint not null, name string'",
+    "unknown_fields": f"fields without a column: {one_of(UnknownFields)}",
+    "sql": "a SELECT from {{ input }}, or a file of it that ends with .sql; templates are not rendered",
+    "sql_input": f"what the SELECT reads: {one_of(SqlInput)} (raw: keys and values as text)",
+    "csv_delimiter": "what stands between fields, one character; default: a comma",
+    "rename_columns": 'names of columns by those of fields, as JSON: {"_file": "file"}',
+    "timestamps_finer": f"of times finer than microseconds: {one_of(TimestampsFiner)}",
+    "unavailable_placeholder": "the connector's unavailable.value.placeholder, if it has another; also hex:...",
+    "unavailable_values": f"of events that leave a value out: {one_of(UnavailableValues)}",
 }
 Command = Callable[..., None]
 
@@ -27,7 +50,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
-        told = typer.Option(f"--{name.replace('_', '-')}", help=when + _HELP.get(name, "as the operator's"))
+        told = typer.Option(f"--{name.replace('_', '-')}", help=when + _HELP[name])
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, told])
 
     def decorate(command: Command) -> Command:
@@ -42,6 +65,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         @functools.wraps(command)
         def taking(**kwargs: Any) -> None:
             given = {name: kwargs.pop(name) for name in DECODING}
+            given["sql"] = _statement(given["sql"])
             command(**kwargs, decoding={name: value for name, value in given.items() if value not in (None, [])})
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
@@ -50,3 +74,16 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         return taking
 
     return decorate
+
+
+def _statement(given: str | None) -> str | None:
+    """Return a statement: as given, or what is in the file that it names, as the operators do it."""
+    if given is None or not given.strip().endswith(".sql"):
+        return given
+    try:
+        return Path(given.strip()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InvalidArgument(
+            "--sql", f"{given!r} can't be read ({why}).", "Name a file, or give the SELECT."
+        ) from None

@@ -8,12 +8,13 @@ import typer
 
 from airflow_lakestream.cli.connections import (
     AnyTable,
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     StorageConn,
     Table,
     aside,
+    group_of,
     open_catalog,
     open_storage,
 )
@@ -28,7 +29,7 @@ app = typer.Typer(help="Show and change the ledger of a table: which Kafka offse
 @app.command()
 def show(
     table: AnyTable,
-    group: Group,
+    group: GroupIfSeveral = None,
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
     as_json: Json = False,
@@ -42,7 +43,9 @@ def show(
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.fan_out.books import note_on
 
-        loaded = load(open_catalog(iceberg_conn), table)
+        catalog = open_catalog(iceberg_conn)
+        group = group_of(catalog, table, group)
+        loaded = load(catalog, table)
         ledger = Books.of(loaded, group, None).own
     if note := note_on(loaded.metadata.properties):
         typer.echo(f"{table}: {note}", err=True)
@@ -50,23 +53,30 @@ def show(
 
 
 @app.command()
-def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False) -> None:
+def history(
+    table: Table,
+    group: GroupIfSeveral = None,
+    iceberg_conn: IcebergConn = "iceberg_default",
+    as_json: Json = False,
+) -> None:
     """Print the group's landings, newest first, with the data files of each snapshot that has not expired."""
     with aside():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.landing_history import landings
 
-        found = list(landings(load(open_catalog(iceberg_conn), table), group))
+        catalog = open_catalog(iceberg_conn)
+        found = list(landings(load(catalog, table), group_of(catalog, table, group)))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
 
 
-def _show_delta(table: str, group: str, storage_conn: str | None, *, as_json: bool) -> None:
+def _show_delta(table: str, group: str | None, storage_conn: str | None, *, as_json: bool) -> None:
     with aside():
         storage = open_storage(storage_conn)
         from airflow_lakestream.delta.ledger_store import check_not_taken_away, read_ledger
 
         if (head := storage.open(table)) is None:
             raise InvalidArgument("table", f"there is no Delta table at {table}.")
+        group = group_of(storage, table, group)
         check_not_taken_away(head, group, storage.store(table))
         ledger = read_ledger(head, group)
     typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))

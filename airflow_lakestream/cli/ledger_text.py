@@ -7,13 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import RangeSet, shown
 
 if TYPE_CHECKING:
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
 
 # More files of a landing would hide what matters.
 _FILES = 5
+# Nor would more ranges of a partition: deletes replace one offset here and one there.
+_RANGES = 4
 
 
 def ledger_json(ledger: Ledger) -> dict[str, Any]:
@@ -56,9 +58,13 @@ def _landing_lines(past: PastLanding) -> Iterator[str]:
     yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.rows:,} rows"
     if past.landing.adopted is not None:
         yield f"  adopted from {past.landing.adopted}"
-    for identity, entry in sorted(past.landing.topics.items()):
+    for _, entry in sorted(past.landing.topics.items()):
         for name, ranges in _named_ranges(entry):
-            yield from (f"  {name} {identity.topic}[{r.partition}] [{r.from_offset},{r.until_offset})" for r in ranges)
+            for topic, p in ranges.partitions:
+                intervals = ranges.intervals(topic, p)
+                said = shown([f"[{start},{end})" for start, end in intervals], _RANGES)
+                in_all = ranges.of_partition(topic, p).width
+                yield f"  {name} {topic}[{p}] {said}" + (f": {in_all:,} offsets" if len(intervals) > _RANGES else "")
     if past.files is None:
         yield "  files: unknown, the snapshot has expired"
         return

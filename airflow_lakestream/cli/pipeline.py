@@ -25,6 +25,7 @@ from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import Compiled, Landing
+    from airflow_lakestream.pipelines.errors import Problem
 
 app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
 
@@ -42,17 +43,22 @@ def validate(
         from airflow_lakestream.pipelines.check import check
         from airflow_lakestream.pipelines.errors import PipelineError
 
-        problems, good = [], 0
-        for read in _reading(paths):
-            try:
-                for compiled in read():
+        right, wrong = 0, 0
+        problems: list[Problem] = []
+        for files, pipelines, mistakes in map(_looked_at, paths):
+            wrong += files
+            problems += mistakes
+            for compiled in pipelines:
+                try:
                     check(compiled)
-                    good += 1
-            except PipelineError as error:
-                problems += error.problems
+                    right += 1
+                except PipelineError as error:
+                    wrong += 1
+                    problems += error.problems
     for problem in sorted(problems):
         typer.echo(str(problem), err=True)
-    typer.echo(f"Pipelines that are right: {good}. Mistakes: {len(problems)}.")
+    mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
+    typer.echo(f"{right} right, {wrong} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)
 
 
@@ -62,10 +68,10 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
     with aside():
         from airflow_lakestream.pipelines.check import check
 
-        compiled = _read(file)
+        compiled = read(file)
         # All of the file has to be right, whichever sink is asked for.
         check(compiled)
-        found = [_planned(compiled, landing) for landing in _landings(compiled, sink)]
+        found = [_planned(compiled, landing) for landing in landings(compiled, sink)]
     if as_json:
         all_told = [one for one, _ in found]
         typer.echo(json.dumps(all_told[0] if len(compiled.landings) == 1 or sink else all_told, indent=2))
@@ -102,7 +108,7 @@ def render(file: File, engine: Engine = None) -> None:
     with aside():
         from airflow_lakestream.pipelines.python import python_of
 
-        compiled = _read(file, engine)
+        compiled = read(file, engine)
     typer.echo(python_of(compiled), nl=False)
 
 
@@ -116,15 +122,15 @@ def run(
 ) -> None:
     """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
     with aside():
-        compiled = _read(file, engine)
+        compiled = read(file, engine)
         if compiled.engine not in ("extract", "group"):
             problem = f"{compiled.engine} is supervised by a task of Airflow."
             raise InvalidArgument("--engine", problem, "Trigger the DAG, or land here with --engine extract.")
         if not compiled.replaces and (start or end):
             modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
             raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
-        landings = _landings(compiled, sink)
-    for landing in landings:
+        found = landings(compiled, sink)
+    for landing in found:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with aside():
             said = _land(compiled, landing, interval)
@@ -159,18 +165,22 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _reading(paths: Sequence[Path]) -> Any:
-    """Yield functions that return the pipelines of a path, so that each has its own errors."""
+def _looked_at(path: Path) -> tuple[int, Sequence[Compiled], Sequence[Problem]]:
+    """Return how many files of a path can't be read as pipelines, the other pipelines, and what is wrong."""
+    from airflow_lakestream.pipelines.errors import PipelineError
     from airflow_lakestream.pipelines.folder import read_folder
 
-    for path in paths:
-        if path.is_dir():
-            yield lambda path=path: read_folder(path, _lookup(), None)
-        else:
-            yield lambda path=path: [_read(path)]
+    if path.is_dir():
+        found = read_folder(path, _lookup())
+        return len(found.wrong), found.right, [problem for one in found.wrong for problem in one.problems]
+    try:
+        return 0, [read(path)], []
+    except PipelineError as error:
+        return 1, [], error.problems
 
 
-def _read(file: Path, engine: str | None = None) -> Compiled:
+def read(file: Path, engine: str | None = None) -> Compiled:
+    """Return the pipeline of a file. Raises PipelineError."""
     from airflow_lakestream.pipelines.folder import read_file
 
     return read_file(file, _lookup(), engine=engine)
@@ -183,7 +193,8 @@ def _lookup() -> Any:
     return cache(looked_up(*open_variables()))
 
 
-def _landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
+def landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
+    """Return what lands in a sink, or in all of them. Raises UnknownValue."""
     known = [landing.sink for landing in compiled.landings]
     if sink is not None and sink not in known:
         raise UnknownValue("--sink", sink, known)

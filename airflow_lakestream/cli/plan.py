@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from airflow_lakestream.cli.connections import (
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     Table,
     aside,
+    group_of,
     open_catalog,
     open_kafka,
 )
+from airflow_lakestream.cli.decoding import one_of
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import Job
@@ -75,17 +79,26 @@ class DryRun:
         return "\n".join(lines)
 
 
+@takes_pipeline
 def plan(
     table: Table,
-    group: Group,
     topic: Annotated[str, typer.Option("--topic", help="topic to land")],
+    group: GroupIfSeveral = None,
     start_offset: Annotated[
-        str, typer.Option("--start-offset", help="as the operator's, for a first run")
+        str, typer.Option("--start-offset", help=f"where a first run begins: {one_of(StartOffset)}")
     ] = "earliest",
-    start_timestamp: Annotated[str | None, typer.Option("--start-timestamp", help="as the operator's")] = None,
-    max_records: Annotated[str | None, typer.Option("--max-records", help="as the operator's")] = None,
-    max_batch_bytes: Annotated[str, typer.Option("--max-batch-bytes", help="as the operator's")] = "256MiB",
-    on_data_loss: Annotated[str, typer.Option("--on-data-loss", help="as the operator's")] = "fail",
+    start_timestamp: Annotated[
+        str | None, typer.Option("--start-timestamp", help="with timestamp: such as 2026-11-20T10:00Z")
+    ] = None,
+    max_records: Annotated[
+        str | None, typer.Option("--max-records", help="most records of a run; default: all")
+    ] = None,
+    max_batch_bytes: Annotated[
+        str, typer.Option("--max-batch-bytes", help="commit after so many bytes of keys and values")
+    ] = "256MiB",
+    on_data_loss: Annotated[
+        str, typer.Option("--on-data-loss", help=f"of offsets that Kafka no longer has: {one_of(OnDataLoss)}")
+    ] = "fail",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,
@@ -94,10 +107,11 @@ def plan(
     with aside():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
+        # Wrong arguments are told before anything is looked at.
         config = ExtractConfig(
             topic=topic,
             table=table,
-            consumer_group=group,
+            consumer_group=group or "the only one",
             start_offset=start_offset,
             start_timestamp=start_timestamp,
             max_records=max_records,
@@ -106,6 +120,7 @@ def plan(
         )
         kafka = open_kafka(kafka_conn)
         catalog = open_catalog(iceberg_conn)
+        config = replace(config, consumer_group=group_of(catalog, table, group))
         job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
         found = dry_run(job, catalog)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())

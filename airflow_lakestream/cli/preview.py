@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection, aside, open_kafka, open_registry
-from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.cli.decoding import one_of, takes_decoding
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
+from airflow_lakestream.core.policies import Tombstones
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ Servers = Annotated[
 _PLACE = re.compile(r"(\d+):(\d+)")
 
 
+@takes_pipeline
 @takes_decoding()
 def preview(
     topic: Annotated[str, typer.Argument(help="topic to look at")],
@@ -38,7 +41,9 @@ def preview(
     from_timestamp: Annotated[
         str | None, typer.Option("--from-timestamp", help="from a time on, such as 2026-11-20T10:00Z")
     ] = None,
-    tombstones: Annotated[str, typer.Option("--tombstones", help="as the operator's")] = "keep",
+    tombstones: Annotated[
+        str, typer.Option("--tombstones", help=f"of records without a value: {one_of(Tombstones)}")
+    ] = "keep",
     bootstrap_servers: Servers = None,
     kafka_conn: KafkaConn = "kafka_default",
     as_json: Json = False,
@@ -129,6 +134,7 @@ def columns_of(found: Preview) -> list[str]:
     return [
         f"Columns, as a first run would make them ({found.looked_at} records looked at):",
         *(f"  {x}" for x in lines),
+        *(f"Look at {remark}" for remark in found.remarks),
     ]
 
 

@@ -9,16 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from airflow_lakestream.cli.connections import (
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     Table,
     aside,
+    group_of,
     open_catalog,
     open_registry,
 )
-from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.cli.decoding import one_of, takes_decoding
+from airflow_lakestream.cli.from_pipeline import takes_pipeline
+from airflow_lakestream.core.policies import SchemaEvolution, Tombstones
 from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
@@ -74,15 +77,21 @@ def show(
 
 
 @app.command()
+@takes_pipeline
 @takes_decoding()
 def replay(
     table: Table,
-    group: Group,
+    group: GroupIfSeveral = None,
     stage: Stage = None,
     reason: Reason = None,
     limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
-    schema_evolution: Annotated[str | None, typer.Option("--schema-evolution", help="as the operator's")] = None,
-    tombstones: Annotated[str | None, typer.Option("--tombstones", help="as the operator's")] = None,
+    schema_evolution: Annotated[
+        str | None,
+        typer.Option("--schema-evolution", help=f"how far the table may be changed: {one_of(SchemaEvolution)}"),
+    ] = None,
+    tombstones: Annotated[
+        str | None, typer.Option("--tombstones", help=f"of records without a value: {one_of(Tombstones)}")
+    ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,
@@ -103,8 +112,10 @@ def replay(
         more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
         told = {**decoding, **{name: value for name, value in more.items() if value is not None}}
         told |= open_registry(decoding, kafka_conn)
+        catalog = open_catalog(iceberg_conn)
+        group = group_of(catalog, table, group)
         work = Replay(table=table, consumer_group=group, chosen=Selection(stage, reason, limit), decoding=told)
-        done = work.run(open_catalog(iceberg_conn))
+        done = work.run(catalog)
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
         return

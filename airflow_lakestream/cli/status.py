@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_lakestream.delta.storage import DeltaStorage
+    from airflow_lakestream.watching.causes import Reason
     from airflow_lakestream.watching.streams.looking import StreamSearch
     from airflow_lakestream.watching.streams.status import Stream
 
@@ -39,7 +40,8 @@ _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows
 _SHOWN = 3
 # Of a page that is written again and again: a day at one look each minute.
 _LOOKS = 1440
-_COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow", "stalled": "red", "failing": "red"}
+_COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow"}
+_COLOURS |= dict.fromkeys(("stalled", "failing", "could not look"), "red")
 
 Tables = Annotated[
     list[str] | None,
@@ -77,8 +79,8 @@ def status(
 ) -> int:
     """Print for each stream whether it is landing, idle, behind, stalled or failing, and why.
 
-    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look. With --watch it is the
-    code of the last look; with --json each look prints one line.
+    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look, at one of them or at
+    all. With --watch it is the code of the last look; with --json each look prints one line.
     """
     pause, age = seconds("--every", every), seconds("--max-age", max_age)
     with aside():
@@ -190,8 +192,10 @@ def _look(search: StreamSearch, max_age: float) -> list[Stream]:
 
 
 def _verdict(found: list[Stream]) -> int:
-    from airflow_lakestream.watching.streams.status import HEALTHY
+    from airflow_lakestream.watching.streams.status import HEALTHY, State
 
+    if any(stream.state is State.UNSEEN for stream in found):
+        return 2
     return 0 if all(stream.state in HEALTHY for stream in found) else 1
 
 
@@ -226,15 +230,22 @@ def _row(stream: Stream) -> tuple[str, ...]:
 
 
 def _reasons(streams: list[Stream]) -> Iterator[str]:
+    from airflow_lakestream.watching.streams.status import State
+
+    # Where Kafka does not answer, that is why for many streams: it is said once.
+    alike: dict[tuple[State, tuple[Reason, ...]], list[str]] = {}
     for stream in streams:
         if stream.reasons:
-            yield f"\n{_name(stream)} is {stream.state}"
-            yield from (f"  {reason}" for reason in stream.reasons)
+            alike.setdefault((stream.state, stream.reasons), []).append(_name(stream))
+    for (state, reasons), names in alike.items():
+        said = "" if state is State.UNSEEN else f" is {state}"
+        yield "\n" + "\n".join(f"{name}{said}" for name in names)
+        yield from (f"  {reason}" for reason in reasons)
 
 
 def _name(stream: Stream) -> str:
     if not stream.table:
-        return f"{stream.topic} -> {stream.checkpoint}"
+        return f"{stream.topic or '?'} -> {stream.checkpoint}"
     return f"{stream.topic or '?'} -> {stream.table} ({stream.consumer_group or '?'})"
 
 

@@ -22,7 +22,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .6rem; }
 td, th { border-bottom: 1px solid var(--line); } .number { text-align: right; font-variant-numeric: tabular-nums; }
-.landing, .idle { color: #2f8f4e; } .behind { color: #b07d2b; } .stalled, .failing { color: #d0533f; }
+.landing, .idle { color: #2f8f4e; } .behind { color: #b07d2b; } .stalled, .failing, .unseen { color: #d0533f; }
 .state { font-weight: 600; } h2 { font-size: 1.1rem; margin-top: 2.5rem; overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; } text { font-size: 11px; fill: currentColor; } .axis { stroke: var(--line); }
 .rows { fill: var(--rows); } .bad { fill: var(--bad); } .lag { fill: none; stroke: var(--lag); stroke-width: 2; }
@@ -58,7 +58,7 @@ def _table(streams: Sequence[Stream]) -> Iterator[str]:
     yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     for stream in streams:
         age = "" if stream.age is None else f"{span(stream.age)} ago"
-        state = f'<td class="state {stream.state.value}">{stream.state.value}</td>'
+        state = f'<td class="state {stream.state.name.lower()}">{stream.state.value}</td>'
         texts = (
             stream.topic or "?",
             stream.table or stream.checkpoint or "",

@@ -6,12 +6,17 @@ Each raises InvalidArgument, which names the argument and the connection, and ne
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, conf
 
 from airflow_lakestream.exceptions import InvalidArgument
+
+# What Airflow reads of a connection that is written as JSON.
+_FIELDS = {"conn_type", "description", "host", "login", "password", "port", "schema", "extra", "uri", "team_name"}
 
 
 def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
@@ -19,19 +24,49 @@ def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
 
     :param remedy: how one is added.
     """
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as e:
-        raise InvalidArgument(argument, f"there is no connection {conn_id!r}.", remedy) from e
-    except (ValueError, TypeError) as e:
-        # Without the error's text, which has parts of the connection.
-        problem = f"connection {conn_id!r} can't be read ({type(e).__name__})."
-        how = "Write it as JSON: text in each field, a number as port, an object as extra."
-        raise InvalidArgument(argument, problem, how) from None
+    connection = found_connection(argument, conn_id)
+    if connection is None:
+        raise InvalidArgument(argument, f"there is no connection {conn_id!r}.", remedy)
     if not any((connection.conn_type, connection.host, connection.login, connection.extra)):
         raise InvalidArgument(argument, f"connection {conn_id!r} says nothing.", remedy)
     _check_extra(argument, connection, remedy)
     return connection
+
+
+def found_connection(argument: str, conn_id: str) -> Any:
+    """Return a connection; None if there is none."""
+    # Airflow passes over a text that it can't read, with a traceback that shows parts of it, and looks elsewhere.
+    problem = _unreadable(conn_id)
+    # Another backend of secrets is asked before the environment, and may have the connection.
+    if problem is None or conf.get("secrets", "backend", fallback=""):
+        try:
+            return BaseHook.get_connection(conn_id)
+        except AirflowNotFoundException:
+            if problem is None:
+                return None
+        except (ValueError, TypeError) as e:
+            # Without the error's text, which has parts of the connection.
+            problem = type(e).__name__
+    how = "Write it as JSON: text in each field, a number as port, an object as extra."
+    raise InvalidArgument(argument, f"connection {conn_id!r} can't be read ({problem}).", how) from None
+
+
+def _unreadable(conn_id: str) -> str | None:
+    """Return why the environment's text of a connection is none, without any part of it; None if it may be one."""
+    name = f"AIRFLOW_CONN_{conn_id.upper()}"
+    text = os.environ.get(name, "")
+    try:
+        if not text.startswith("{"):
+            urlsplit(text).port  # noqa: B018  # refuses what is no port
+            return None
+        given = json.loads(text)
+        int(given.get("port") or 0)
+    except json.JSONDecodeError as e:
+        return f"{name} is no JSON: {e.msg}, line {e.lineno}, column {e.colno}"
+    except (ValueError, TypeError):
+        return f"{name} is no URI, or its port is no number"
+    unknown = sorted(set(given) - _FIELDS)
+    return f"{name}: a connection has no field {unknown[0]!r}" if unknown else None
 
 
 def texts_of(argument: str, connection: Any, known: Collection[str] | None = None) -> dict[str, str]:

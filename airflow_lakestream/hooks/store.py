@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
-
-from airflow_lakestream.hooks.connections import connection_of
+from airflow_lakestream.hooks.connections import connection_of, found_connection
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 
@@ -28,10 +26,12 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
 
 
 def fields_of(conn_id: str) -> dict[str, Any] | None:
-    """Return what a connection says, secrets included, its extra as a mapping; None if there is no such connection."""
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException:
+    """Return what a connection says, secrets included, its extra as a mapping; None if there is no such connection.
+
+    Raises InvalidArgument for one that can't be read.
+    """
+    connection = found_connection("connection", conn_id)
+    if connection is None:
         return None
     named = ("conn_type", "host", "port", "login", "password", "schema")
     fields = {name: getattr(connection, name) for name in named if getattr(connection, name)}

@@ -12,6 +12,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import schema_text
 
@@ -32,7 +33,8 @@ SCHEDULES = {
     Engine.MIRROR: "*/5 * * * *",
 }
 _JINJA = re.compile(r"\{[{%#]")
-_PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+_NO_INTERVALS = ("@continuous", "@once")
+_TIMETABLE = "from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk has it after 3.1 only\n"
 _ABOUT = {
     Engine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
     Engine.GROUP: "A task plans, several tasks read and write side by side, and one task commits all of it.",
@@ -81,8 +83,8 @@ class DagFile:
             # Airflow would render what is a field's name in the topic: whoever produces could read a variable.
             problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
             raise InvalidArgument("--schema", problem, "Give the columns without it.")
-        if self.schedule is not None:
-            check_schedule(self.schedule, self.engine)
+        if self.schedule is not None and (wrong := schedule_problem(self.schedule)) is not None:
+            raise InvalidArgument("--schedule", wrong)
 
     @property
     def is_delta(self) -> bool:
@@ -93,6 +95,7 @@ class DagFile:
     def text(self) -> str:
         """The file's text, formatted."""
         schema = "" if self.columns is None else _schema(self.columns, self.columns_by)
+        sql = _statement(str(self.decoding["sql"])) if "sql" in self.decoding else ""
         what = "Mirror the database's table whose changes are in" if self.engine is Engine.MIRROR else "Land"
         checkpoint = _CHECKPOINT if self.engine is Engine.SPARK else ""
         bodies = {
@@ -105,11 +108,12 @@ class DagFile:
             [
                 f'"""{what} the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
                 "from __future__ import annotations\n\n",
-                "from datetime import timedelta\n\nimport pendulum\nfrom airflow.sdk import DAG\n\n",
+                "from datetime import timedelta\n\nimport pendulum\nfrom airflow.sdk import DAG, Asset\n",
+                f"{_TIMETABLE}\n" if self._has_intervals else "\n",
                 f"{_IMPORTS[self.engine]}\n",
-                f"{checkpoint}{schema}\n" if checkpoint or schema else "\n",
+                f"{checkpoint}{schema}{sql}\n" if checkpoint or schema or sql else "\n",
                 f"with DAG(\n    dag_id={_literal(self.dag_id)},\n",
-                f"    schedule={_literal(self.schedule or SCHEDULES[self.engine])},\n",
+                f"    schedule={self._timetable},\n",
                 '    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),\n',
                 "    # Each run lands all that is new, so runs that were missed need not be made up for.\n",
                 "    catchup=False,\n",
@@ -118,6 +122,22 @@ class DagFile:
                 bodies[self.engine](),
             ]
         )
+
+    @property
+    def _has_intervals(self) -> bool:
+        return (self.schedule or SCHEDULES[self.engine]) not in _NO_INTERVALS
+
+    @property
+    def _timetable(self) -> str:
+        said = _literal(self.schedule or SCHEDULES[self.engine])
+        return f'CronDataIntervalTimetable({said}, timezone="UTC")' if self._has_intervals else said
+
+    @property
+    def _asset(self) -> str:
+        """Return the asset of the table, as `operators.outlets.table_asset` has it."""
+        place = self.table if "://" in self.table else f"file://{self.table}"
+        uri = place if self.is_delta else f"iceberg://{self.table.replace('.', '/')}"
+        return f"[Asset(name={_literal(self.table)}, uri={_literal(uri)})]"
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
         """Return the landing's arguments as (name, Python, comment), for lines indented so far."""
@@ -131,7 +151,7 @@ class DagFile:
             found.append(("table_format", _literal("delta"), ""))
         for name, value in self.decoding.items():
             if name != "schema":
-                found.append((name, _python(value, indent), ""))
+                found.append((name, "SQL" if name == "sql" else _python(value, indent), ""))
         if self.columns is not None:
             found.append(("schema", "SCHEMA", ""))
         if self.key:
@@ -139,16 +159,16 @@ class DagFile:
         return found
 
     def _extract(self) -> str:
-        told = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *_RETRIES]
+        told = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *self._end()]
         return f"    KafkaExtractOperator(\n{_keywords(told, 8)}    )\n"
 
     def _mirror(self) -> str:
-        told = [("task_id", '"mirror"', ""), *self._arguments(), *self._connections(), *_RETRIES]
+        told = [("task_id", '"mirror"', ""), *self._arguments(), *self._connections(), *self._end()]
         return f"    KafkaMirrorOperator(\n{_keywords(told, 8)}    )\n"
 
     def _group(self) -> str:
         tasks = ("tasks", "4", "Most tasks that read side by side.")
-        told = [tasks, *self._arguments(), *self._connections(), *_RETRIES]
+        told = [tasks, *self._arguments(), *self._connections(), *self._end()]
         return f'    kafka_extract_group(\n        "land",\n{_keywords(told, 8)}    )\n'
 
     def _spark(self) -> str:
@@ -159,6 +179,7 @@ class DagFile:
             ("trigger", '"10 seconds"', "A batch, and a commit, each ten seconds."),
             ("checkpoint_location", "CHECKPOINT", ""),
             *self._connections(),
+            ("outlets", self._asset, _WHO_WAITS),
             ("deferrable", "True", "The triggerer watches the stream: it takes no worker slot."),
             ("retries", "10", ""),
             ("retry_delay", "timedelta(seconds=30)", ""),
@@ -166,10 +187,14 @@ class DagFile:
         head = f'        task_id="stream",\n        app="{app}",\n        app_config={{\n{settings}        }},\n'
         return f"    SparkStreamingSubmitOperator(\n{head}{_keywords(own, 8)}    )\n"
 
+    def _end(self) -> list[tuple[str, str, str]]:
+        return [("outlets", self._asset, _WHO_WAITS), *_RETRIES]
+
     def _connections(self) -> list[tuple[str, str, str]]:
         return [(name, _literal(value), "") for name, value in self.connections.items()]
 
 
+_WHO_WAITS = "DAGs that are scheduled on this asset run when the table has new rows."
 _RETRIES = [
     ("retries", "3", "A run that failed lands nothing twice: it begins where the table ends."),
     ("retry_delay", "timedelta(minutes=1)", ""),
@@ -190,24 +215,16 @@ def default_table(topic: str) -> str:
     return "lake." + (re.sub(r"\W+", "_", topic).strip("_") or "topic")
 
 
-def check_schedule(schedule: str, engine: Engine) -> None:
-    """Refuse what Airflow takes for no schedule. Raises InvalidArgument."""
-    if schedule.startswith("@"):
-        if schedule not in _PRESETS:
-            raise InvalidArgument("--schedule", f"{schedule!r} is not one of {', '.join(_PRESETS)}.")
-        return
-    from croniter import croniter  # Airflow itself brings it.
-
-    if len(schedule.split()) != 5 or not croniter.is_valid(schedule):
-        problem = f"{schedule!r} is no cron expression of five fields."
-        raise InvalidArgument("--schedule", problem, f'Write "{SCHEDULES[Engine.EXTRACT]}", or "@hourly".')
-
-
 def _schema(columns: str, said: str) -> str:
     fields = to_schema(columns).fields
     lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one)))}" for one in fields)
     why = f"# The columns of the table, by {said}: correct names and types before the first run makes it.\n"
     return f'\n{why}SCHEMA = """\n{lines}\n"""\n'
+
+
+def _statement(sql: str) -> str:
+    lines = "\n".join(_in_triple_quotes(line) for line in sql.strip("\n").split("\n"))
+    return f'\nSQL = """\n{lines}\n"""\n'
 
 
 def _in_triple_quotes(text: str) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.events.record_keys import as_list, names_in
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
 from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
@@ -20,6 +20,7 @@ from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
 from airflow_lakestream.onramp.guess import Guess, guess_format
+from airflow_lakestream.onramp.kinds import Kinds, kinds_of, remarks
 from airflow_lakestream.onramp.samples import MOST_BYTES, Sample, SampledTopic
 from airflow_lakestream.onramp.shown import json_ready
 from airflow_lakestream.registry.client import RegistryClient
@@ -47,6 +48,7 @@ class Preview:
     :param columns: the payload's columns as DDL; None where they are not known.
     :param looked_at: how many records say the columns.
     :param key: the columns of the records' keys, where all keys have the same ones; else none.
+    :param kinds: by column, the kinds of values that JSON documents have in it.
     :param problem: why records were not decoded; None where they were.
     :param rows: what a landing would write, each with the metadata columns.
     :param rejected: records that fit no row, each with stage and reason.
@@ -62,6 +64,7 @@ class Preview:
     columns: str | None
     looked_at: int
     key: Sequence[str] = ()
+    kinds: Kinds = field(default_factory=dict)
     problem: str | None = None
     rows: Sequence[Mapping[str, Any]] = ()
     rejected: Sequence[Mapping[str, Any]] = ()
@@ -75,6 +78,11 @@ class Preview:
         names = () if self.columns is None else to_schema(self.columns).column_names
         return self.decoding.get("envelope") == Envelope.DEBEZIUM or {"op", "before", "after"} <= set(names)
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What a person should know of the columns before a table has them."""
+        return [] if self.columns is None else list(remarks(to_schema(self.columns), self.kinds))
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; bytes are base64 where they are no text."""
         return {
@@ -87,6 +95,8 @@ class Preview:
             "decoding": {name: value for name, value in self.decoding.items() if isinstance(value, str | list)},
             "columns": self.columns,
             "records_looked_at": self.looked_at,
+            "kinds": {name: [one.to_dict() for one in seen] for name, seen in self.kinds.items()},
+            "remarks": self.remarks,
             "problem": self.problem,
             "rows": [json_ready(row) for row in self.rows],
             "rejected": [json_ready(row) for row in self.rejected],
@@ -228,7 +238,9 @@ def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> 
             # Its timestamps as numbers: Python's time ends with the year 9999.
             kept = outcome.rejected.drop_columns(["_kafka_timestamp"])
             rejected += [_rejected(one) for one in kept.to_pylist()]
-    return replace(found, columns=columns, rows=rows, rejected=rejected, skipped=skipped)
+    is_plain = config.format == Format.JSON and not is_given(config.envelope) and statement is None
+    kinds = kinds_of(whole.batches) if is_plain else {}
+    return replace(found, columns=columns, kinds=kinds, rows=rows, rejected=rejected, skipped=skipped)
 
 
 def _columns(config: ExtractConfig, sample: Sample, topic: str) -> pa.Schema:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_lakestream.config.arguments import as_text
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.base import airflow_errors
 
 # A text in a list or a mapping that the user has written, such as a table property's value.
@@ -31,6 +32,10 @@ class KeepsTexts:
 
     # What is rendered at the moment: an argument, `_ITEM`, or None for what Airflow renders as it likes.
     _field: str | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse_unknown(type(self), kwargs)
+        super().__init__(*args, **kwargs)
 
     def _do_render_template_fields(
         self, parent: Any, template_fields: Iterable[str], context: Any, jinja_env: Any, seen_oids: set[int]
@@ -121,6 +126,21 @@ def annotations_of(operator: Any) -> Mapping[str, str]:
             given = inspect.signature(kind.__init__).parameters.values()
             found |= {one.name: str(one.annotation) for one in given if one.kind is one.KEYWORD_ONLY}
     return found
+
+
+def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
+    """Refuse an argument that no class of the operator takes, with the nearest one that there is."""
+    inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
+    known = {name for init in inits for name in inspect.signature(init).parameters} - {"self", "args", "kwargs"}
+    for name in kwargs:
+        # Airflow hands its own on.
+        if name not in known and not name.startswith("_"):
+            from airflow_lakestream.tables.schema.types import nearest
+
+            near = nearest(name, known)
+            own = ", ".join(sorted(annotations_of(operator)))
+            remedy = f"Did you mean {near!r}?" if near is not None else f"There are {own}, and those of each operator."
+            raise InvalidArgument(name, "there is no such argument.", remedy)
 
 
 class _Output:

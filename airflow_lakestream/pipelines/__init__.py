@@ -10,15 +10,20 @@ if TYPE_CHECKING:
     from airflow.sdk import DAG
 
 
-def load(folder: str | Path) -> dict[str, DAG]:
+def load(folder: str | Path, *, strict: bool = False) -> dict[str, DAG]:
     """Make a DAG of each pipeline in a folder and the folders in it: files that end with `.yaml` or `.yml`.
 
     Call it in a DAG file. The DAGs are Airflow's from then on; they need not be assigned to names.
 
-    :param folder: relative to the file that calls this, or absolute.
+    A file that is wrong becomes a DAG of the same id without a schedule, tagged `broken`: its page shows what is wrong
+    where, and so does its task, which fails. A run of it that is on goes on. Airflow shows a warning of the DAG file.
 
-    Returns the DAGs by their ids. Raises PipelineError, with each error's file and line, where a file is wrong: Airflow
-    then shows an import error of the DAG file, and makes none of its DAGs.
+    :param folder: relative to the file that calls this, or absolute.
+    :param strict: raise where a file is wrong, as a check before files are rolled out. Airflow then shows an import
+        error of the DAG file, and makes none of its DAGs.
+
+    Returns the DAGs by their ids. Raises PipelineError where there is no such folder; if strict, also with each
+    error's file and line.
     """
     import inspect
     from pathlib import Path
@@ -26,4 +31,4 @@ def load(folder: str | Path) -> dict[str, DAG]:
     from airflow_lakestream.pipelines.dags import load_folder
 
     caller = inspect.stack()[1].filename
-    return load_folder(Path(caller).parent / folder)
+    return load_folder(Path(caller).parent / folder, strict=strict)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 from airflow.sdk import DAG
 from airflow.timetables.interval import CronDataIntervalTimetable
 
@@ -16,40 +21,84 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.variables import airflow_variables
 from airflow_lakestream.pipelines.compiled import Compiled
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
-from airflow_lakestream.pipelines.folder import read_folder
+from airflow_lakestream.pipelines.folder import Broken, read_folder
 from airflow_lakestream.pipelines.operator import calls_of
 from airflow_lakestream.pipelines.variables import looked_up
 
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
 
-def load_folder(folder: Path) -> dict[str, DAG]:
+log = logging.getLogger(__name__)
+
+BROKEN = "broken"
+_REMEDY = "Correct the file; `lakestream pipeline validate` checks it. The next parse of the DAG file takes it."
+_ABOUT_BROKEN = """\
+**This pipeline is broken: no run of it is scheduled.** A run that is on goes on by what the file said before, and a
+new one fails.
+
+{problems}
+
+{remedy}
+"""
+
+
+class BrokenPipelineWarning(UserWarning):
+    """A file of a folder of pipelines is wrong; the others are loaded."""
+
+
+def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     """Make the DAGs; see `airflow_lakestream.pipelines.load`."""
+    found = read_folder(folder, cache(looked_up(*airflow_variables())))
     dags: dict[str, DAG] = {}
-    problems: list[Problem] = []
-    for compiled in read_folder(folder, cache(looked_up(*airflow_variables()))):
+    wrong = list(found.wrong)
+    for compiled in found.right:
         try:
             dags[compiled.name] = make_dag(compiled)
         except PipelineError as error:
-            problems += error.problems
-    if problems:
-        raise PipelineError(problems)
+            wrong.append(Broken(compiled.file, compiled.name, tuple(error.problems), compiled))
+    if strict and wrong:
+        raise PipelineError([problem for one in wrong for problem in one.problems])
+    for one in wrong:
+        said = "; ".join(map(str, one.problems))
+        log.error("The pipeline %s is broken, and not scheduled: %s", one.name, said)
+        # Airflow shows what a DAG file warns of: the caller of `load`.
+        warnings.warn(f"the pipeline {one.name} is broken: {said}", BrokenPipelineWarning, stacklevel=2)
+        dags[one.name] = broken_dag(one)
+    for dag in dags.values():
+        # Airflow takes the DAGs that a `with` has left: only here, or it would also take what was made in part.
+        dag.auto_register = True
+        with dag:
+            pass
     return dags
 
 
 def make_dag(compiled: Compiled) -> DAG:
     """Make a pipeline's DAG. Raises PipelineError."""
     cron = compiled.cron
-    failing, late = _alerts(compiled)
     schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.replaces and cron else cron
+    about = f"{compiled.description or ''}\n\nThe pipeline `{compiled.file}`, by the engine `{compiled.engine}`."
+    try:
+        dag = _dag_of(compiled, schedule=schedule, description=compiled.description, doc_md=about)
+        # Airflow does so once the whole DAG file is read, and then takes none of its DAGs.
+        dag.validate()  # type: ignore[no-untyped-call]  # it has no types
+    except PipelineError:
+        raise
+    except Exception as error:  # whatever Airflow has against it, the other files are loaded
+        problem = f"Airflow takes no such DAG ({type(error).__name__}: {error})."
+        raise PipelineError([Problem(compiled.file, 1, 1, problem)]) from error
+    return dag
+
+
+def _dag_of(compiled: Compiled, *tags: str, **told: Any) -> DAG:
+    failing, late = _alerts(compiled)
     with DAG(
         compiled.name,
-        description=compiled.description,
-        schedule=schedule,
         start_date=datetime.combine(date.fromisoformat(compiled.start_date), time(), UTC),
         catchup=compiled.catchup,
         # Runs of one consumer group take turns.
         max_active_runs=1,
-        tags=list(compiled.tags),
-        doc_md=f"{compiled.description or ''}\n\nThe pipeline `{compiled.file}`, by the engine `{compiled.engine}`.",
+        tags=[*compiled.tags, *tags],
+        auto_register=False,
         default_args={
             "retries": compiled.retries,
             "retry_delay": timedelta(seconds=compiled.retry_delay),
@@ -58,9 +107,66 @@ def make_dag(compiled: Compiled) -> DAG:
             **failing,
         },
         **late,
+        **told,
     ) as dag:
         _make_tasks(compiled)
     return dag
+
+
+def broken_dag(broken: Broken) -> DAG:
+    """Make the DAG of a file that is wrong: it has no schedule, says what is wrong, and fails with it.
+
+    Where it is remembered what the file said before, the DAG has the tasks of then: a run that is on needs them. What
+    was deferred goes on, what begins fails.
+    """
+    problems = "\n".join(f"* `{one}`" for one in broken.problems)
+    told: dict[str, Any] = {
+        "schedule": None,
+        "description": f"Broken: {broken.problems[0]}",
+        "doc_md": _ABOUT_BROKEN.format(problems=problems, remedy=_REMEDY),
+    }
+    text = "The pipeline is broken. " + " ".join(map(str, broken.problems)) + f" {_REMEDY}"
+    if broken.last is not None:
+        with suppress(Exception):
+            dag = _dag_of(broken.last, BROKEN, **told)
+            for task in dag.tasks:
+                if isinstance(task, BaseOperator):
+                    task.execute = _failing(text)  # type: ignore[method-assign]
+            return dag
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **told) as dag:
+        for task_id in dict.fromkeys(_task_ids(broken)):
+            BrokenPipeline(task_id=task_id, problem=text)
+    return dag
+
+
+class BrokenPipeline(BaseOperator):
+    """The task of a file that is wrong, and of which nobody remembers what it said when it was right.
+
+    :param problem: what is wrong, and what to do.
+    """
+
+    def __init__(self, *, problem: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.problem = problem
+
+    def execute(self, context: Context) -> None:
+        """Fail; see the class."""
+        raise AirflowFailException(self.problem)
+
+
+def _failing(text: str) -> Callable[..., NoReturn]:
+    def execute(context: Context) -> NoReturn:
+        raise AirflowFailException(text)
+
+    return execute
+
+
+def _task_ids(broken: Broken) -> Iterator[str]:
+    if broken.last is None:
+        yield "land"
+    else:
+        yield from (call.task_id for call in calls_of(broken.last))
 
 
 def _make_tasks(compiled: Compiled) -> None:

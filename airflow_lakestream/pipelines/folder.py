@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +27,87 @@ _SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 1 << 20
 
 
-def read_folder(folder: Path, lookup: Callable[[str], str], memory: Path | None = None) -> list[Compiled]:
-    """Return the pipelines of a folder and the folders in it, in the order of their files.
+# The DAG's id, as far as a file that is wrong still says it.
+_NAME = re.compile(
+    r"""^metadata:[^\S\n]*(?:\{[^}]*?\b|(?:\#.*)?\n(?:(?:[^\S\n].*|\#.*)?\n)*?[^\S\n]+)name:[^\S\n]*["']?([\w.-]{1,250})["']?"""
+    r"""[^\S\n]*(?:[,}]|\#|$)""",
+    re.ASCII | re.MULTILINE,
+)
+_NOT_IN_IDS = re.compile(r"[^\w.-]", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A file that is wrong.
+
+    :param name: the id of its DAG: no other pipeline of the folder has it.
+    :param last: what it came to when it was last right; None if nobody remembers.
+    """
+
+    file: str
+    name: str
+    problems: tuple[Problem, ...]
+    last: Compiled | None = None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The pipelines of a folder, in the order of their files, and the files that are wrong."""
+
+    right: tuple[Compiled, ...]
+    wrong: tuple[Broken, ...]
+
+    def check(self) -> None:
+        """Raise PipelineError with all that is wrong in all files."""
+        if self.wrong:
+            raise PipelineError([problem for one in self.wrong for problem in one.problems])
+
+
+def read_folder(folder: Path, lookup: Callable[[str], str], memory: Path | None = None) -> Folder:
+    """Read the pipelines of a folder and the folders in it.
 
     :param lookup: returns what `${NAME}` stands for; see `variables.looked_up`.
     :param memory: file that remembers what was read; default: below AIRFLOW_HOME.
 
-    Raises PipelineError with all that is wrong in all files.
+    Raises PipelineError where there is no such folder.
     """
     if not folder.is_dir():
         raise PipelineError([Problem(str(folder), 0, 0, "there is no such folder of pipelines.")])
     remembered = _Memory(memory or _memory_of(folder), lookup)
     found: list[Compiled] = []
-    problems: list[Problem] = []
+    wrong: dict[str, list[Problem]] = {}
     for path in sorted(one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file()):
+        name = str(path.relative_to(folder))
         try:
-            found.append(remembered.read(path, str(path.relative_to(folder))))
+            found.append(remembered.read(path, name))
         except PipelineError as error:
-            problems += error.problems
-    problems += _clashes(found)
-    if problems:
-        raise PipelineError(problems)
-    remembered.write()
-    return found
+            wrong[name] = error.problems
+    for problem in _clashes(sorted(found, key=lambda one: remembered.name_of(one.file) != one.name)):
+        wrong.setdefault(problem.file, []).append(problem)
+    right = tuple(one for one in found if one.file not in wrong)
+    broken = tuple(_broken(folder, wrong, remembered, {one.name for one in right}))
+    remembered.write(broken)
+    return Folder(right, broken)
+
+
+def _broken(folder: Path, wrong: Mapping[str, list[Problem]], remembered: _Memory, taken: set[str]) -> Iterator[Broken]:
+    for file, problems in sorted(wrong.items()):
+        last = remembered.last_of(file)
+        said = _name_in(folder / file) or (last.name if last is not None else None)
+        if said is None or said in taken:
+            said = _NOT_IN_IDS.sub("_", str(Path(file).with_suffix("")))[:250]
+            while said in taken:
+                said += "_"
+        taken.add(said)
+        yield Broken(file, said, tuple(problems), last if last is not None and last.name == said else None)
+
+
+def _name_in(path: Path) -> str | None:
+    """Return the name that a file gives its pipeline; None where it can't be found."""
+    with suppress(PipelineError):
+        match = _NAME.search(_text(path, path.name))
+        return match[1] if match else None
+    return None
 
 
 def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> Compiled:
@@ -59,7 +118,7 @@ def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = 
     return _read(_text(path, str(path)), str(path), lookup, engine)[0]
 
 
-def _clashes(found: list[Compiled]) -> Iterator[Problem]:
+def _clashes(found: Iterable[Compiled]) -> Iterator[Problem]:
     first: dict[str, Compiled] = {}
     connectors: dict[str, Compiled] = {}
     for one in found:
@@ -137,8 +196,25 @@ class _Memory:
         self._now[name] = {"key": self._key(text, names), "variables": names, "compiled": compiled.to_dict()}
         return compiled
 
-    def write(self) -> None:
-        """Remember what was read. Where the disk does not let us, the next parse reads again."""
+    def name_of(self, file: str) -> str | None:
+        """Return the name of a file's pipeline when it was last right; None if it is not remembered."""
+        entry = self._before.get(file)
+        return None if entry is None else entry["compiled"]["name"]
+
+    def last_of(self, file: str) -> Compiled | None:
+        """Return what a file came to when it was last right; None if it is not remembered."""
+        entry = self._before.get(file)
+        return None if entry is None else Compiled.of_dict(entry["compiled"])
+
+    def write(self, broken: Iterable[Broken]) -> None:
+        """Remember what was read, and of files that are wrong what they came to before.
+
+        Where the disk does not let us, the next parse reads again.
+        """
+        for one in broken:
+            self._now.pop(one.file, None)
+            if one.file in self._before:
+                self._now[one.file] = self._before[one.file]
         if self._now == self._before:
             return
         with suppress(OSError):

@@ -12,6 +12,7 @@ from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
+from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.pipelines.compiled import SCHEDULES
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.flow import Way
@@ -109,6 +110,11 @@ def _matches(pattern: str, topic: str) -> bool:
 def _of_schedule(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
     told = pipeline.orchestration
     said = (told.schedule or "continuous").removeprefix("@")
+    is_word = told.schedule in (None, "continuous", "never")
+    if not is_word and (wrong := schedule_problem(str(told.schedule))) is not None:
+        yield document.problem(
+            ("orchestration", "schedule"), f"orchestration.schedule: {wrong} Or write continuous, or never."
+        )
     if said in ("continuous", "never") and any(sink.mode == "replace" for sink in pipeline.sinks.values()):
         problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
         yield document.problem(("orchestration", "schedule"), problem)

@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -197,7 +198,11 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
 
     def _failure(self, context: Context, verdict: Verdict) -> Exception:
         """Return what to raise, so that Airflow skips, fails without retries, or retries."""
-        self._keep(context, verdict)
+        from airflow_lakestream.watching.causes import UNSEEN
+
+        # Without figures nothing was seen: the page of streams says why.
+        why = "; ".join(reason.text for reason in verdict.reasons)
+        self._keep(context, verdict if verdict.value is not None else replace(verdict, value={UNSEEN: why}))
         if self.soft_fail or self.never_fail:
             log.warning("Skipped. %s", verdict.text)
             return AirflowSkipException(verdict.text)

@@ -19,20 +19,27 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
 from airflow_lakestream.run.storage import FULL_DISK
+from airflow_lakestream.spark.java import JavaUnfit, java_path
 
 log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
+# The version of Spark that the extra brings: the tests run on it.
+PROVEN = "4.0.0"
 _SCALA = "2.13"
 _LOCAL = ("", "file", "local")
 _COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
+# What Ivy says of a repository that does not answer. That it has not found the package, it says then, too.
+_NO_ANSWER = re.compile(
+    r"server access error|\bjava(x)?\.net\.|UnknownHost|Connection (refused|reset|timed out)", re.IGNORECASE
+)
 _VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
 
 
@@ -46,6 +53,27 @@ class PackagesUnavailable(LakestreamError, Transient):
         )
 
 
+class PackagesMissing(LakestreamError, Terminal):
+    """No repository has a package in this version."""
+
+    def __init__(self, said: str, spark: str) -> None:
+        super().__init__(
+            f"the jars for Spark could not be fetched: {said}. The repositories answer, and do not have it. The "
+            f"installed pyspark is {spark}; {PROVEN} has been tried: install that, or give existing jars by spark.jars."
+        )
+
+
+class SparkMixed(LakestreamError, Terminal):
+    """Two versions of Spark are installed into one folder."""
+
+    def __init__(self, spark: str, client: str) -> None:
+        super().__init__(
+            f"pyspark is {spark}, and pyspark-client {client}: both are installed into one folder, which now has files "
+            f"of either. Install one version of the two: pip install --force-reinstall --no-deps pyspark=={PROVEN} "
+            f"pyspark-client=={PROVEN}"
+        )
+
+
 class NoRoomForJars(LakestreamError, Transient):
     """The disk is full that jars are fetched to."""
 
@@ -54,13 +82,6 @@ class NoRoomForJars(LakestreamError, Transient):
             f"the jars for Spark could not be fetched to {folder}: a disk is full ({said}). Free space there and in "
             f"Ivy's own folder (~/.ivy2), or let {CACHE_VARIABLE} name another folder."
         )
-
-
-class JavaMissing(LakestreamError, Terminal):
-    """There is no Java, which Spark needs."""
-
-    def __init__(self, java: str, problem: str) -> None:
-        super().__init__(f"Spark needs Java, and {java} can't be run ({problem}). Install a JDK 17, and set JAVA_HOME.")
 
 
 def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
@@ -74,6 +95,15 @@ def installed_spark() -> str:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
         raise MissingExtra("spark", "pyspark") from None
+
+
+def check_spark() -> str:
+    """Return the version of the installed Spark. Raises SparkMixed, MissingExtra."""
+    spark = installed_spark()
+    with suppress(importlib.metadata.PackageNotFoundError):
+        if (client := importlib.metadata.version("pyspark-client")) != spark:
+            raise SparkMixed(spark, client)
+    return spark
 
 
 def cut_jars(given: str) -> list[str]:
@@ -99,7 +129,8 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, NoRoomForJars, JavaMissing.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, PackagesMissing, NoRoomForJars,
+    JavaUnfit.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -169,19 +200,20 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     found = sorted(_spark_jars().glob("ivy-*.jar"))
     if not found:
         raise PackagesUnavailable("the installed pyspark brings no Ivy")
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else "java"
+    java = java_path()
     command = [java, "-jar", str(found[-1]), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
     command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
     except OSError as e:
-        raise JavaMissing(java, str(e.strerror)) from e
+        raise JavaUnfit(f"Spark needs Java, and {java} can't be run ({e.strerror})") from e
     if done.returncode:
         lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
         if full := next((line.strip() for line in lines if any(text in line for text in FULL_DISK)), None):
             raise NoRoomForJars(scratch.parent, full)
         said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
+        if said and ": not found" in said[0] and not any(_NO_ANSWER.search(line) for line in lines):
+            raise PackagesMissing(said[0], installed_spark())
         raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
 
 

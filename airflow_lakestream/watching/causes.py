@@ -11,6 +11,8 @@ from airflow_lakestream.core.ranges import RangeSet, shown
 
 # At most this many ranges are named: a longer list would hide what matters.
 _SHOWN = 4
+# Where a look that failed could see nothing, the key of a sensor's value that says why.
+UNSEEN = "could_not_look"
 
 
 class Cause(StrEnum):
@@ -34,6 +36,7 @@ class Cause(StrEnum):
     NOT_COVERED = "not covered"
     LOST_RECORDS = "lost records"
     UNUSABLE = "unusable"
+    COULD_NOT_LOOK = "could not look"
     CAUGHT_UP = "caught up"
     EXPIRING_RECORDS = "expiring records"
     SILENT_COLUMNS = "silent columns"

@@ -181,6 +181,16 @@ def test_history_says_which_landing_wrote_which_file(connections: Connections, l
     assert files[20] not in text
 
 
+def test_history_sums_up_the_ranges_of_a_landing(
+    connections: Connections, landed: str, land_it: Land, told: Told
+) -> None:
+    land_it(landed, "r3", mode="ranges", ranges=[[0, n, n + 1] for n in range(0, 20, 2)], replace=True)
+    code, text = told("ledger", "history", *ON)
+    assert code == 0
+    assert f"  replaced {landed}[0] [0,1), [2,3), [4,5), [6,7) and 6 ranges more: 10 offsets\n" in text
+    assert json.loads(told("ledger", "history", *ON, "--json")[1])[0]["topics"][0]["replaced"][9] == [0, 18, 19]
+
+
 # Changes
 
 

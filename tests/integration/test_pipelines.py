@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_lakestream.cli.app import FAILED, run
 from tests.support.airflow_home import AirflowHome
@@ -19,7 +22,7 @@ __all__ = ["pipelines"]
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
 
-def test_each_file_is_a_dag_and_a_wrong_one_an_import_error_with_its_line(pipelines: Pipelines) -> None:
+def test_each_file_is_a_dag(pipelines: Pipelines) -> None:
     for name, engine in (("by_extract", "extract"), ("by_group", "group"), ("by_spark", "spark")):
         pipelines.write(name, topic="orders", engine=engine)
     found = pipelines.bag().dags
@@ -29,9 +32,68 @@ def test_each_file_is_a_dag_and_a_wrong_one_an_import_error_with_its_line(pipeli
         "by_spark": ["land"],
     }
     assert {dag.fileloc for dag in found.values()} == {str(pipelines.file)}
-    pipelines.write("by_nobody", topic="orders", engine="flonk")
-    with pytest.raises(AssertionError, match=r"by_nobody\.yaml:26:3: orchestration\.engine: \W+flonk"):
+
+
+def test_a_folder_of_200_with_3_broken_files(pipelines: Pipelines, airflow: AirflowHome) -> None:
+    for number in range(200):
+        pipelines.write(f"p{number:03}", topic="orders", engine="extract")
+    breaks = {
+        # Nothing that can be read, a wrong value, and what only Airflow's parser of schedules finds.
+        "p007": ("metadata:", "{metadata:"),
+        "p070": ("engine: extract", "engine: flonk"),
+        "p170": ("schedule: never", "schedule: every 5 minutes"),
+    }
+    pipelines.break_files(breaks)
+    began = time.monotonic()
+    bag = pipelines.bag()
+    print(f"parsed in {time.monotonic() - began:.1f} s")
+    assert sorted(bag.dags) == [f"p{number:03}" for number in range(200)]
+    broken = {name: dag for name, dag in bag.dags.items() if "broken" in dag.tags}
+    assert set(broken) == set(breaks)
+    for name, place in (("p007", r":\d+:\d+: no YAML"), ("p070", ":26:3: orchestration.engine"), ("p170", ":27:3: ")):
+        said = rf"{name}\.yaml{place}"
+        dag = broken[name]
+        assert dag.schedule is None
+        assert re.search(said, dag.doc_md)
+        assert "pipeline validate" in dag.doc_md
+        [warned] = [text for text in bag.captured_warnings[str(pipelines.file)] if f"pipeline {name} is" in text]
+        assert re.search(said, warned)
+    done = airflow.run(broken["p170"])
+    assert (done.state, done.task("land").tries) == ("failed", 1)
+    assert "p170.yaml:27:3: orchestration.schedule: 'every 5 minutes' is no cron expression" in str(done.errors[0])
+
+
+def test_a_strict_load_makes_no_dag_where_a_file_is_wrong(pipelines: Pipelines) -> None:
+    pipelines.write("right", topic="orders", engine="extract")
+    pipelines.write("wrong", topic="orders", engine="flonk")
+    pipelines.file.write_text(pipelines.file.read_text().replace("load(", "load(strict=True, folder="))
+    with pytest.raises(AssertionError, match=r"wrong\.yaml:26:3: orchestration\.engine: \W+flonk"):
         pipelines.bag()
+
+
+@pytest.mark.parametrize("break_", [("topic:", "topik:"), ("sinks:", "sinks: [")])
+def test_a_run_that_is_on_goes_on_while_its_file_is_broken(pipelines: Pipelines, break_: tuple[str, str]) -> None:
+    sensor = "  sensors: {lag: {type: lag, of: lake, when: beside, deferrable: true}}\n"
+    for engine in ("spark", "group"):
+        pipelines.write(engine, topic="orders", engine=engine)
+        file = pipelines.folder / f"{engine}.yaml"
+        file.write_text(file.read_text() + sensor)
+    before = pipelines.bag().dags
+    pipelines.break_files(dict.fromkeys(before, break_))
+    # The second parse remembers what the first one did.
+    for _ in range(2):
+        found = pipelines.bag().dags
+    for name, dag in found.items():
+        assert "broken" in dag.tags
+        # Airflow ends what runs of a task that its DAG has no more.
+        assert sorted(dag.task_ids) == sorted(before[name].task_ids)
+    for task in (found["spark"].get_task("land"), found["group"].get_task("wait_lag")):
+        with pytest.raises(AirflowFailException, match="is broken"):
+            task.execute({})
+    verdict = {"outcome": "done", "reasons": [], "value": None, "terminal": False}
+    found["group"].get_task("wait_lag").resume_execution("execute_complete", {"event": verdict}, {})
+    pipelines.mend_files()
+    assert not any("broken" in dag.tags for dag in pipelines.bag().dags.values())
 
 
 CHAT = """
@@ -61,8 +123,9 @@ def test_alerts_are_those_of_the_file(pipelines: Pipelines, monkeypatch: pytest.
         ({**alerts, "on_deadline": "team_chat:tell"}, "on_deadline: team_chat:tell is no async function"),
     ):
         pipelines.write("alerted", topic="orders", engine="extract", alerts=wrong)
-        with pytest.raises(AssertionError, match=rf"alerted\.yaml:\d+:\d+: orchestration\.alerts\.{re.escape(said)}"):
-            pipelines.bag()
+        broken = pipelines.bag().dags["alerted"]
+        assert "broken" in broken.tags
+        assert re.search(rf"alerted\.yaml:\d+:\d+: orchestration\.alerts\.{re.escape(said)}", broken.doc_md)
 
 
 def test_the_engine_is_changed_by_one_word(pipelines: Pipelines, topic: Topics, produce: Producing) -> None:
@@ -139,7 +202,15 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     pipelines.write("here", topic=topic_of(events(0, 0, 300)))
     file = str(pipelines.folder / "here.yaml")
     assert run(["pipeline", "validate", str(pipelines.folder)]) == 0
-    assert "Pipelines that are right: 1. Mistakes: 0." in capsys.readouterr().out
+    assert "1 right, 0 wrong." in capsys.readouterr().out
+    pipelines.write("other", topic="orders")
+    pipelines.write("wrong", topic="orders", table="a/b")
+    pipelines.break_files({"wrong": ("schedule: never", "schedule: '*/5 * *'")})
+    assert run(["pipeline", "validate", str(pipelines.folder)]) == 2
+    printed = capsys.readouterr()
+    assert "2 right, 1 wrong (1 mistake)." in printed.out
+    assert "wrong.yaml:27:3: orchestration.schedule: '*/5 * *' is no cron expression" in printed.err
+    (pipelines.folder / "wrong.yaml").unlink()
     assert run(["pipeline", "plan", file, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["pipeline"], told["records_at_most"]) == ("here", 300)
@@ -156,3 +227,40 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     dag = airflow.dag(pipelines.file)
     done = airflow.run(dag)
     assert (done.state, done.task().xcom["read"]) == ("success", 0)
+
+
+def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_are_several(
+    pipelines: Pipelines, topic_of: TopicOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(code: int, *arguments: str) -> str:
+        capsys.readouterr()
+        assert run([*arguments]) == code
+        printed = capsys.readouterr()
+        return printed.out if code == 0 else printed.err
+
+    pipelines.write("told", topic=topic_of([*events(0, 0, 3), "not JSON"]))
+    file = str(pipelines.folder / "told.yaml")
+    said(0, "pipeline", "run", file)
+    assert json.loads(said(0, "plan", "--pipeline", file, "--json"))["records_at_most"] == 0
+    shown = json.loads(said(0, "preview", "--pipeline", file, "--json"))
+    assert (len(shown["rows"]), len(shown["rejected"])) == (3, 1)
+    assert "name" in shown["columns"]
+    replayed = json.loads(said(0, "rejects", "replay", "--pipeline", file, "--json"))
+    assert replayed["table"] == "lake.told"
+    audited = said(0, "audit", "--pipeline", file, "--full")
+    assert "lake.told" in audited
+    assert "ictionary" not in audited
+    # What is given goes before what the file says.
+    assert "lake.others" in said(
+        2, "plan", "--pipeline", file, "--table", "lake.others", "--group", "g", "--topic", "no"
+    )
+    # One ledger is meant where there is one.
+    for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
+        said(0, *command, "--table", "lake.told")
+    (pipelines.folder / "told.yaml").write_text(
+        Path(file).read_text().replace("consumer_group: told", "consumer_group: second")
+    )
+    said(0, "pipeline", "run", file)
+    for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
+        assert "--group: lake.told has ledgers of second, told. Say which" in said(2, *command, "--table", "lake.told")
+    assert "--topic: is missing. Give it, or a --pipeline" in said(2, "plan", "--table", "lake.told", "--group", "told")

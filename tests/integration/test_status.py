@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from airflow_lakestream.driver.progress import read_progress
 from tests.support import spark_stand_in
 from tests.support.airflow_home import CHECKOUT
 from tests.support.broker import Producing, Topics, poll_until
-from tests.support.delta_lake import EACH_FORMAT
+from tests.support.delta_lake import DELTA, EACH_FORMAT
 from tests.support.lake import TABLE, Lake, events
 from tests.support.status import AT_ONCE, LONG, Told, causes, landings, old
 
@@ -148,6 +150,39 @@ def test_a_namespace_shows_its_tables_with_a_ledger(lake: Lake, name: str, produ
     lake.land(name, table="lake.others", consumer_group="h")
     code, streams = told(LONG, "--namespace", "lake")
     assert (code, [one["table"] for one in streams]) == (0, [TABLE, "lake.others"])
+
+
+def test_a_stream_that_can_not_be_looked_at_is_a_row_beside_the_others(
+    lake: Lake, name: str, produce: Producing, told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    produce(name, 0, events(0, 0, 2))
+    lake.land(name)
+    lake.land(name, table="lake.others", consumer_group="h")
+    Path(lake.catalog().load_table("lake.others").metadata_location.removeprefix("file://")).unlink()
+    code, streams = told(LONG, "--namespace", "lake")
+    assert code == 2
+    assert [(one["table"], one["state"]) for one in streams] == [(TABLE, "landing"), ("lake.others", "could not look")]
+    assert causes(streams[1]) == ["could not look"]
+    page = tmp_path / "status.html"
+    assert run(["status", "--namespace", "lake", "--max-age", LONG, "--html", str(page)]) == 2
+    printed = capsys.readouterr().out
+    assert re.search(r"^\? -> lake\.others \(\?\) +- +could not look", printed, re.MULTILINE)
+    assert "\n  could not look: " in printed
+    assert 'class="state unseen"' in page.read_text()
+
+
+@DELTA
+def test_a_delta_table_that_can_not_be_read_is_a_row_beside_the_others(
+    lake: Lake, name: str, produce: Producing, told: Told
+) -> None:
+    produce(name, 0, events(0, 0, 2))
+    lake.land(name)
+    damaged = Path(lake.name).parent / "damaged"
+    shutil.copytree(lake.name, damaged)
+    for entry in (damaged / "_delta_log").glob("*.json"):
+        entry.write_text("{")
+    code, streams = told(LONG, "--table", str(damaged), "--table", lake.name)
+    assert (code, [one["state"] for one in streams]) == (2, ["could not look", "landing"])
 
 
 def test_what_can_not_be_looked_at_is_exit_code_2(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,21 @@ def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
     assert verdict.outcome is LookOutcome.WAITING
     assert f"{name}[0] with 100001 unread" in verdict.text
-    assert "more than 100000 are not read one by one: all count as overdue" in verdict.text
+    assert "too many or too large to be read one by one: all count as overdue" in verdict.text
+
+
+def test_large_records_are_not_read_by_the_gigabyte(
+    lake: Lake, topic_of: TopicOf, group: str, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic_of(["v" * 10_000] * 30, ["v" * 10_000] * 20)
+    commit(admin, group, name, {0: 0, 1: 0})
+    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
+    monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_BYTES", 400_000)
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert verdict.outcome is LookOutcome.WAITING
+    # The smaller one is read, and nothing of it is old.
+    assert f"{name}[0] with 30 unread" in verdict.text
+    assert "in 1 of 2 partitions" in verdict.text
 
 
 def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(

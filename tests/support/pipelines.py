@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Pipelines:
 
     def __init__(self, airflow: AirflowHome, connections: Connections, folder: Path) -> None:
         self._airflow, self._connections, self.folder = airflow, connections, folder
+        self._broken: dict[Path, str] = {}
         self.file = airflow.write(f"load_{folder.name}", LOADING.format(folder=str(folder)))
 
     def write(self, name: str, alerts: Any = None, **told: str) -> None:
@@ -63,6 +64,19 @@ class Pipelines:
         told = {"name": name, "table": name, "engine": "extract", **told}
         alerted = f"  alerts: {json.dumps(alerts)}\n" if alerts else ""
         (self.folder / f"{name}.yaml").write_text(EXAMPLE.format(**told) + alerted)
+
+    def break_files(self, breaks: Mapping[str, tuple[str, str]]) -> None:
+        """Replace a text in files, by the pipelines' names."""
+        for name, (old, new) in breaks.items():
+            text = (file := self.folder / f"{name}.yaml").read_text()
+            assert old in text
+            self._broken[file] = text
+            file.write_text(text.replace(old, new, 1))
+
+    def mend_files(self) -> None:
+        """Write the files as they were before `break_files`."""
+        for file, text in self._broken.items():
+            file.write_text(text)
 
     def bag(self) -> Any:
         """Parse the DAG file, as Airflow does."""

@@ -21,13 +21,16 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
+from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.operators.table_contents import TableContentsOperator
 from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -124,7 +127,7 @@ def test_arguments_of_the_audit_come_from_default_args_and_are_attributes() -> N
         task_id="audit", table="lake.t", default_args={"format": "avro"}, writer_schemas=schemas
     )
     assert (operator.format, operator.writer_schemas, operator.key_format) == ("avro", schemas, None)
-    with pytest.raises(TypeError, match="writer_schema"):
+    with pytest.raises(InvalidArgument, match="writer_schema: there is no such argument"):
         LakestreamAuditOperator(task_id="audit", table="lake.t", writer_schema="x")
     with pytest.raises(InvalidArgument, match="schema_registry"):
         LakestreamAuditOperator(task_id="audit", table="lake.t", schema_registry={"url": "http://me:secret@registry"})
@@ -190,3 +193,31 @@ def test_the_landing_of_a_spark_app_takes_the_same_arguments() -> None:
         assert AppConfig.parse({**app_config, "landing": {**landing, name: default}})
     with pytest.raises(InvalidArgument, match=r"landing\.no_such"):
         AppConfig.parse({**app_config, "landing": {**landing, "no_such": 1}})
+
+
+@pytest.mark.parametrize(
+    ("operator", "typo", "meant"),
+    [
+        *((operator, "retires", "retries") for operator, _ in OPERATORS),
+        (KafkaExtractOperator, "partitioned_by", "partition_by"),
+        (KafkaExtractOperator, "consumer_grop", "consumer_group"),
+        (KafkaMirrorOperator, "soft_deletes", "soft_delete"),
+        (KafkaConnectOperator, "publish_intervals", "publish_interval"),
+        (SparkStreamingSubmitOperator, "checkpoint_locations", "checkpoint_location"),
+        (TableContentsOperator, "sample", "samples"),
+        (CheckpointLagSensor, "max_lag_second", "max_lag_seconds"),
+        (FlinkSqlOperator, "publish_intervall", "publish_interval"),
+    ],
+)
+def test_an_argument_that_there_is_not_gets_the_nearest_name(operator: Any, typo: str, meant: str) -> None:
+    needed = {one.name: "a" for one in parameters(operator).values() if one.default is one.empty}
+    said = f"{typo}: there is no such argument. Did you mean '{meant}'?"
+    with DAG("d", schedule=None), pytest.raises(InvalidArgument, match=re.escape(said)):
+        operator(task_id="t", **{typo: "x"}, **{name: value for name, value in needed.items() if name != meant})
+
+
+def test_a_group_of_tasks_says_it_too_and_what_is_like_nothing_gets_the_list() -> None:
+    with DAG("d", schedule=None), pytest.raises(InvalidArgument, match=r"^partitioned_by: .* 'partition_by'\?$"):
+        kafka_extract_group("land", topic="t", table="lake.t", partitioned_by=[])
+    with DAG("d", schedule=None), pytest.raises(InvalidArgument, match=r"^zzz: .* There are .*topic.*, and those of"):
+        KafkaExtractOperator(task_id="t", topic="t", table="lake.t", zzz=1)

@@ -448,7 +448,7 @@ COMMANDS: list[tuple[int, list[str], str]] = [
     (62, ["status"], "--table: is missing. Give --table, --namespace or --checkpoint, also several."),
     (63, ["status", "--table", "lake.t", "--every", "soon", "--watch"], "--every: 'soon' is not a number of seconds."),
     (64, ["status", "--tables", "lake.t"], "No such option: --tables"),
-    (65, ["plan", "--table", "lake.t", "--group", "g"], "Missing option '--topic'."),
+    (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic: is missing. Give it, or a --pipeline that says it."),
     (
         66,
         ["rejects", "show", "--table", "/lake/t"],
@@ -456,7 +456,7 @@ COMMANDS: list[tuple[int, list[str], str]] = [
     ),
     (67, ["rejects", "replay", "--table", "lake.t", "--group", "g", "--limit", "0"], "--limit: 0 is not a number of r"),
     (68, ["audit", "--table", "lake.t", "--group", "g", "--format", "csv"], "--format: belongs to --repair: an audit"),
-    (69, ["ledger", "show", "--table", "lake.t"], "Missing option '--group'."),
+    (69, ["ledger", "reset", "--table", "lake.t"], "Missing option '--group'."),
     (70, ["ledger", "forget", "--table", "lake.t", "--group", "g", "--rows", "t:1-2"], "--rows: 't:1-2' is "),
 ]
 

@@ -25,6 +25,7 @@ Coerce = Callable[[Json], Any]
 Scalars = Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Coerce]]]
 
 _WIDE = Context(prec=80)
+_DATE_TIME = "an ISO 8601 date-time"
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGRAL = re.compile(r"-?\d+(?:\.0*)?", re.ASCII)
 _ZERO = re.compile(r"-?0(?:\.0*)?(?![.\d])", re.ASCII)
@@ -198,7 +199,8 @@ def _string(kind: pa.DataType) -> Coerce:
 def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
     def coerce(value: Json) -> Any:
         if type(value) is not str:
-            raise Misfit(f"is {describe(value)}, not a string with {what}")
+            hint = iso8601.epoch_hint(value) if what.startswith(_DATE_TIME) and isinstance(value, Number) else ""
+            raise Misfit(f"is {describe(value)}, not a string with {what}{hint}")
         return read(value)
 
     return coerce
@@ -207,7 +209,7 @@ def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
 def timestamp(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
     """Return what takes the text of a date-time; see `iso8601.micros`."""
     zoned = kind.tz is not None
-    what = "an ISO 8601 date-time " + ("with a zone" if zoned else "without a zone")
+    what = f"{_DATE_TIME} " + ("with a zone" if zoned else "without a zone")
     return _from_text(partial(iso8601.micros, zoned=zoned, cuts=cuts), what)
 
 

@@ -28,6 +28,23 @@ _DATE_TIME = re.compile(f"{_DAY}(?:[T ]{_CLOCK}{_ZONE}?)?", re.ASCII)
 _FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
 
 
+# From September 2001 to the end of 2099, as the digits of seconds since the epoch.
+_EPOCH_S = range(10**9, 4_102_444_800)
+_UNITS = {10: ("seconds", 1), 13: ("milliseconds", 1000), 16: ("microseconds", 10**6)}
+
+
+def epoch_unit(text: str) -> str | None:
+    """Return the unit in which an integer is likely to be a time since the epoch; None if it is not."""
+    unit, per_second = _UNITS.get(len(text), (None, 1))
+    return unit if unit and text.isascii() and text.isdecimal() and int(text) // per_second in _EPOCH_S else None
+
+
+def epoch_hint(text: str) -> str:
+    """Return what a number, where a date-time is to stand, is likely to be, and what to do; empty if nothing is."""
+    unit = epoch_unit(text)
+    return f" (likely {unit} since the epoch: docs/schema.md says how such times are landed)" if unit else ""
+
+
 def cut_text(text: str) -> str:
     """Return a date-time or a time without the digits behind its microseconds."""
     return re.sub(_FINER, r"\1", text, count=1)
@@ -63,7 +80,7 @@ def micros(text: str, *, zoned: bool, cuts: bool = False) -> int:
     """
     match = _DATE_TIME.fullmatch(text)
     if match is None:
-        raise Misfit(f"{quoted(text)} is not an ISO 8601 date-time")
+        raise Misfit(f"{quoted(text)} is not an ISO 8601 date-time{epoch_hint(text)}")
     year, month, day, hour, minute, second, fraction, zone, *offset = match.groups()
     if zoned and zone is None:
         raise Misfit(f"{quoted(text)} has no zone, and the column needs an offset or Z")

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Collection, Iterator
 from importlib import metadata
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from airflow_lakestream.onramp.doctor.finding import Finding, Health
+from airflow_lakestream.spark.java import JavaUnfit
+from airflow_lakestream.spark.java import check_java as find_java
+from airflow_lakestream.spark.packages import SparkMixed, check_spark
 
 JAVA, PACKAGES = "java", "packages"
-_OLDEST = 17
 _DISTRIBUTION = "airflow-lakestream"
+_SPARK = "spark"
 
 
 def check_java(*, needed: bool) -> Iterator[Finding]:
-    """Look for a Java that Spark runs on, where Spark itself looks: JAVA_HOME, then PATH."""
-    home = os.environ.get("JAVA_HOME")
-    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    why = "Spark 4 needs a JDK 17 or 21: install one, and set JAVA_HOME or PATH."
-    # Without Spark, Java is of no use.
-    bad = Health.WRONG if needed else Health.NOTE
-    if found is None:
-        yield Finding(JAVA, bad, f"there is none on PATH, and JAVA_HOME is not set. {why}")
-        return
+    """Look for a Java that Spark runs on."""
     try:
-        done = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603  # as Spark runs it
-    except (OSError, subprocess.TimeoutExpired) as e:
-        yield Finding(JAVA, bad, f"{found} can't be run: {e}. {why}")
-        return
-    said = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
-    if done.returncode or said is None:
-        yield Finding(JAVA, bad, f"{found} -version fails. {why}")
-    elif int(said[1]) < _OLDEST:
-        yield Finding(JAVA, bad, f"{found} is version {said[1]}. {why}")
+        java, version = find_java()
+    except JavaUnfit as e:
+        # Without Spark, Java is of no use.
+        yield Finding(JAVA, Health.WRONG if needed else Health.NOTE, str(e))
     else:
-        yield Finding(JAVA, Health.OK, f"{found} is version {said[1]}.")
+        yield Finding(JAVA, Health.OK, f"{java} is version {version}.")
 
 
 def check_packages(needed: Collection[str]) -> Iterator[Finding]:
@@ -63,6 +49,11 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
         yield Finding(PACKAGES, Health.OK, f"{_DISTRIBUTION} {version}, and what it needs.")
     for extra, requirements in sorted(by_extra.items()):
         problems = [problem for one in requirements if (problem := _problem(one)) is not None]
+        if extra == _SPARK and not problems:
+            try:
+                check_spark()
+            except SparkMixed as e:
+                problems = [str(e)]
         if not problems:
             yield Finding(PACKAGES, Health.OK, f"extra {extra}: installed.")
             continue

@@ -27,13 +27,15 @@ from airflow_lakestream.operators.spark.place import Place, folder_of, place_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, package_zip
-from airflow_lakestream.spark.packages import kafka_packages, resolve
+from airflow_lakestream.spark.java import check_java
+from airflow_lakestream.spark.packages import check_spark, kafka_packages, resolve
 from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 
 def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> Driving:
     """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+    check_spark()
     owner, hook = run_key(context), _hook(operator, context)
     place = place_of(operator, owner, hook.kind)
     config = _configured(operator, context, place)
@@ -63,6 +65,8 @@ class _Launch:
     stream: str
 
     def prepare(self) -> Job:
+        # Whatever the place of the driver is, spark-submit is a Java here. Of another version it ends without a word.
+        check_java(self.hook.environment())
         folder = new_folder(folder_of(self.operator), self.stream, SECRET_FILES)
         file = self.config.write(folder)
         path = str(file)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.spark.packages import installed_spark
+from airflow_lakestream.spark.packages import PROVEN, installed_spark
 
 ICEBERG_VERSION = "1.11.0"
 _SCALA = "2.13"
@@ -118,7 +118,11 @@ def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = 
 
     Raises InvalidArgument.
     """
-    minor = ".".join((spark_version or installed_spark()).split(".")[:2])
+    spark = spark_version or installed_spark()
+    minor = ".".join(spark.split(".")[:2])
+    if minor != PROVEN.rpartition(".")[0]:
+        problem = f"is {spark}, for which Iceberg {ICEBERG_VERSION} has no runtime that was tried here."
+        raise InvalidArgument("pyspark", problem, f"Install pyspark and pyspark-client {PROVEN}, or give packages.")
     packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
     kind = kind_of(properties)
     if kind == "sql":

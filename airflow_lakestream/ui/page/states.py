@@ -27,6 +27,7 @@ class PageState(StrEnum):
 
     FAILING = "failing"
     STALLED = "stalled"
+    UNSEEN = "could not look"
     BEHIND = "behind"
     PAUSED = "paused"
     NEW = "new"
@@ -81,22 +82,26 @@ def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     said = seen.supervised
     if said is None:
         return
+    unseen = said.unseen()
+    for why in dict.fromkeys(unseen.values()):
+        yield PageState.UNSEEN, Why(why, Cause.COULD_NOT_LOOK)
+    bad = [what for what in said.looks if said.is_bad(what) and what not in unseen]
     if lost := said.value("lag", "lost"):
         yield PageState.FAILING, Why(f"Kafka no longer has {_count(lost)} that were not landed.", Cause.LOST_RECORDS)
-    if said.is_bad("retention"):
+    if "retention" in bad:
         left = said.value("retention", "time_left")
         when = "soon" if left is None else f"in {int(left) // 60} minutes"
         yield (
             PageState.BEHIND,
             Why(f"Kafka removes the first record that is not landed {when}.", Cause.EXPIRING_RECORDS),
         )
-    if said.is_bad("freshness"):
+    if "freshness" in bad:
         reasons = said.value("freshness", "reasons") or [
             {"cause": Cause.STOPPED_CONSUMER, "text": "nothing was landed"}
         ]
         for one in reasons:
             yield PageState.STALLED, Why(f"Not fresh: {one.get('text')}.", str(one.get("cause", "")))
-    if said.is_bad("lag") and not said.value("lag", "lost"):
+    if "lag" in bad and not said.value("lag", "lost"):
         lag = said.value("lag", "lag")
         text = "Records wait for too long." if lag is None else f"{_count(lag)} wait, and for too long."
         yield PageState.BEHIND, Why(text, Cause.SLOW_CONSUMER)
@@ -116,12 +121,9 @@ def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     elif newest is not None and newest.state in _WAITING:
         yield PageState.IDLE, Why("A run waits for its turn.")
     elif landing is not None and (newest is None or landing.run_id == newest.run_id):
-        if landing.lag and not seen.lasts:
-            yield (
-                PageState.BEHIND,
-                Why(f"The newest run left {_count(landing.lag)} for the next one.", Cause.SLOW_CONSUMER),
-            )
-        yield PageState.LANDING, Why("")
+        # Not behind: what has come since may be young. Whether something is overdue, only a look at Kafka tells.
+        left = 0 if seen.lasts else landing.lag or 0
+        yield PageState.LANDING, Why(f"The newest run left {_count(left)} for the next one." if left else "")
     else:
         yield PageState.IDLE, Why("The newest run found nothing to land." if _ended_well(newest) else "")
 

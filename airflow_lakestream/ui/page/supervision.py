@@ -14,6 +14,7 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
 from airflow_lakestream.ui.page.tasks import CONTENTS, LookTask
+from airflow_lakestream.watching.causes import UNSEEN
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -55,6 +56,16 @@ class Supervised:
     def is_bad(self, what: str) -> bool:
         """Whether the look failed."""
         return self.looks.get(what, {}).get("well") is False
+
+    def unseen(self) -> dict[str, str]:
+        """Return why nothing could be seen, by what was to be looked at."""
+        bad = {what: look.get("value") for what, look in self.looks.items() if look.get("well") is False}
+        usual = "The task that looks failed. The last line of its log says why."
+        return {
+            what: str(value[UNSEEN]) if value is not None else usual
+            for what, value in bad.items()
+            if value is None or UNSEEN in value
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""

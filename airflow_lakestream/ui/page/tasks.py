@@ -5,6 +5,7 @@ Texts are as the DAG file has them. What is a template there is rendered by a ru
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ KEPT = (
     *("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
     *(*DECODING, "schema_evolution", "tombstones"),
 )
+# What is filled in without a run.
+_FILLED_IN = re.compile(r"\{\{\s*(?:params\.(\w+)|dag\.dag_id)\s*\}\}")
 # What is told of one stream at a time: it is long.
 CONTENTS = "contents"
 # By sensor or operator: what it looks at, as `Supervision` calls it.
@@ -44,7 +47,7 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A task that lands. A name that only a run knows is None; `written` is then what the DAG file says.
+    """A task that lands. A name that only a run knows is None; `written` is what a run without a form's values gets.
 
     `no_backfill` says why a backfill of its DAG would land no interval. `given` has its arguments of `KEPT`, as the DAG
     file has them; those that are left out are not among them.
@@ -91,10 +94,11 @@ def find(data: Mapping[str, Any]) -> Found:
     dag = _map(data.get("dag"))
     tasks = [_plain(task) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
-    return Found(tuple(_streams(ours, of_schedule(dag))), tuple(_looks(ours)))
+    dag_id = str(dag.get("dag_id", ""))
+    return Found(tuple(_streams(ours, of_schedule(dag), dag_id)), tuple(_looks(ours)))
 
 
-def _streams(tasks: list[dict[str, Any]], no_intervals: str | None) -> Iterator[StreamTask]:
+def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str) -> Iterator[StreamTask]:
     for task in tasks:
         operator = str(task.get("task_type") or task.get("_task_type") or "")
         if operator not in ENGINES:
@@ -108,13 +112,26 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None) -> Iterator[
             operator=operator,
             engine=ENGINES[operator],
             **{name: text if text and "{{" not in text else None for name, text in names.items()},
-            written={name: text for name, text in names.items() if text},
+            written={name: _usual(text, task, dag_id) for name, text in names.items() if text},
             has_outlets=bool(given.get("outlets")),
             no_backfill=no_intervals or of_mode(ENGINES[operator], given, _map(given.get("app_config"))),
             is_mirror=ENGINES[operator] == "mirror" or given.get("app") in _MIRRORS,
             is_mapped=bool(given.get("_is_mapped")),
             given={name: _map(given[name]) or given[name] for name in KEPT if given.get(name) is not None},
         )
+
+
+def _usual(text: str, task: Mapping[str, Any], dag_id: str) -> str:
+    """Return a text with the defaults of the DAG's form in it: the name of the stream before its first report."""
+    found = task.get("params")
+    pairs = found if isinstance(found, list) else []
+    usual = {str(name): _map(one).get("default") for name, one in pairs}
+
+    def default(match: re.Match[str]) -> str:
+        value = dag_id if match[1] is None else usual.get(match[1])
+        return str(value) if isinstance(value, str | int) and value != "" else match[0]
+
+    return _FILLED_IN.sub(default, text)
 
 
 def _names(given: Mapping[str, Any]) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.watching.asking import Looking, LookOutcome, Places, Verdict
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, span
-from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread, reasons_lost
+from airflow_lakestream.watching.lag.waiting import Unread, reasons_lost
 from airflow_lakestream.watching.source import Source
 
 
@@ -33,7 +33,7 @@ class PartitionLag:
     def __str__(self) -> str:
         age = "" if self.seconds is None else f", the oldest {span(self.seconds)} old"
         if self.crowded:
-            age += f" (more than {MOST_READ} are not read one by one: all count as overdue)"
+            age += " (too many or too large to be read one by one: all count as overdue)"
         return f"{self.topic}[{self.partition}] with {self.records} unread{age}"
 
 

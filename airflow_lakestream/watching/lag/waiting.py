@@ -73,6 +73,8 @@ def _begin(entry: TopicEntry, identity: TopicIdentity, partition: int, low: int)
 
 # At most this many timestamps are read per partition; if more records are unread, all count as overdue.
 MOST_READ = 100_000
+# Of all partitions at most so many bytes are read for their timestamps, by the size of the first unread records.
+MOST_BYTES = 256 * 2**20
 # How many holes at the beginning of the unread offsets are skipped, one after the other.
 _HOLES = 5
 
@@ -156,7 +158,7 @@ class Looking:
         there = [p for _, p in unread.ranges.partitions]
         proven = [p for p in there if before_ms is not None and unread.oldest.get(p, before_ms) < before_ms]
         most = MOST_READ if before_ms is not None else MOST_READ // max(1, len(there))
-        small = [p for p in there if p not in proven and unread.records(p) <= most]
+        small = _readable(unread, [p for p in there if p not in proven and unread.records(p) <= most])
         overdue = yield from self._below(unread, proven, before_ms)
         read = union(unread.ranges.of_partition(topic, p) for p in small)
         stamps = (yield self._ask_stamps(read, before_ms)) if read else {}
@@ -193,3 +195,18 @@ class Looking:
         second = None if before_ms is None else before_ms // 1000
         key = ("stamps", self.conn_id, self.state.identity, ranges, second)
         return Ask(key, lambda: self.watch.stamps(self.state, ranges, before_ms))
+
+
+def _readable(unread: Unread, partitions: Iterable[int]) -> list[int]:
+    """Return the partitions whose records can all be read within a look: as many as `MOST_BYTES` has, small ones first.
+
+    Each may have 100,000 records of a megabyte.
+    """
+    sizes = {p: unread.records(p) * (unread.firsts[p].size if p in unread.firsts else 1) for p in partitions}
+    found, left = [], MOST_BYTES
+    for p, size in sorted(sizes.items(), key=lambda pair: pair[1]):
+        left -= size
+        if left < 0:
+            break
+        found.append(p)
+    return sorted(found)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError
 
-from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced
+from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.source_types import KeptTypes
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.progress import read_progress
-from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
+from airflow_lakestream.kafka.errors import KafkaUnavailable, TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import lake_of
-from airflow_lakestream.watching.asking import run_now
+from airflow_lakestream.watching.asking import NotThere, run_now
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.waiting import Backlog, Looking, backlog_of, topics_of
@@ -30,8 +30,10 @@ from airflow_lakestream.watching.streams.status import Facts, Query, Stream, sta
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
 
-# Errors of one stream alone, like those of its ledger. Any other error ends the look at all streams.
-_OF_ONE = (TopicReplaced, LogTruncated, TopicMissing)
+# Errors that say what is wrong with a stream, like those of its ledger. With any other one it could not be looked at.
+_OF_STREAM = (TopicReplaced, LogTruncated, TopicMissing)
+# Each request that Kafka does not answer takes its whole time-out: after so many no more are sent in a look.
+_UNANSWERED = 3
 
 
 class Lakes(Protocol):
@@ -69,19 +71,20 @@ class StreamSearch:
     def streams(self, now_ms: int, max_age: float) -> list[Stream]:
         """Look at all streams; see `status.status` for the arguments.
 
-        Raises InvalidArgument if a table or namespace does not exist; NotThere, CheckpointDamaged and ForeignCheckpoint
-        for a checkpoint; KafkaUnavailable, KafkaRefused.
+        A stream that can't be looked at is one of them, in the state UNSEEN. Raises InvalidArgument if a table or
+        namespace does not exist, NotThere if there is no checkpoint, and what opens a catalog or a store raises.
         """
-        found, queries, before_ms = [], [], int(now_ms - max_age * 1000)
+        topics = _Topics(self.kafka, int(now_ms - max_age * 1000))
+        found: list[Facts] = []
+        queries: list[Query] = []
         for location in self.checkpoints:
-            if (query := self._query(location)) is not None:
-                queries.append(query)
-                continue
-            found += [status(facts, now_ms, max_age) for facts in self._of_checkpoint(location, before_ms)]
+            found += _or_why(self._of_checkpoint(location, queries, topics), Facts("", "", "", checkpoint=location))
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
-            found += [status(facts, now_ms, max_age) for facts in self._of_table(name, own, before_ms)]
-        return found
+            # Without its catalog or store no table can be looked at: what these raise ends the look.
+            lake = self.lakes.catalog() if lake_of(name).has_catalog else self.lakes.storage()
+            found += _or_why(self._of_table(lake, name, own, topics), Facts(name, "", ""))
+        return [status(facts, now_ms, max_age) for facts in found]
 
     def _names(self, queries: Iterable[Query]) -> list[str]:
         names = dict.fromkeys(self.tables)
@@ -100,22 +103,22 @@ class StreamSearch:
             return None
         return Query(location, lease, read_progress(location, properties))
 
-    def _of_checkpoint(self, location: str, before_ms: int) -> Iterator[Facts]:
-        """Return what the checkpoint alone tells of another application's query."""
+    def _of_checkpoint(self, location: str, queries: list[Query], topics: _Topics) -> Iterator[Facts]:
+        """Return what the checkpoint alone tells of another application's query; add one of a bundled app's."""
+        if (query := self._query(location)) is not None:
+            queries.append(query)
+            return
         known = of_checkpoint(location, self.lakes.properties(location))
         got_on = None if known.newest_at is None else int(known.newest_at * 1000)
         for topic in known.topics:
             facts = Facts("", "", topic, checkpoint=location, got_on_ms=got_on)
-            try:
-                state = self.kafka.topic(topic)
-                backlog = Backlog(state, TopicEntry(), *known.unread(state))
-                yield replace(facts, backlog=self._with_overdue(backlog, before_ms))
-            except _OF_ONE as e:
-                yield replace(facts, problem=Reason(Cause.UNUSABLE, str(e)))
+            yield topics.compared(facts, lambda state: Backlog(state, TopicEntry(), *known.unread(state)))
 
-    def _of_table(self, name: str, queries: list[Query], before_ms: int) -> Iterator[Facts]:
-        if (streams := self._streams(name)) is None:
-            if not queries:
+    def _of_table(self, lake: Any, name: str, queries: list[Query], topics: _Topics) -> Iterator[Facts]:
+        streams: Streams | None = lake_of(name).part("books").at(lake, name)
+        if streams is None:
+            # Catalogs also list what is no table of Iceberg's, and what is dropped just now.
+            if not queries and name in self.tables:
                 where = "at" if is_place(name) else "in the catalog:"
                 raise InvalidArgument("table", f"there is no table {where} {name}.")
             yield from (self._of_query(query, name) for query in queries)
@@ -125,41 +128,65 @@ class StreamSearch:
             if self.group in (None, group):
                 own = next((query for query in left if query.inputs.get("group") == group), None)
                 left = [query for query in left if query is not own]
-                for facts in self._of_group(streams, name, group, before_ms):
+                for facts in self._of_group(streams, name, group, topics):
                     yield replace(facts, query=own)
         yield from (self._of_query(query, name) for query in left if self.group in (None, query.inputs.get("group")))
 
-    def _streams(self, name: str) -> Streams | None:
-        lake = lake_of(name)
-        opened = self.lakes.catalog() if lake.has_catalog else self.lakes.storage()
-        streams: Streams | None = lake.part("books").at(opened, name)
-        return streams
-
-    def _of_group(self, streams: Streams, name: str, group: str, before_ms: int) -> Iterator[Facts]:
+    def _of_group(self, streams: Streams, name: str, group: str, topics: _Topics) -> Iterator[Facts]:
         try:
             ledger = streams.ledger(group)
             since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms
             histories = {topic: streams.history(group, topic, since) for topic in topics_of(ledger)}
-        except streams.problems as e:
-            yield Facts(name, group, "", problem=Reason(Cause.UNUSABLE, str(e)))
+        except Exception as e:  # noqa: BLE001  # whatever it is, the other streams are looked at
+            yield Facts(name, group, "", problem=_why(e, streams.problems))
             return
         for topic, history in histories.items():
             stale = tuple(KeptTypes(ledger.types).stale)
             facts = Facts(name, group, topic, history, entry=_entry(ledger, topic), stale=stale)
-            try:
-                backlog = backlog_of(ledger, self.kafka.topic(topic), name)
-                yield replace(facts, backlog=self._with_overdue(backlog, before_ms))
-            except _OF_ONE as e:
-                yield replace(facts, problem=Reason(Cause.UNUSABLE, str(e)))
-
-    def _with_overdue(self, backlog: Backlog, before_ms: int) -> Backlog:
-        looking = Looking("", self.kafka, backlog.state)
-        unread = run_now(looking.waiting(backlog.lacking, backlog.lost, before_ms))
-        return replace(backlog, overdue=unread.overdue, crowded=unread.crowded)
+            yield topics.compared(facts, lambda state: backlog_of(ledger, state, name))
 
     def _of_query(self, query: Query, name: str) -> Facts:
         """Return the facts of a query that has landed nothing yet."""
         return Facts(name, query.inputs.get("group", ""), query.inputs.get("topic", ""), query=query)
+
+
+@dataclass
+class _Topics:
+    """The topics of one look: asks Kafka for each, until it has not answered too often."""
+
+    kafka: KafkaWatch
+    before_ms: int
+    unanswered: list[KafkaUnavailable] = field(default_factory=list)
+
+    def compared(self, facts: Facts, backlog: Callable[[TopicState], Backlog]) -> Facts:
+        """Return the facts with what waits in the stream's topic, or with why that can't be told."""
+        try:
+            if len(self.unanswered) >= _UNANSWERED:
+                raise self.unanswered[-1]
+            found = backlog(self.kafka.topic(facts.topic))
+            unread = run_now(Looking("", self.kafka, found.state).waiting(found.lacking, found.lost, self.before_ms))
+            return replace(facts, backlog=replace(found, overdue=unread.overdue, crowded=unread.crowded))
+        except Exception as e:  # noqa: BLE001  # whatever it is, the other streams are looked at
+            if isinstance(e, KafkaUnavailable):
+                self.unanswered.append(e)
+            return replace(facts, problem=_why(e, _OF_STREAM))
+
+
+def _or_why(found: Iterator[Facts], unseen: Facts) -> Iterator[Facts]:
+    """Yield what was found, and why that is not all."""
+    try:
+        yield from found
+    except (InvalidArgument, NotThere):
+        # Whoever called has named what is not there.
+        raise
+    except Exception as e:  # noqa: BLE001  # whatever it is, the other streams are looked at
+        yield replace(unseen, problem=_why(e))
+
+
+def _why(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> Reason:
+    """Return why a stream is as it is, or could not be looked at."""
+    text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
+    return Reason(Cause.UNUSABLE if isinstance(error, of_stream) else Cause.COULD_NOT_LOOK, text)
 
 
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:

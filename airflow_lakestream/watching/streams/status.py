@@ -18,7 +18,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
-from airflow_lakestream.watching.lag.waiting import MOST_READ, Backlog
+from airflow_lakestream.watching.lag.waiting import Backlog
 from airflow_lakestream.watching.streams.landings import History, Seen
 
 
@@ -30,6 +30,7 @@ class State(StrEnum):
     BEHIND = "behind"
     STALLED = "stalled"
     FAILING = "failing"
+    UNSEEN = "could not look"
 
 
 # States with which nobody has to get up.
@@ -186,7 +187,8 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
     stale = [Reason(Cause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
     beside = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
-        return State.FAILING, [facts.problem, *beside]
+        unseen = facts.problem.cause is Cause.COULD_NOT_LOOK
+        return State.UNSEEN if unseen else State.FAILING, [facts.problem, *beside]
     query = facts.query.reason(now_ms, max_age) if facts.query is not None else None
     of_query, backlog = [query] if query is not None else [], facts.backlog
     if query is not None and query.cause is Cause.FAILED_QUERY:
@@ -214,7 +216,7 @@ def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) 
     if backlog.crowded:
         where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
         waits += (
-            f" (more than {MOST_READ} are unread in {where}: they are not looked at one by one, and count as overdue)"
+            f" (too many or too large are unread in {where}: they are not looked at one by one, and count as overdue)"
         )
     if age is not None and age <= max_age:
         return State.BEHIND, Reason(Cause.SLOW_CONSUMER, waits)

@@ -243,10 +243,12 @@ def test_java_is_needed_for_spark_alone(
     assert (health, "JAVA_HOME is not set" in text) == (Health.WRONG, True)
     old = tmp_path / "bin" / "java"
     old.parent.mkdir()
-    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_412\"' >&2\n")
-    old.chmod(0o755)
+    old.touch(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert "is version 8. Spark 4 needs a JDK 17" in one(examine("--engine", "spark", code=1), "java")[1]
+    for version, number in (("1.8.0_412", 8), ("11.0.2", 11), ("25.0.1", 25)):
+        old.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        said = f"is version {number}, on which Spark does not run. Spark 4 needs a JDK 17 or 21"
+        assert said in one(examine("--engine", "spark", code=1), "java")[1]
     old.write_text("#!/bin/sh\nexit 3\n")
     assert "-version fails" in one(examine("--engine", "spark", code=1), "java")[1]
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))

@@ -52,9 +52,10 @@ def test_the_file_lands_the_topic(
     assert f"Wrote {file}" in said
     assert exported(said) == {key: json.loads(os.environ[key]) for key in (KAFKA_CONNECTION, ICEBERG_CONNECTION)}
     dag = airflow.dag(file)
-    assert (dag.dag_id, str(dag.schedule)) == (f"{name}_to_lake", "@hourly")
+    assert (dag.dag_id, dag.timetable.summary) == (f"{name}_to_lake", "0 * * * *")
     done = airflow.run(dag)
     assert (done.state, done.errors) == ("success", [])
+    assert [uri for uri, _ in done.asset_events] == [f"iceberg://{table.replace('.', '/')}"]
     landed = connections.catalog.load_table(table).scan().to_arrow()
     assert landed.num_rows == 100
     assert landed.schema.names[:3] == ["id", "at", "odd name"]

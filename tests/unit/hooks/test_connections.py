@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.cli.app import run
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.database import connector_options
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
@@ -18,7 +19,7 @@ from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.hooks.spark import SparkHook
-from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.hooks.store import fields_of, store_properties
 from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.spark.app_config import AppConfig
 
@@ -162,6 +163,38 @@ def test_an_extra_that_is_no_object(kind: str, extra: str, said: str, connection
 def test_a_text_that_is_no_connection(kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MINE", text)
     refused(kind, "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '{"conn_type": "kafka", "password": "word-4711" "extra": {}}',
+            "no JSON: Expecting ',' delimiter, line 1, column 48",
+        ),
+        ('{"conn_type": "kafka", "port": "word-4711"}', "or its port is no number"),
+        ('{"conn_type": "kafka", "pasword": "word-4711"}', "a connection has no field 'pasword'"),
+        ("kafka://me:word-4711@host:port/", "or its port is no number"),
+    ],
+)
+def test_a_text_that_can_not_be_read_is_named_and_not_shown(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the program, whose output is all that its user sees."""
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", text)
+    assert run(["plan", "--topic", "t", "--table", "lake.t", "--group", "g", "--kafka-conn", "mine"]) == 2
+    printed = capfd.readouterr()
+    [line] = [one for one in (printed.out + printed.err).splitlines() if one]
+    assert "kafka_conn_id: connection 'mine' can't be read (AIRFLOW_CONN_MINE" in line
+    assert said in line
+    assert "4711" not in line
+    assert fields_refused("mine") == line.removeprefix("lakestream: ").replace("kafka_conn_id", "connection")
+
+
+def fields_refused(conn_id: str) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        fields_of(conn_id)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.onramp.dag_file import DagFile, Engine, check_schedule, default_name, default_table
+from airflow_lakestream.onramp.dag_file import DagFile, Engine, default_name, default_table
+from airflow_lakestream.operators.outlets import table_asset
 from airflow_lakestream.tables.schema.columns import to_schema
 
 RUFF = Path(sys.executable).with_name("ruff")
@@ -85,17 +86,35 @@ def test_a_delta_table_is_landed_by_the_parts_for_delta() -> None:
     assert "table_format" not in spark
 
 
-@pytest.mark.parametrize("schedule", ["* * * *", "every day", "@sometimes", "61 * * * *", "0 0 * * * 1", ""])
+@pytest.mark.parametrize("schedule", ["* * * *", "every day", "@sometimes", "61 * * * *", "*/5 * *", ""])
 def test_a_schedule_that_is_none_is_refused(schedule: str) -> None:
     with pytest.raises(InvalidArgument, match="--schedule"):
-        check_schedule(schedule, Engine.EXTRACT)
+        dag_file(schedule=schedule)
 
 
 @pytest.mark.parametrize("schedule", ["0 6 * * 1-5", "@hourly", "@continuous"])
 def test_a_schedule_is_taken_as_it_is(schedule: str) -> None:
-    assert f'schedule="{schedule}"' in dag_file(schedule=schedule).text
+    kept = f'"{schedule}"' if schedule == "@continuous" else f'CronDataIntervalTimetable("{schedule}", timezone="UTC")'
+    assert f"schedule={kept}," in dag_file(schedule=schedule).text
 
 
 def test_names_that_come_from_the_topic() -> None:
     assert (default_name("a.b-c"), default_table("a.b-c")) == ("a.b-c_to_lake", "lake.a_b_c")
     assert default_table("..--") == "lake.topic"
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT 1 AS a FROM {{ input }}", 'SELECT \'\\\' AS """x"""\n  FROM {{ input }} -- "', "a\r\n\x85b"]
+)
+def test_a_statement_is_a_text_of_several_lines(sql: str) -> None:
+    assert string_of(dag_file(decoding={"sql": sql}).text, "SQL") == f"\n{sql}\n"
+
+
+@pytest.mark.parametrize("table", ["lake.orders", "/lake/orders", "s3://lake/orders"])
+@pytest.mark.parametrize("engine", list(Engine))
+def test_the_table_is_an_outlet_and_runs_have_intervals(engine: Engine, table: str) -> None:
+    text = dag_file(engine=engine, table=table).text
+    asset = table_asset(table)
+    assert f'outlets=[Asset(name="{asset.name}", uri="{asset.uri}")]' in text
+    expected = '"@continuous"' if engine is Engine.SPARK else "CronDataIntervalTimetable("
+    assert f"schedule={expected}" in text

@@ -23,7 +23,7 @@ def landed(run_id: str = "new", lag: int = 0) -> Landing:
     return Landing(AT, run_id, -1, {"read": 3, "rows": 3, "remaining_lag": lag})
 
 
-def looked(**looks: tuple[bool, dict[str, Any]]) -> Supervised:
+def looked(**looks: tuple[bool, dict[str, Any] | None]) -> Supervised:
     return Supervised("s", "r", AT, {what: {"well": well, "value": value} for what, (well, value) in looks.items()})
 
 
@@ -35,7 +35,13 @@ def looked(**looks: tuple[bool, dict[str, Any]]) -> Supervised:
         ("landing", Seen(False, False, ended("success"), landed(), None)),
         ("landing", Seen(True, True, ended("deferred"), None, None)),
         ("landing", Seen(False, True, ended("running"), landed(lag=7), None)),
-        ("behind", Seen(False, False, ended("success"), landed(lag=7), None)),
+        # What came during the run is for the next one: nothing says that it is overdue.
+        ("landing", Seen(False, False, ended("success"), landed(lag=7), None)),
+        ("could not look", Seen(False, False, ended("success"), landed(), looked(lag=(False, None)))),
+        (
+            "could not look",
+            Seen(False, False, ended("success"), landed(), looked(freshness=(False, {"could_not_look": "no answer"}))),
+        ),
         ("idle", Seen(False, False, ended("success"), landed("old"), None)),
         ("idle", Seen(False, False, ended("queued"), landed("old", lag=7), None)),
         ("failing", Seen(True, False, ended("failed"), landed("old"), None)),
@@ -59,3 +65,13 @@ def test_the_worst_reason_comes_first() -> None:
         "slow consumer",
         "stopped consumer",
     ]
+
+
+def test_what_could_not_be_seen_is_said_once_and_taken_for_nothing_else() -> None:
+    unseen = {"could_not_look": "unusable: no answer"}
+    seen = Seen(False, False, ended("success"), landed(), looked(lag=(False, unseen), retention=(False, unseen)))
+    state, why = state_of(seen)
+    assert (state, [(one.text, one.cause) for one in why]) == (
+        "could not look",
+        [("unusable: no answer", "could not look")],
+    )

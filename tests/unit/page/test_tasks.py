@@ -57,6 +57,16 @@ def test_a_stream_is_found_with_the_names_that_are_written_out(task: dict[str, A
     assert (one.engine, one.topic, one.table, one.consumer_group) == named
 
 
+def test_before_its_first_report_a_stream_has_the_names_of_the_forms_defaults() -> None:
+    params = [["topic", {"default": "orders"}], ["table", {"default": None}]]
+    task = {"topic": "{{ params.topic }}", "table": "{{params.table}}", "consumer_group": "{{ dag.dag_id }}-{{ ds }}"}
+    found = dag({"task_id": "land", "task_type": "KafkaExtractOperator", "params": params, **task})
+    [one] = find({"dag": {**found["dag"], "dag_id": "shop"}}).streams
+    # A run may get others: as names of the stream they are not known.
+    assert (one.topic, one.table, one.consumer_group) == (None, None, None)
+    assert one.written == {"topic": "orders", "table": "{{params.table}}", "consumer_group": "shop-{{ ds }}"}
+
+
 @pytest.mark.parametrize(
     "task",
     [

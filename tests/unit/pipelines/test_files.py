@@ -395,11 +395,11 @@ def test_variables_are_looked_up_once_and_numbers_may_be_variables(tmp_path: Pat
 
     for name in "ab":
         (tmp_path / f"{name}.yaml").write_text(
-            PLAIN.replace("plain", name) + "orchestration: {parallelism: '${N}', schedule: '$$never'}\n"
+            PLAIN.replace("plain", name) + "orchestration: {parallelism: '${N}', pool: '$$never'}\n"
         )
-    found = read_folder(tmp_path, cache(look), tmp_path / "memory")
+    found = read_folder(tmp_path, cache(look), tmp_path / "memory").right
     assert ([landing_of(one)["parallelism"] for one in found], asked) == ([3, 3], ["N"])
-    assert found[0].schedule == "$never"
+    assert found[0].pool == "$never"
 
 
 def test_a_folder_is_remembered_by_content_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,21 +421,62 @@ def test_a_folder_is_remembered_by_content_and_variables(tmp_path: Path, monkeyp
     (pipes / "inner" / "b.yml").write_text(PLAIN.replace("plain", "c"))
     second = read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
     assert read == ["a.yaml", "inner/b.yml"]
-    assert [(one.name, landing_of(one)["topic"]) for one in second] == [("plain", "two"), ("c", "orders")]
+    assert [(one.name, landing_of(one)["topic"]) for one in second.right] == [("plain", "two"), ("c", "orders")]
     # A memory that something has damaged is none.
     for damage in ("", "{", "[]", '{"version": 1}', "\0"):
         memory.write_text(damage)
         assert read_folder(pipes, looked_up(variables.get, lambda _: None), memory) == second
     variables.clear()
     with pytest.raises(PipelineError, match=r"a\.yaml:2:\d+: there is no Airflow variable T"):
-        read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
+        read_folder(pipes, looked_up(variables.get, lambda _: None), memory).check()
 
 
-def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / f"{name}.yaml").write_text(PLAIN)
-    with pytest.raises(PipelineError, match=r"b\.yaml.*'plain' is the pipeline of a\.yaml already"):
-        read_folder(tmp_path, lookup, tmp_path / "memory")
+def test_a_file_that_is_wrong_leaves_the_others_and_keeps_its_name_and_what_it_said(tmp_path: Path) -> None:
+    pipes, memory = tmp_path / "pipes", tmp_path / "memory.json"
+    pipes.mkdir()
+    for name in "abc":
+        (pipes / f"{name}.yaml").write_text(PLAIN.replace("plain", f"the_{name}"))
+    before = read_folder(pipes, lookup, memory).right
+    wrong = {
+        # YAML with a wrong key, and no YAML at all.
+        "a.yaml": PLAIN.replace("plain", "the_a").replace("topic:", "topik:"),
+        "c.yaml": "metadata: {name: the_c\n  :",
+        # Nobody remembers this one.
+        "new/d.yaml": "metadata:\n  # Whose?\n  owner: me\n\n  name: 'the_d' # It is.\nsources: 1\n",
+        "new/e f.yaml": "\0",
+    }
+    (pipes / "new").mkdir()
+    for name, text in wrong.items():
+        (pipes / name).write_text(text)
+    # Each parse is a new process, and remembers what the one before it did.
+    for _ in range(3):
+        found = read_folder(pipes, lookup, memory)
+        assert found.right == before[1:2]
+        assert [(one.file, one.name, one.last) for one in found.wrong] == [
+            ("a.yaml", "the_a", before[0]),
+            ("c.yaml", "the_c", before[2]),
+            ("new/d.yaml", "the_d", None),
+            ("new/e f.yaml", "new_e_f", None),
+        ]
+        assert [{one.file for one in broken.problems} for broken in found.wrong] == [{name} for name in wrong]
+
+
+def test_of_two_pipelines_of_one_name_the_one_that_was_there_first_stays(tmp_path: Path) -> None:
+    pipes, memory = tmp_path / "pipes", tmp_path / "memory.json"
+    pipes.mkdir()
+    (pipes / "b.yaml").write_text(PLAIN)
+    read_folder(pipes, lookup, memory)
+    for name in "ac":
+        (pipes / f"{name}.yaml").write_text(PLAIN.replace("orders", "others"))
+    for _ in range(2):
+        found = read_folder(pipes, lookup, memory)
+        assert [one.file for one in found.right] == ["b.yaml"]
+        assert [(one.file, one.name) for one in found.wrong] == [("a.yaml", "a"), ("c.yaml", "c")]
+        with pytest.raises(PipelineError, match=r"a\.yaml.*'plain' is the pipeline of b\.yaml already"):
+            found.check()
+
+
+def test_there_has_to_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="no such folder"):
         read_folder(tmp_path / "none", lookup, tmp_path / "memory")
 

@@ -171,7 +171,7 @@ def test_each_sink_is_a_stream_of_its_own_on_flink_and_connect(tmp_path: Path) -
     ]
     (tmp_path / "q.yaml").write_text(JSON_ONLY.replace("name: two", "name: two-clicks"))
     with pytest.raises(PipelineError, match=r"q\.yaml:6:3: sinks\.lake: 'two-clicks' is the connector of p\.yaml"):
-        read_folder(tmp_path, lookup, tmp_path / "memory")
+        read_folder(tmp_path, lookup, tmp_path / "memory").check()
 
 
 @pytest.mark.parametrize("engine", ["extract", "group"])

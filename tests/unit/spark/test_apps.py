@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,18 @@ import pytest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.apps import app_path, apps, package_zip
 from airflow_lakestream.spark.packages import (
+    PROVEN,
     NoRoomForJars,
+    PackagesMissing,
     PackagesUnavailable,
+    SparkMixed,
+    check_spark,
     cut_jars,
     installed_spark,
     kafka_packages,
     resolve,
 )
+from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 
 @pytest.mark.long
@@ -114,6 +120,40 @@ def test_a_full_disk_is_no_matter_of_the_network(tmp_path: Path, monkeypatch: py
 def test_what_can_not_be_had_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="group:artifact:version"):
         resolve(["spark-sql-kafka"], tmp_path)
-    with pytest.raises(PackagesUnavailable, match="no-such-artifact"):
+    with pytest.raises(PackagesMissing, match=r"no-such-artifact.* do not have it"):
         resolve(["org.apache.spark:no-such-artifact:4.0.0"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_repository_that_does_not_answer_is_told_from_a_package_that_there_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What Ivy prints without a network.
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    lines = [
+        "\t\t:: org.apache.spark#spark-sql-kafka-0-10_2.13;9.9.9: not found",
+        "Server access error at url https://repo/spark.pom (java.net.UnknownHostException: repo)",
+    ]
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    for said, error in ((lines, PackagesUnavailable), (lines[:1], PackagesMissing)):
+        java.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in said) + "exit 1\n")
+        java.chmod(0o755)
+        with pytest.raises(error, match="spark-sql-kafka"):
+            resolve(kafka_packages("9.9.9"), tmp_path / "jars")
+
+
+def test_two_versions_of_spark_in_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"pyspark": "4.3.0", "pyspark-client": "4.2.0"}
+    monkeypatch.setattr("importlib.metadata.version", found.__getitem__)
+    with pytest.raises(SparkMixed, match=r"pyspark is 4\.3\.0, and pyspark-client 4\.2\.0: .*pyspark==4\.0\.0 "):
+        check_spark()
+    with pytest.raises(InvalidArgument, match=r"pyspark: is 4\.3\.0, for which Iceberg .* has no runtime"):
+        catalog_packages({"type": "rest", "uri": "http://catalog"})
+    found["pyspark-client"] = "4.3.0"
+    assert check_spark() == "4.3.0"
+
+
+def test_the_extra_brings_the_one_version_that_was_tried() -> None:
+    wanted = {one.split(";")[0].strip() for one in metadata.requires("airflow-lakestream") or ()}
+    assert {f"pyspark=={PROVEN}", f"pyspark-client=={PROVEN}"} <= wanted

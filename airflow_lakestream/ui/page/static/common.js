@@ -22,7 +22,7 @@ export const css = `
 .ls td{border-bottom:1px solid ${color("border")};padding:6px 8px;vertical-align:top;overflow-wrap:anywhere}
 .ls td.figure{text-align:right;white-space:nowrap}.ls th.figure{text-align:right}
 .ls time{white-space:nowrap}.ls .badge{display:inline-block;border:1px solid currentColor;border-radius:4px;padding:0 6px;font-weight:600;font-size:12px}
-.ls .failing,.ls .stalled{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
+.ls .failing,.ls .stalled,.ls .could-not-look{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
 .ls .idle{color:${color("fg-info")}}.ls .paused,.ls .new{color:${color("fg-muted")}}
 .ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
 .ls code{font-family:monospace;font-size:12px;overflow-wrap:anywhere;white-space:pre-wrap;unicode-bidi:isolate}
@@ -88,7 +88,7 @@ export const span = (seconds) => {
 export const age = (at) => (at ? (Date.now() - Date.parse(at)) / 1000 : null);
 export const when = (at) => (at ? new Date(at).toLocaleString() : "");
 export const Ago = ({ at }) => (at ? h("time", { dateTime: at, title: when(at) }, `${span(age(at))} ago`) : "");
-export const State = ({ state }) => h("span", { className: `badge ${state}` }, state);
+export const State = ({ state }) => h("span", { className: `badge ${state.replaceAll(" ", "-")}` }, state);
 
 export const runPath = ({ dag_id, task_id }, run) => {
   const mapped = run.map_index >= 0 ? `/mapped/${run.map_index}` : "";

@@ -1,7 +1,7 @@
 // All streams in one table, the worst first.
 import { Ago, Fragment, Link, RunNow, State, age, css, figure, h, nameOf, runPath, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
 
-const STATES = ["failing", "stalled", "behind", "paused", "new", "landing", "idle"];
+const STATES = ["failing", "stalled", "could not look", "behind", "paused", "new", "landing", "idle"];
 const value = (stream, what, name) => stream.supervised?.looks[what]?.value?.[name] ?? null;
 // What Kafka says is newer than what the last run has left, where somebody looks.
 export const lagOf = (stream) => {

@@ -1,0 +1,106 @@
+"""Options that a pipeline's file says already: with `--pipeline FILE` a command needs none of them again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import click
+import typer
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.pipelines.compiled import Landing
+
+Command = Callable[..., Any]
+
+_PIPELINE = Annotated[
+    Path | None,
+    typer.Option("--pipeline", help="a pipeline's file: what it says need not be given", exists=True, dir_okay=False),
+]
+_SINK = Annotated[str | None, typer.Option("--sink", help="with --pipeline: the sink, if it has several")]
+# By option: the argument of a landing. The others have one name.
+_ARGUMENTS = {
+    "group": "consumer_group",
+    "kafka_conn": "kafka_conn_id",
+    "iceberg_conn": "iceberg_conn_id",
+    "storage_conn": "storage_conn_id",
+}
+
+
+def takes_pipeline(command: Command) -> Command:
+    """Give a command `--pipeline` and `--sink`. What is given on the command line goes before what the file says."""
+    signature = inspect.signature(command, eval_str=True)
+    own = {one.name: one for one in signature.parameters.values()}
+    required = [name for name, one in own.items() if one.default is one.empty]
+
+    @functools.wraps(command)
+    def taking(**kwargs: Any) -> Any:
+        file, sink = kwargs.pop("pipeline"), kwargs.pop("sink")
+        if file is not None:
+            kwargs |= _told(_landing(file, sink), own)
+        for name in required:
+            if kwargs[name] is None:
+                raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline that says it.")
+        return command(**kwargs)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        one.replace(default=None, annotation=_optional(one.annotation)) if one.name in required else one
+        for one in own.values()
+    ]
+    options += [
+        inspect.Parameter("pipeline", keyword, default=None, annotation=_PIPELINE),
+        inspect.Parameter("sink", keyword, default=None, annotation=_SINK),
+    ]
+    options = [one.replace(kind=keyword) for one in options]
+    taking.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    taking.__annotations__ = {one.name: one.annotation for one in options}
+    return taking
+
+
+def _landing(file: Path, sink: str | None) -> Landing:
+    from airflow_lakestream.cli.pipeline import landings, read
+
+    found = landings(read(file), sink)
+    if len(found) > 1:
+        raise InvalidArgument("--sink", f"{file} has {', '.join(one.sink for one in found)}.", "Say which one.")
+    return found[0]
+
+
+def _told(landing: Landing, options: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return the options that the file says and the command line does not."""
+    context = click.get_current_context()
+    found = {}
+    for name, one in options.items():
+        value = landing.arguments.get(_ARGUMENTS.get(name, name))
+        if value is None or context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            continue
+        check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
+        found[name] = (check or _unchanged)(_as_option(value))
+    return found
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _as_option(value: Any) -> Any:
+    """Return a value as the command line would have it."""
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return [str(one) for one in value] if isinstance(value, list | tuple) else str(value)
+
+
+def _optional(annotation: Any) -> Any:
+    kind, *told = get_args(annotation)
+    return Annotated[(kind | None, *told)]
+
+
+def _shown(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,112 @@
+"""The kinds of values in JSON documents, and what is said of a type that was chosen by some of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.onramp.kinds import kinds_of, remarks
+from airflow_lakestream.tables.schema.columns import to_schema
+from tests.support.given_records import FORMATS, GivenLake
+
+MS = 1_763_596_800_123
+
+
+def batch(*documents: Any) -> RawBatch:
+    values = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in documents]
+    return RawBatch("t", 3, range(100, 100 + len(values)), [0] * len(values), pa.array(values, pa.binary()))
+
+
+def said(*documents: Any) -> list[str]:
+    one = batch(*documents)
+    return list(remarks(to_schema(infer_schema(one)), kinds_of([one])))
+
+
+def test_each_kind_is_counted_with_a_place() -> None:
+    found = kinds_of([batch({"a": 1}, b"no JSON", {"a": None}, {"a": 2}, {"a": "n/a"}, {"b": {"c": [1]}})])
+    told = {name: [(s.kind, s.count, s.partition, s.offset, s.value) for s in seen] for name, seen in found.items()}
+    assert told == {
+        "a": [("integer", 2, 3, 100, "1"), ("text", 1, 3, 104, "n/a")],
+        "b": [("object", 1, 3, 105, '{"c":[1]}')],
+        "b.c": [("array", 1, 3, 105, "[1]")],
+    }
+
+
+def test_a_string_by_two_values_of_many_is_named_with_what_another_type_would_mean() -> None:
+    [remark] = said(*[{"amount": n} for n in range(496)], {"amount": "n/a"}, {"amount": "-"})
+    assert remark == (
+        "amount: 496 integer (such as [3] 100: 0); 2 text (such as [3] 596: n/a). As string all are kept, as their "
+        'text; with --schema "amount bigint, ..." 2 are bad records.'
+    )
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([{"at": MS}] * 2, ["at: 2 integer, likely milliseconds since the epoch", "make_timestamptz(at * 1000) AS at"]),
+        ([{"at": "2026-11-20 05:05:00"}], ["at: 1 time without a zone", "timezone('Europe/Berlin', at) AS at"]),
+        ([{"o": {"x": 1}}, {"o": {"x": "a"}}], ["o.x: 1 integer", "1 text", "is a bad record"]),
+        ([{"a": [1]}, {"a": 1}], ["a: 1 array", "As string all are kept, as their text."]),
+    ],
+)
+def test_what_a_column_may_be_mistaken_for(documents: list[Any], words: list[str]) -> None:
+    [remark] = said(*documents)
+    assert [word for word in words if word not in remark] == []
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [{"a": 1}, {"a": 1.5}],
+        [{"a": 12}, {"a": MS}],
+        [{"a": "2026-11-20T05:05:00Z"}, {"a": None}],
+        [{"a": "text"}],
+        [{"a": {"b": True}}],
+        [{"a": MS * 100_000}],
+    ],
+)
+def test_what_a_type_holds_as_it_is_needs_no_remark(documents: list[Any]) -> None:
+    assert said(*documents) == []
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_the_recipes_land_what_they_say(table_format: str, tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    lake.land(
+        [json.dumps({"id": 1, "opened_at": MS, "local": "2026-11-20 05:05:00"}).encode(), b'{"id": 2}'],
+        schema="id bigint, opened_at bigint, local timestamp_ntz",
+        sql_input="decoded",
+        sql="SELECT id, make_timestamptz(opened_at * 1000) AS opened_at, "
+        "timezone('Europe/Berlin', local) AS local FROM {{ input }}",
+    )
+    rows = [(r["id"], r["opened_at"], r["local"]) for r in lake.rows()]
+    assert rows == [
+        (1, datetime(2025, 11, 20, 0, 0, 0, 123_000, UTC), datetime(2026, 11, 20, 4, 5, tzinfo=UTC)),
+        (2, None, None),
+    ]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("column", ["at timestamp", "at timestamp_ntz"])
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [(str(MS), "milliseconds"), (str(MS // 1000), "seconds"), (f'"{MS}"', "milliseconds"), ("17", None)],
+)
+def test_the_reason_of_a_bad_time_says_what_the_number_is(
+    table_format: str, column: str, value: str, unit: str | None, tmp_path: Path
+) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    lake.land(
+        [b'{"id": 1}'] * 3 + [f'{{"id": 2, "at": {value}}}'.encode()], schema=f"id bigint, {column}", on_error="reject"
+    )
+    [rejected] = lake.rejected().values()
+    hint = f"likely {unit} since the epoch: docs/schema.md says how"
+    assert (hint if unit else "date-time") in rejected["error"]
+    assert ("likely" in rejected["error"]) is (unit is not None)
