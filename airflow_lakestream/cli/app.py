@@ -17,6 +17,7 @@ from airflow_lakestream.cli.init import init
 from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.cli.preview import preview
 from airflow_lakestream.cli.status import status
+from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     try:
+        _refuse_templates(sys.argv[1:] if arguments is None else arguments)
         code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # whatever it is, the one who called reads one line
         if type(e).__name__ == "NoArgsIsHelpError":
@@ -81,6 +83,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("lakestream: interrupted.\n")
         return FAILED
     return code if isinstance(code, int) else 0
+
+
+def _refuse_templates(arguments: Sequence[str]) -> None:
+    """Refuse what nothing renders here, whichever option it is of. Raises InvalidArgument."""
+    option = ""
+    for text in arguments:
+        is_option = text.startswith("--")
+        name, _, value = text.partition("=") if is_option else (option, "", text)
+        refuse_templates({"sql" if name == "--sql" else name or "arguments": value})
+        option = name if is_option and not value else ""
 
 
 def _one_line(error: BaseException) -> str:

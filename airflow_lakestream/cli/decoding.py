@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.literals import refuse_templates
 
 _HELP = {
     "schema_registry": "a URL, or an Airflow connection; default: kafka's",
@@ -42,7 +43,9 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         @functools.wraps(command)
         def taking(**kwargs: Any) -> None:
             given = {name: kwargs.pop(name) for name in DECODING}
-            command(**kwargs, decoding={name: value for name, value in given.items() if value not in (None, [])})
+            decoding = {name: value for name, value in given.items() if value not in (None, [])}
+            refuse_templates(decoding)
+            command(**kwargs, decoding=decoding)
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
         taking.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

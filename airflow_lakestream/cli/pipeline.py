@@ -60,12 +60,14 @@ def validate(
 def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
     """Print what the next run would change: tables, their columns, and the offsets that it would land."""
     with aside():
-        from airflow_lakestream.pipelines.check import check
+        from airflow_lakestream.pipelines.check import check, refuse_rendered
 
         compiled = _read(file)
         # All of the file has to be right, whichever sink is asked for.
         check(compiled)
-        found = [_planned(compiled, landing) for landing in _landings(compiled, sink)]
+        landings = _landings(compiled, sink)
+        refuse_rendered(compiled, landings)
+        found = [_planned(compiled, landing) for landing in landings]
     if as_json:
         all_told = [one for one, _ in found]
         typer.echo(json.dumps(all_told[0] if len(compiled.landings) == 1 or sink else all_told, indent=2))
@@ -116,6 +118,8 @@ def run(
 ) -> None:
     """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
     with aside():
+        from airflow_lakestream.pipelines.check import refuse_rendered
+
         compiled = _read(file, engine)
         if compiled.engine not in ("extract", "group"):
             problem = f"{compiled.engine} is supervised by a task of Airflow."
@@ -124,6 +128,7 @@ def run(
             modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
             raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
         landings = _landings(compiled, sink)
+        refuse_rendered(compiled, landings)
     for landing in landings:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with aside():

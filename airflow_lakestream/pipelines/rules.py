@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import date
+from typing import Any
 
 from pydantic import BaseModel
 
+from airflow_lakestream.config.literals import templates_in
 from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
@@ -35,6 +37,9 @@ _NOT_OF_MIRRORS = {
 }
 # What SQL reads before it is decoded.
 _TEXTS = (Format.JSON, Format.RAW)
+# What tasks render of `orchestration`; all else in it is told to Airflow as it stands, as all of `metadata` is.
+OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
+_RENDERED = (*OF_LANDING, "sensors", "spark", "flink", "connect")
 # What only a landing in a worker has.
 _NOT_ON_SPARK = {
     "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",
@@ -47,6 +52,7 @@ def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way])
 
     :param found: the way to each sink.
     """
+    yield from _of_templates(document, document.content, ())
     yield from _of_schedule(document, pipeline)
     yield from _of_neighbours(document, pipeline, found)
     for way in found:
@@ -64,6 +70,22 @@ def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way])
             problem = "it is of the columns that transformations read; there are none. The table's belong to the sink."
             yield document.problem(("sources", name, "schema"), problem)
     yield from check_sensors(document, pipeline, found)
+
+
+def _of_templates(document: Document, value: Any, path: Path) -> Iterator[Problem]:
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _of_templates(document, one, (*path, key))
+    elif any(templates_in(str(path[-1]), value)) and not _is_rendered(path):
+        problem = "no task renders it. Write it out, or take a variable of Airflow's: ${NAME}."
+        yield document.problem(path, f"{'.'.join(map(str, path))}: {value!r} is a template, and {problem}")
+
+
+def _is_rendered(path: Path) -> bool:
+    part = path[0]
+    if part == "transformations":
+        return path[-1] == "sql"
+    return part in ("sources", "sinks", "quality") or (part == "orchestration" and path[1] in _RENDERED)
 
 
 def _of_neighbours(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
