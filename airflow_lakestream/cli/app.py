@@ -18,6 +18,7 @@ from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.cli.preview import preview
 from airflow_lakestream.cli.status import status
 from airflow_lakestream.config.literals import refuse_templates
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
@@ -102,5 +103,5 @@ def _one_line(error: BaseException) -> str:
     # Wrong arguments, in the words of any version of Typer and Click.
     if format_message := getattr(error, "format_message", None):
         return f"{format_message()} See lakestream --help.".replace("\n", " ")
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     return text if isinstance(error, LakestreamError) else f"{type(error).__name__}: {text}"

@@ -21,6 +21,7 @@ from airflow_lakestream.cli.connections import (
     open_variables,
 )
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def validate(
             except PipelineError as error:
                 problems += error.problems
     for problem in sorted(problems):
-        typer.echo(str(problem), err=True)
+        typer.echo(printable(str(problem)), err=True)
     typer.echo(f"Pipelines that are right: {good}. Mistakes: {len(problems)}.")
     raise typer.Exit(2 if problems else 0)
 

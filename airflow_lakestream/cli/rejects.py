@@ -19,6 +19,7 @@ from airflow_lakestream.cli.connections import (
     open_registry,
 )
 from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
@@ -68,7 +69,7 @@ def show(
         return
     typer.echo(f"{table}: {sum(one.count for one in found):,} rejected records")
     for one in found:
-        typer.echo(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}")
+        typer.echo(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
         for example in one.examples:
             typer.echo(f"    {example.text}")
 

@@ -129,7 +129,10 @@ class _Page:
         self._looks.append(Look(int(time.time() * 1000), streams))
         # Who has the page open never sees half of it.
         part = self._file.with_name(f"{self._file.name}.part")
-        part.write_text(page(self._looks), encoding="utf-8")
+        # A new file: whoever may write into the folder could have put a link there.
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8") as file:
+            file.write(page(self._looks))
         part.replace(self._file)
 
 

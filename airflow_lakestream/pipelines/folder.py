@@ -39,7 +39,7 @@ def read_folder(folder: Path, lookup: Callable[[str], str], memory: Path | None 
     remembered = _Memory(memory or _memory_of(folder), lookup)
     found: list[Compiled] = []
     problems: list[Problem] = []
-    for path in sorted(one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file()):
+    for path in _files(folder):
         try:
             found.append(remembered.read(path, str(path.relative_to(folder))))
         except PipelineError as error:
@@ -49,6 +49,12 @@ def read_folder(folder: Path, lookup: Callable[[str], str], memory: Path | None 
         raise PipelineError(problems)
     remembered.write()
     return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of pipelines; hidden ones are none, such as those behind the links of a ConfigMap."""
+    found = (one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
+    return sorted(one for one in found if not any(part[0] == "." for part in one.relative_to(folder).parts))
 
 
 def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> Compiled:
