@@ -73,6 +73,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_templates(sys.argv[1:] if arguments is None else arguments)
         code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
+    except SystemExit:
+        # Click's end where nobody reads what is printed: its code, 1, would mean damage.
+        return FAILED
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # whatever it is, the one who called reads one line
         if type(e).__name__ == "NoArgsIsHelpError":
             # Its message is the help, which Typer has printed if it formats it by Rich.

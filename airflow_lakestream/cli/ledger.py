@@ -53,10 +53,13 @@ def show(
 def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False) -> None:
     """Print the group's landings, newest first, with the data files of each snapshot that has not expired."""
     with aside():
+        from airflow_lakestream.audit.books import check_group_seen
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.landing_history import landings
 
-        found = list(landings(load(open_catalog(iceberg_conn), table), group))
+        loaded = load(open_catalog(iceberg_conn), table)
+        check_group_seen(loaded, group)
+        found = list(landings(loaded, group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
 
 

@@ -24,7 +24,9 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
 
-Stage = Annotated[str | None, typer.Option("--stage", help="only those found bad at: record, decode, route or sql")]
+Stage = Annotated[
+    str | None, typer.Option("--stage", help="only those found bad at: record, decode, sql, route or write")
+]
 Reason = Annotated[str | None, typer.Option("--reason", help="only those whose reason has this text in it")]
 
 
@@ -40,7 +42,7 @@ def show(
 ) -> None:
     """Print how many rejected records count, by stage and reason, with examples."""
     with aside():
-        from airflow_lakestream.audit.books import groups_seen
+        from airflow_lakestream.audit.books import check_group_seen, groups_seen
         from airflow_lakestream.audit.run import load_both
         from airflow_lakestream.iceberg.reject_table import counting_rows
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
@@ -48,6 +50,8 @@ def show(
 
         chosen = Selection(stage, reason)
         main, rejects = load_both(open_catalog(iceberg_conn), table)
+        if group is not None:
+            check_group_seen(main, group)
         groups = groups_seen(main) if group is None else (group,)
         found = []
         if rejects is not None:
