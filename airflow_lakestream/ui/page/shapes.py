@@ -5,7 +5,6 @@ Anybody's tasks write XComs and events there. What is of another kind is `Odd`: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,10 +25,10 @@ class Odd(ValueError):
 
 
 def whole(name: str, value: Any) -> int | None:
-    """Return a whole number, or None. Raises Odd."""
+    """Return a whole number of 64 bits, or None. Raises Odd."""
     found = number(name, value)
-    if found is not None and (found != int(found) or abs(found) >= 2**63):
-        raise Odd(name, value, "whole number of 64 bits")
+    if found is not None and found != int(found):
+        raise Odd(name, value, "whole number")
     return None if found is None else int(found)
 
 
@@ -40,9 +39,10 @@ def count(name: str, value: Any) -> int:
 
 def number(name: str, value: Any) -> int | float | None:
     """Return a number, or None. Raises Odd."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)):
+    # What is no number compares as false.
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63):
         return value
-    raise Odd(name, value, "number")
+    raise Odd(name, value, "number of 64 bits")
 
 
 def text(name: str, value: Any) -> str | None:
@@ -107,7 +107,8 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
     if depth > _MOST_NESTED:
         raise Odd(name, "...", "value that is so deep")
     if isinstance(value, Mapping):
-        return {str(text(name, str(key))): plain(f"{name}.{key}", one, depth + 1) for key, one in value.items()}
+        before = f"{name}." if name else ""
+        return {str(text(name, str(key))): plain(f"{before}{key}", one, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(name, one, depth + 1) for one in value]
     if isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -96,7 +97,5 @@ def test_any_value_of_a_look_is_shown_or_odd(value: Any, what: str) -> None:
 
 @given(ANY)
 def test_any_contents_are_shown_or_odd(value: Any) -> None:
-    try:
+    with suppress(Odd):
         sent(_CONTENTS("", value))
-    except Odd as odd:
-        assert str(odd)
