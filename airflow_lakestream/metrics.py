@@ -5,11 +5,13 @@ Counters and timers are sent as things happen: even a run that fails has reporte
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import Stats
+from airflow.providers.common.compat.sdk import Stats, conf
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import Committed
@@ -19,6 +21,9 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "lakestream"
 _SIZE = "added-files-size"
+# What Airflow takes in a metric's name; a tag that is shortened keeps so much, with a digest of all of it.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
+_LONGEST, _SHORTEST = 250, 24
 # A sensor's values, and the gauges that they set.
 _OF_SENSORS: Mapping[str, Mapping[str, str]] = {
     "freshness": {"age": "freshness"},
@@ -56,7 +61,7 @@ class LandingMeter:
         _count("landings", 1, tags)
         _count("rows", counts.written, tags)
         _count("rejected", counts.rejected, tags)
-        Stats.timing(f"{_PREFIX}.commit", done.seconds * 1000, tags=tags)
+        _time("commit", done.seconds, tags)
         if self._catalog is not None:
             self._measure_bytes(done, tags)
 
@@ -82,7 +87,7 @@ def measure_batches(batches: Iterable[BatchProgress], tags: Mapping[str, str]) -
         _count("landings", len(newest.snapshot_ids), tags)
         _count("rows", newest.rows_out, tags)
         _count("rejected", newest.rejected, tags)
-        Stats.timing(f"{_PREFIX}.batch", newest.duration * 1000, tags=dict(tags))
+        _time("batch", newest.duration, tags)
     if newest is not None:
         _gauge("input_rate", newest.input_rate, tags)
         _gauge("processing_rate", newest.processing_rate, tags)
@@ -107,8 +112,35 @@ def measure_look(check: str, value: Mapping[str, Any] | None, tags: Mapping[str,
 
 
 def _count(name: str, number: int, tags: Mapping[str, str]) -> None:
-    Stats.incr(f"{_PREFIX}.{name}", number, tags=dict(tags))
+    Stats.incr(f"{_PREFIX}.{name}", number, tags=_sent(name, tags))
 
 
 def _gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
-    Stats.gauge(f"{_PREFIX}.{name}", value, tags=dict(tags))
+    Stats.gauge(f"{_PREFIX}.{name}", value, tags=_sent(name, tags))
+
+
+def _time(name: str, seconds: float, tags: Mapping[str, str]) -> None:
+    Stats.timing(f"{_PREFIX}.{name}", seconds * 1000, tags=_sent(name, tags))
+
+
+def _sent(name: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Return tags as they can be sent: with InfluxDB's style they are part of the name, which Airflow refuses whole."""
+    if not conf.getboolean("metrics", "statsd_influxdb_enabled", fallback=False):
+        return dict(tags)
+    found = {key: _safe(value) for key, value in tags.items()}
+    while (more := len(f"{_PREFIX}.{name}") + sum(len(key) + len(found[key]) + 2 for key in found) - _LONGEST) > 0:
+        longest = max(found, key=lambda key: len(found[key]))
+        if len(value := found[longest]) <= _SHORTEST:
+            break
+        found[longest] = f"{value[: max(len(value) - more, _SHORTEST) - 9]}_{_digest(value)}"
+    return found
+
+
+def _safe(value: str) -> str:
+    safe = _UNSAFE.sub("_", value)
+    # A scheme's colon is no news; of other characters there are many, so that two names may come to the same.
+    return safe if safe == value.replace(":", "_") else f"{safe}_{_digest(value)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]

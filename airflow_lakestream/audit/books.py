@@ -136,6 +136,12 @@ class Books:
                 yield group, identity, entry
 
 
+def check_group_seen(table: Table, group: str) -> None:
+    """Raise NoLedger where the table knows nothing of a group."""
+    if group not in (known := groups_seen(table)):
+        raise NoLedger(".".join(table.name()), group, known)
+
+
 def groups_seen(table: Table) -> tuple[str, ...]:
     """Return the groups with a ledger property, and those that only snapshots' landings name."""
     in_summaries = {

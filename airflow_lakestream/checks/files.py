@@ -1,44 +1,47 @@
 """A landing's files as a file system of DuckDB's: there are these files, to read, and nothing else.
 
-So the rows are read with the table's own credentials, wherever they lie, a row group at a time.
+They are read by the task, with the table's own credentials, wherever they lie; here is only their number.
 """
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
 
-from airflow_lakestream.core.checks import Written
-
 _SCHEME = "landing"
+# Most bytes that the task hands over at once.
+_MOST = 1 << 20
+
+# Returns so many bytes of a file, by its number and where they begin.
+Reading = Callable[[int, int, int], bytes]
 
 
 class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The files, by number. What the first one raised that could not be read is in `failed`: DuckDB tells its text."""
+    """The files, by number.
+
+    :param sizes: of each.
+    """
 
     protocol = _SCHEME
     cachable = False
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, sizes: Sequence[int], reading: Reading) -> None:
         super().__init__()
-        self._written = written
-        self._paths = list(written.files)
-        self.names = [f"{_SCHEME}://{number}.parquet" for number in range(len(self._paths))]
-        self.failed: BaseException | None = None
+        self._sizes, self._reading = sizes, reading
+        self.names = [f"{_SCHEME}://{number}.parquet" for number in range(len(sizes))]
 
     def open(self, path: str, *_: Any, **__: Any) -> Any:
         """Open a file for reading."""
-        try:
-            return self._written.open(self._path(path))
-        except BaseException as e:
-            self.failed = self.failed or e
-            raise
+        number = self._number(path)
+        return _File(number, self._sizes[number], self._reading)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return a file's size."""
-        return {"name": path, "size": self._written.files[self._path(path)], "type": "file"}
+        return {"name": path, "size": self._sizes[self._number(path)], "type": "file"}
 
     def glob(self, path: str, **_: Any) -> list[str]:
         """Return the file itself: there are no patterns."""
@@ -48,5 +51,34 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         """Return the same time always: data files never change."""
         return datetime(2000, 1, 1, tzinfo=UTC)
 
-    def _path(self, name: str) -> str:
-        return self._paths[int(self._strip_protocol(name).partition(".")[0])]
+    def _number(self, name: str) -> int:
+        return int(self._strip_protocol(name).partition(".")[0])
+
+
+class _File(io.RawIOBase):
+    def __init__(self, number: int, size: int, reading: Reading) -> None:
+        self._number, self._size, self._reading = number, size, reading
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        most = max(0, self._size - self._at)
+        left = most if size < 0 else min(size, most)
+        parts = []
+        while left:
+            parts.append(self._reading(self._number, self._at, min(left, _MOST)))
+            self._at += len(parts[-1])
+            left -= len(parts[-1])
+        return b"".join(parts)

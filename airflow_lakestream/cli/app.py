@@ -17,6 +17,8 @@ from airflow_lakestream.cli.init import init
 from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.cli.preview import preview
 from airflow_lakestream.cli.status import status
+from airflow_lakestream.config.literals import refuse_templates
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
@@ -69,7 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     try:
+        _refuse_templates(sys.argv[1:] if arguments is None else arguments)
         code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
+    except SystemExit:
+        # Click's end where nobody reads what is printed: its code, 1, would mean damage.
+        return FAILED
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # whatever it is, the one who called reads one line
         if type(e).__name__ == "NoArgsIsHelpError":
             # Its message is the help, which Typer has printed if it formats it by Rich.
@@ -83,6 +89,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _refuse_templates(arguments: Sequence[str]) -> None:
+    """Refuse what nothing renders here, whichever option it is of. Raises InvalidArgument."""
+    option = ""
+    for text in arguments:
+        is_option = text.startswith("--")
+        name, _, value = text.partition("=") if is_option else (option, "", text)
+        refuse_templates({"sql" if name == "--sql" else name or "arguments": value})
+        option = name if is_option and not value else ""
+
+
 def _one_line(error: BaseException) -> str:
     # Extensions wrap one that comes while they work into a SystemError.
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
@@ -90,5 +106,5 @@ def _one_line(error: BaseException) -> str:
     # Wrong arguments, in the words of any version of Typer and Click.
     if format_message := getattr(error, "format_message", None):
         return f"{format_message()} See lakestream --help.".replace("\n", " ")
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     return text if isinstance(error, LakestreamError) else f"{type(error).__name__}: {text}"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues
 from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields
 from airflow_lakestream.exceptions import InvalidArgument
@@ -66,7 +67,9 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         def taking(**kwargs: Any) -> None:
             given = {name: kwargs.pop(name) for name in DECODING}
             given["sql"] = _statement(given["sql"])
-            command(**kwargs, decoding={name: value for name, value in given.items() if value not in (None, [])})
+            decoding = {name: value for name, value in given.items() if value not in (None, [])}
+            refuse_templates(decoding)
+            command(**kwargs, decoding=decoding)
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
         taking.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import typer
 from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.preview import Servers, about, columns_of, open_topic, without_logs
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def init(
         text = _text(file, as_yaml=as_yaml)
         lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
     _write(path, text, force=force)
-    said = [*about(found), *([f"Key: {', '.join(file.key)}"] if file.key else columns_of(found))]
+    said = [*about(found), *([printable(f"Key: {', '.join(file.key)}")] if file.key else columns_of(found))]
     said += [f"Wrote {path}: {'pipeline' if as_yaml else 'DAG'} {dag_id}, {topic} -> {table}, by {chosen}."]
     said += ["It needs these connections; put in what stands in <...>:", *lines]
     where = "Airflow's DAG folder"

@@ -61,11 +61,14 @@ def history(
 ) -> None:
     """Print the group's landings, newest first, with the data files of each snapshot that has not expired."""
     with aside():
+        from airflow_lakestream.audit.books import check_group_seen
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.landing_history import landings
 
         catalog = open_catalog(iceberg_conn)
-        found = list(landings(load(catalog, table), group_of(catalog, table, group)))
+        loaded, group = load(catalog, table), group_of(catalog, table, group)
+        check_group_seen(loaded, group)
+        found = list(landings(loaded, group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
 
 

@@ -21,6 +21,7 @@ from airflow_lakestream.cli.connections import (
     open_variables,
 )
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def validate(
                     wrong += 1
                     problems += error.problems
     for problem in sorted(problems):
-        typer.echo(str(problem), err=True)
+        typer.echo(printable(str(problem)), err=True)
     mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
     typer.echo(f"{right} right, {wrong} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)
@@ -66,12 +67,14 @@ def validate(
 def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
     """Print what the next run would change: tables, their columns, and the offsets that it would land."""
     with aside():
-        from airflow_lakestream.pipelines.check import check
+        from airflow_lakestream.pipelines.check import check, refuse_rendered
 
         compiled = read(file)
         # All of the file has to be right, whichever sink is asked for.
         check(compiled)
-        found = [_planned(compiled, landing) for landing in landings(compiled, sink)]
+        asked = landings(compiled, sink)
+        refuse_rendered(compiled, asked)
+        found = [_planned(compiled, landing) for landing in asked]
     if as_json:
         all_told = [one for one, _ in found]
         typer.echo(json.dumps(all_told[0] if len(compiled.landings) == 1 or sink else all_told, indent=2))
@@ -122,6 +125,8 @@ def run(
 ) -> None:
     """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
     with aside():
+        from airflow_lakestream.pipelines.check import refuse_rendered
+
         compiled = read(file, engine)
         if compiled.engine not in ("extract", "group"):
             problem = f"{compiled.engine} is supervised by a task of Airflow."
@@ -130,6 +135,7 @@ def run(
             modes = ", ".join(sorted({landing.mode for landing in compiled.landings}))
             raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {modes}.")
         found = landings(compiled, sink)
+        refuse_rendered(compiled, found)
     for landing in found:
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with aside():

@@ -15,6 +15,7 @@ from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection,
 from airflow_lakestream.cli.decoding import one_of, takes_decoding
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import Tombstones
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def about(found: Preview) -> list[str]:
         lines.append(f"Guessed: {how} ({found.reason})")
     elif how:
         lines.append(f"Decoded by: {how}")
-    return [*lines, *found.notes]
+    return [printable(line) for line in (*lines, *found.notes)]
 
 
 def columns_of(found: Preview) -> list[str]:
@@ -129,8 +130,8 @@ def columns_of(found: Preview) -> list[str]:
     from airflow_lakestream.tables.schema.types import schema_text
 
     if found.columns is None:
-        return [f"The columns are not known: {found.problem}"]
-    lines = [schema_text(Schema(one)) for one in to_schema(found.columns).fields]
+        return [printable(f"The columns are not known: {found.problem}")]
+    lines = [printable(schema_text(Schema(one))) for one in to_schema(found.columns).fields]
     return [
         f"Columns, as a first run would make them ({found.looked_at} records looked at):",
         *(f"  {x}" for x in lines),

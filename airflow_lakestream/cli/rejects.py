@@ -22,11 +22,14 @@ from airflow_lakestream.cli.connections import (
 from airflow_lakestream.cli.decoding import one_of, takes_decoding
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import SchemaEvolution, Tombstones
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
 
-Stage = Annotated[str | None, typer.Option("--stage", help="only those found bad at: record, decode, route or sql")]
+Stage = Annotated[
+    str | None, typer.Option("--stage", help="only those found bad at: record, decode, sql, route or write")
+]
 Reason = Annotated[str | None, typer.Option("--reason", help="only those whose reason has this text in it")]
 
 
@@ -42,7 +45,7 @@ def show(
 ) -> None:
     """Print how many rejected records count, by stage and reason, with examples."""
     with aside():
-        from airflow_lakestream.audit.books import groups_seen
+        from airflow_lakestream.audit.books import check_group_seen, groups_seen
         from airflow_lakestream.audit.run import load_both
         from airflow_lakestream.iceberg.reject_table import counting_rows
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
@@ -50,6 +53,8 @@ def show(
 
         chosen = Selection(stage, reason)
         main, rejects = load_both(open_catalog(iceberg_conn), table)
+        if group is not None:
+            check_group_seen(main, group)
         groups = groups_seen(main) if group is None else (group,)
         found = []
         if rejects is not None:
@@ -71,7 +76,7 @@ def show(
         return
     typer.echo(f"{table}: {sum(one.count for one in found):,} rejected records")
     for one in found:
-        typer.echo(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}")
+        typer.echo(printable(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}"))
         for example in one.examples:
             typer.echo(f"    {example.text}")
 

@@ -93,21 +93,21 @@ def status(
         found = _look(search, age)
         if written:
             written.add(found)
-        typer.echo(json.dumps(_json(found), indent=2) if as_json else painted(render(found), _COLOURS))
-        return _verdict(found)
+        typer.echo(json.dumps(_json(found), indent=2) if as_json else painted(render(found, group), _COLOURS))
+        return _verdict(found, group)
     code = 0
     try:
         while True:
             found = _look(search, age)
             # Set before the look is printed: whoever sees a look and interrupts gets its code.
-            code = _verdict(found)
+            code = _verdict(found, group)
             if written:
                 written.add(found)
             if as_json:
                 typer.echo(json.dumps(_json(found)))
             else:
                 at = time.strftime("%H:%M:%S")
-                paint_over(painted(f"{render(found)}\n\n{at}, again each {pause:g} s; Ctrl-C ends it", _COLOURS))
+                paint_over(painted(f"{render(found, group)}\n\n{at}, again each {pause:g} s; Ctrl-C ends it", _COLOURS))
             time.sleep(pause)  # what --watch asks for
     except KeyboardInterrupt:
         return code
@@ -131,7 +131,10 @@ class _Page:
         self._looks.append(Look(int(time.time() * 1000), streams))
         # Who has the page open never sees half of it.
         part = self._file.with_name(f"{self._file.name}.part")
-        part.write_text(page(self._looks), encoding="utf-8")
+        # A new file: whoever may write into the folder could have put a link there.
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8") as file:
+            file.write(page(self._looks))
         part.replace(self._file)
 
 
@@ -191,10 +194,11 @@ def _look(search: StreamSearch, max_age: float) -> list[Stream]:
         return search.streams(int(time.time() * 1000), max_age)
 
 
-def _verdict(found: list[Stream]) -> int:
+def _verdict(found: list[Stream], group: str | None) -> int:
     from airflow_lakestream.watching.streams.status import HEALTHY, State
 
-    if any(stream.state is State.UNSEEN for stream in found):
+    if any(stream.state is State.UNSEEN for stream in found) or (group is not None and not found):
+        # A monitor that asks for one group does not hear that all is well if there is no such group.
         return 2
     return 0 if all(stream.state in HEALTHY for stream in found) else 1
 
@@ -203,10 +207,14 @@ def _json(streams: list[Stream]) -> dict[str, Any]:
     return {"at": time.time(), "streams": [stream.to_dict() for stream in streams]}
 
 
-def render(streams: list[Stream]) -> str:
-    """Return streams as text: a table, and below it the reasons."""
+def render(streams: list[Stream], group: str | None = None) -> str:
+    """Return streams as text: a table, and below it the reasons.
+
+    :param group: the only consumer group that was asked for.
+    """
     if not streams:
-        return "no streams: none of the tables has a ledger"
+        whose = "" if group is None else f" of the consumer group {group}"
+        return f"no streams: none of the tables has a ledger{whose}"
     rows = [_COLUMNS, *(_row(stream) for stream in streams)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

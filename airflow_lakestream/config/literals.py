@@ -6,7 +6,8 @@ DAG's parser would have to wait for; so DDL and SQL are left to the run, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -24,6 +25,7 @@ from airflow_lakestream.core.names import (
     check_table_name,
 )
 from airflow_lakestream.core.policies import (
+    OF_INPUT,
     MergeMode,
     Missing,
     ModeName,
@@ -46,10 +48,11 @@ from airflow_lakestream.core.policies import (
     size_in_bytes,
 )
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern
-from airflow_lakestream.exceptions import UnknownValue
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.registry.config import RegistryConfig, is_address
 
 Check = Callable[[str, object], object]
+_TEMPLATE = re.compile(r"\{[{%#].*?(?:[}%#]\}|$)", re.DOTALL)
 
 
 def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | None = None) -> None:
@@ -76,6 +79,27 @@ def is_literal(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(is_literal, value))
     return isinstance(value, int | float | datetime | timedelta)
+
+
+def templates_in(name: str, value: object) -> Iterator[str]:
+    """Yield what Airflow would render of an argument; `{{ input }}` of a statement is no template."""
+    if isinstance(value, str):
+        text = OF_INPUT.sub("", value) if name == "sql" else value
+        yield from _TEMPLATE.findall(text)
+    elif isinstance(value, Mapping):
+        for item in value.items():
+            yield from templates_in("", item)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from templates_in("", one)
+
+
+def refuse_templates(given: Mapping[str, object]) -> None:
+    """Refuse templates where nothing renders them: outside of Airflow's tasks. Raises InvalidArgument."""
+    for name, value in given.items():
+        for found in templates_in(name, value):
+            problem = f"{found!r} is a template, and only a task of Airflow renders it."
+            raise InvalidArgument(name, problem, "Write what it stands for, or run the DAG.")
 
 
 def _check_table(table: str, given_format: object) -> None:

@@ -134,9 +134,13 @@ def is_given(value: object) -> bool:
     return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
 
 
+# What stands for the records in a statement: rendered to itself, it is no template of Airflow's.
+OF_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
+
+
 def is_template(text: str) -> bool:
     """Tell whether a text is rendered by Airflow before a run has it."""
-    return "{{" in text or "{%" in text
+    return any(mark in text for mark in ("{{", "{%", "{#"))
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

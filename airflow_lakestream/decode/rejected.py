@@ -27,9 +27,13 @@ RECORD_SCHEMA = pa.schema(
 )
 
 
+# The steps at which a record may be found to be a bad one.
+STAGES = ("record", "decode", "sql", "route", "write")
+
+
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A bad record, and the step at which it was found to be one: "record", "decode", "sql", "route" or "write"."""
+    """A bad record, and the step at which it was found to be one: of `STAGES`."""
 
     row: BadRow
     stage: str

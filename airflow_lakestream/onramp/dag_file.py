@@ -11,6 +11,7 @@ from typing import Any
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -228,8 +229,7 @@ def _statement(sql: str) -> str:
 
 
 def _in_triple_quotes(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in escaped)
+    return printable(text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"'))
 
 
 def _keywords(arguments: list[tuple[str, str, str]], indent: int) -> str:

@@ -34,7 +34,8 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
 
     :param table: `namespace.table` (templated)
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
-    :param stage: only records that were found bad there: `"record"`, `"decode"`, `"route"` or `"sql"` (templated)
+    :param stage: only records that were found bad there: `"record"`, `"decode"`, `"sql"`, `"route"` or
+        `"write"` (templated)
     :param reason: only records whose reason has this text in it (templated)
     :param limit: most records; default: all (templated)
     :param format: how values are decoded, as the extract operator's; so are all others that say how: `key_format`,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
-from airflow_lakestream.core.policies import SqlInput, choose, is_given, is_template
+from airflow_lakestream.core.policies import OF_INPUT, SqlInput, choose, is_given, is_template
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.rendering import KeepsTexts
 
 INPUT = "{{ input }}"
 _FILE = ".sql"
-_OF_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 
 
 def check_written_out(sql: object, sql_input: object) -> None:
@@ -28,7 +26,7 @@ def check_written_out(sql: object, sql_input: object) -> None:
         raise InvalidArgument("sql_input", "goes with sql, and there is none.")
     if not isinstance(sql, str) or not is_given(sql) or sql.endswith(_FILE):
         return
-    if not _OF_INPUT.search(sql) and not is_template(sql):
+    if not OF_INPUT.search(sql) and not is_template(sql):
         raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
 
 

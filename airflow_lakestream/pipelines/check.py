@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.literals import is_literal
+from airflow_lakestream.config.literals import is_literal, refuse_templates, templates_in
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.compiled import Compiled, Landing, Waiting
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
@@ -14,6 +16,37 @@ from airflow_lakestream.pipelines.operator import SENSORS
 
 # Any interval: the run has its own.
 _SOME_INTERVAL = {"interval_start": "2026-01-01", "interval_end": "2026-01-02"}
+
+# What stands for an argument that a landing has to have, where only a run renders it.
+_SOME_NAMES = {"topic": "topic", "consumer_group": "group", "start_timestamp": 0}
+# Each says what the others mean: where one is not known, none is looked at.
+_TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
+
+
+def refuse_rendered(compiled: Compiled, landings: Sequence[Landing]) -> None:
+    """Refuse what only a task of Airflow renders. Raises PipelineError with each place."""
+    problems = []
+    for landing in landings:
+        for name, value in landing.arguments.items():
+            try:
+                refuse_templates({name: value})
+            except InvalidArgument as error:
+                problems.append(landing.problem(compiled.file, error))
+    if problems:
+        raise PipelineError(problems)
+
+
+def _as_known(landing: Landing) -> Landing:
+    """Return a landing without what only a run renders."""
+    unknown = {name for name, value in landing.arguments.items() if any(templates_in(name, value))}
+    if not unknown:
+        return landing
+    if unknown & _TOGETHER:
+        unknown |= _TOGETHER
+    is_delta = landing.table_format == TableFormat.DELTA
+    some = {**_SOME_NAMES, "table": "/some/table" if is_delta else "some.table"}
+    known = {name: value for name, value in landing.arguments.items() if name not in unknown}
+    return replace(landing, arguments={**{name: some[name] for name in unknown & some.keys()}, **known})
 
 
 def configured(compiled: Compiled, landing: Landing, **more: object) -> ExtractConfig:
@@ -38,7 +71,8 @@ def check(compiled: Compiled) -> list[ExtractConfig]:
     problems: list[Problem] = []
     for landing in compiled.landings:
         try:
-            found.append(configured(compiled, landing, **(_SOME_INTERVAL if landing.mode == "replace" else {})))
+            interval = _SOME_INTERVAL if landing.mode == "replace" else {}
+            found.append(configured(compiled, _as_known(landing), **interval))
         except PipelineError as error:
             problems += error.problems
     for sensor in compiled.sensors:

@@ -17,11 +17,10 @@ from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
 from airflow_lakestream.pipelines.flow import Way, check_flow, ways
 from airflow_lakestream.pipelines.model import Pipeline, Sink
-from airflow_lakestream.pipelines.rules import contradictions
+from airflow_lakestream.pipelines.rules import OF_LANDING, contradictions
 from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
-_OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
 # Formats whose schemas a registry may have.
 _OF_REGISTRIES: tuple[str, ...] = (Format.AVRO, Format.PROTOBUF, Format.JSON_SCHEMA)
 # What pydantic's path has behind a name that is wrong itself.
@@ -168,7 +167,7 @@ def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
     landing.take(quality, quality_at, "freshness")
     for name in quality.checks.model_fields_set if quality.checks else ():
         landing.paths[f"checks.{name}"] = (*quality_at, "checks", name)
-    landing.take(told, ("orchestration",), *(name for name in type(told).model_fields if name not in _OF_LANDING))
+    landing.take(told, ("orchestration",), *(name for name in type(told).model_fields if name not in OF_LANDING))
     landing.add("kafka_conn_id", source.connection, (*way.source_at, "connection"))
     landing.add(_sink_connection(sink), sink.connection, (*way.sink_at, "connection"))
     for group, path in (

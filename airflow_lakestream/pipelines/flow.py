@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.model import Pipeline, Sink, Source, Transformation
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
-_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 _PATH: Path = ("transformations",)
 
 
@@ -45,7 +44,7 @@ class Way:
         parts, source = [], "{{ input }}"
         for step in self.steps:
             # On a line of its own, since a statement may end with a comment.
-            parts.append((step.name, _INPUT.sub(source, step.sql.strip().rstrip(";"))))
+            parts.append((step.name, OF_INPUT.sub(source, step.sql.strip().rstrip(";"))))
             source = f'"{step.name}"'
         if not parts:
             return None
@@ -85,7 +84,7 @@ def _of_names(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
         path = (*_PATH, at)
         if times[step.name] > 1:
             yield document.problem((*path, "name"), f"{step.name} is the name of another step or of a source.")
-        if not _INPUT.search(step.sql):
+        if not OF_INPUT.search(step.sql):
             yield document.problem((*path, "sql"), "it does not read from {{ input }}. Write FROM {{ input }}.")
         if step.input not in times:
             yield document.problem((*path, "input"), _unknown(step.input, times))

@@ -76,7 +76,7 @@ def read_folder(folder: Path, lookup: Callable[[str], str], memory: Path | None 
     remembered = _Memory(memory or _memory_of(folder), lookup)
     found: list[Compiled] = []
     wrong: dict[str, list[Problem]] = {}
-    for path in sorted(one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file()):
+    for path in _files(folder):
         name = str(path.relative_to(folder))
         try:
             found.append(remembered.read(path, name))
@@ -108,6 +108,12 @@ def _name_in(path: Path) -> str | None:
         match = _NAME.search(_text(path, path.name))
         return match[1] if match else None
     return None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of pipelines; hidden ones are none, such as those behind the links of a ConfigMap."""
+    found = (one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
+    return sorted(one for one in found if not any(part[0] == "." for part in one.relative_to(folder).parts))
 
 
 def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> Compiled:

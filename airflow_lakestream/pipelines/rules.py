@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import date
+from typing import Any
 
 from pydantic import BaseModel
 
+from airflow_lakestream.config.literals import templates_in
 from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
@@ -36,6 +38,11 @@ _NOT_OF_MIRRORS = {
 }
 # What SQL reads before it is decoded.
 _TEXTS = (Format.JSON, Format.RAW)
+# What tasks render of `orchestration`; all else in it is told to Airflow as it stands, as all of `metadata` is.
+OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
+_RENDERED = (*OF_LANDING, "sensors", "spark", "flink", "connect")
+# What a submission is told by arguments that are no templates, or by a trigger's interval.
+_NOT_BY_SPARK = ("checkpoint_interval", "driver_memory", "executor_memory")
 # What only a landing in a worker has.
 _NOT_ON_SPARK = {
     "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",
@@ -48,6 +55,11 @@ def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way])
 
     :param found: the way to each sink.
     """
+    is_spark = pipeline.orchestration.engine == "spark"
+    for path, text in _templates(document.content, ()):
+        if not _is_rendered(path) or (is_spark and path[-1] in _NOT_BY_SPARK):
+            problem = "no task renders it. Write it out, or take a variable of Airflow's: ${NAME}."
+            yield document.problem(path, f"{'.'.join(map(str, path))}: {text!r} is a template, and {problem}")
     yield from _of_schedule(document, pipeline)
     yield from _of_neighbours(document, pipeline, found)
     for way in found:
@@ -65,6 +77,22 @@ def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way])
             problem = "it is of the columns that transformations read; there are none. The table's belong to the sink."
             yield document.problem(("sources", name, "schema"), problem)
     yield from check_sensors(document, pipeline, found)
+
+
+def _templates(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the texts of a file that are templates, each with its place."""
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _templates(one, (*path, key))
+    elif any(templates_in(str(path[-1]), value)):
+        yield path, value
+
+
+def _is_rendered(path: Path) -> bool:
+    part = path[0]
+    if part == "transformations":
+        return path[-1] == "sql"
+    return part in ("sources", "sinks", "quality") or (part == "orchestration" and path[1] in _RENDERED)
 
 
 def _of_neighbours(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:

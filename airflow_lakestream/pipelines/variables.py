@@ -49,4 +49,8 @@ def _field(name: str, connection: Callable[[str], Mapping[str, object] | None]) 
         raise LookupError(f"${{{name}}}: there is no connection {conn_id}. Add it, or correct the name.")
     if found.get(field) is None:
         raise LookupError(f"${{{name}}}: the connection {conn_id} has no {field}.")
-    return str(found[field])
+    text = str(found[field])
+    # A host may have a login in it without a scheme before it.
+    if url_holds_secret(text) or url_holds_secret(f"any://{text}"):
+        raise LookupError(f"${{{name}}}: the connection's {field} has a secret in it. {_WHERE}")
+    return text

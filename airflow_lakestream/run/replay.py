@@ -20,6 +20,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from airflow_lakestream.audit.books import check_group_seen
 from airflow_lakestream.audit.run import load, load_both
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
@@ -32,8 +33,8 @@ from airflow_lakestream.core.ports import Boundary, Chunk, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.decode.rejected import timestamps_of
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.decode.rejected import STAGES, timestamps_of
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient, UnknownValue
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out.books import note_on
 from airflow_lakestream.iceberg.reject_table import counting_rows
@@ -79,6 +80,8 @@ class Selection:
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        if self.stage not in (None, *STAGES):
+            raise UnknownValue("stage", self.stage, STAGES)
         if self.limit is not None and self.limit < 1:
             raise InvalidArgument("limit", f"{self.limit} is not a number of records above 0.")
 
@@ -158,6 +161,7 @@ class Replay:
                 f"{self.table}: {note} A record of a fan-out is landed in several tables by one ledger, and can't be "
                 "replaced. Nothing was changed."
             )
+        check_group_seen(main, self.consumer_group)
         refuse_without_spark(self.table, main.properties, self.consumer_group, "a replay")
         read = landed_through(main.properties, self.consumer_group)
         if read is not None and not is_given(self.decoding.get("sql")):

@@ -22,9 +22,10 @@ _STACK = 8 * 2**20
 class Bounds:
     """The bounds of a process that runs a statement.
 
-    :param memory_limit: what DuckDB may use for data, such as "256MB". The process has BESIDE more.
+    :param memory_limit: what DuckDB may use for data, such as "256MB". The process has `beside` more.
     :param threads: threads that DuckDB uses for one batch.
     :param timeout: processor seconds that the statement may take for one record, and for a batch at once.
+    :param beside: bytes that the process may have in addition to DuckDB's.
 
     Raises InvalidArgument.
     """
@@ -32,6 +33,7 @@ class Bounds:
     memory_limit: str = "256MB"
     threads: int = 1
     timeout: float = 10.0
+    beside: int = BESIDE
 
     def __post_init__(self) -> None:
         size_of(self.memory_limit)
@@ -43,7 +45,7 @@ class Bounds:
     @property
     def memory(self) -> int:
         """Bytes that the process may hold."""
-        return size_of(self.memory_limit) + BESIDE
+        return size_of(self.memory_limit) + self.beside
 
     @property
     def data(self) -> int:

@@ -1,4 +1,4 @@
-"""The task's side of `worker`: the process in which a statement runs."""
+"""The task's side of processes with bounds, and of `worker`: the one in which a statement runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +18,12 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
+from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds, size_of
 from airflow_lakestream.transform.messages import Setup, receive, send
 
 # Takes the parent's path, since Spark imports from a zip. Python's environment variables and the current folder are
 # ignored.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from airflow_lakestream.transform.worker import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
 _ROOT = str(Path(__file__).parents[2])
 # The only environment variables that it gets: a task's environment holds secrets.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
@@ -31,15 +32,20 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
 # Wall-clock time: a hanging process takes no processor time.
 _STUCK = 120.0
+# Signals by which a program ends itself; others come from outside.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 # Seconds that it may take to end.
 _PATIENCE = 5.0
 
 # The error texts, by the bound that was exceeded.
 _WHY = {
-    "memory": "takes more than {most:,.0f} MiB of memory, which are memory_limit ({limit}) and 512 MiB: {told}",
+    "memory": "takes more than {most:,.0f} MiB of memory, which are DuckDB's {limit} and {beside:,.0f} MiB: {told}",
     "rows": "makes rows of {told}, and they may have {rows:,.2f} MiB (see docs/sql.md)",
     "failure": "fails inside of DuckDB: {told}",
 }
+
+
+Message = tuple[dict[str, Any], pa.Table]
 
 
 class SqlFailed(LakestreamError, Transient):
@@ -49,7 +55,7 @@ class SqlFailed(LakestreamError, Transient):
 class Exceeded(Exception):
     """A request exceeded a bound.
 
-    :param what: "time", "memory" or "rows"; anything else ended the process in another way.
+    :param what: "time", "memory", "rows" or "crash"; anything else ended the process in another way.
     """
 
     def __init__(self, what: str, why: str) -> None:
@@ -62,53 +68,25 @@ class Exceeded(Exception):
         return self.what in ("time", "rows")
 
 
-class SqlProcess:
-    """A process with bounds that runs one statement. Used by one thread at a time, never after a fork.
+class BoundedProcess:
+    """A process with bounds. Used by one thread at a time, never after a fork. Raises SqlFailed.
 
-    Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds the bounds while
-    it is planned. Raises SqlFailed.
-
-    :param twin: another process with the same arguments, perhaps ended, whose plan is used.
+    :param program: the module whose `main` runs in it.
     """
 
-    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds, twin: SqlProcess | None = None) -> None:
+    def __init__(self, program: str, bounds: Bounds) -> None:
         self._bounds = bounds
         self._owner = os.getpid()
         self._is_stuck = False
-        self._process = _started()
+        self._process = _started(program)
         # No buffers: a fork might find their locks taken.
         self._to, self._from = cast("tuple[io.FileIO, io.FileIO]", (self._process.stdin, self._process.stdout))
         _LIVING.add(self)
-        setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), no_rows(columns))]
-        if twin is not None:
-            setup.append(({}, no_rows(twin.schema)))
-        try:
-            answer, table = self._asked(setup, bounds.timeout, 0)
-        except Exceeded as error:
-            if error.what == "exit":
-                raise SqlFailed(f"sql: no process can be had to run it in: it {error}.") from None
-            raise InvalidArgument("sql", f"without any record, it {error}.") from None
-        if "invalid" in answer:
-            self.close()
-            raise InvalidArgument(*answer["invalid"])
-        self.plan: dict[str, Any] = answer["plan"]
-        self.schema: pa.Schema = table.schema
 
     @property
     def is_usable(self) -> bool:
         """Whether this process started it: after a fork it must not be used."""
         return self._owner == os.getpid() and self._process.poll() is None
-
-    def run(self, table: pa.Table, seconds: float, rows: int) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Return the rows, their records' numbers in the last column, and the records on which the statement fails.
-
-        Raises Exceeded after the process has ended.
-
-        :param seconds: processor seconds that it may take.
-        :param rows: bytes that the rows may have.
-        """
-        answer, made = self._asked([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
-        return made, answer["bad"]
 
     def close(self) -> None:
         """End it."""
@@ -126,14 +104,16 @@ class SqlProcess:
         self._to.close()
         self._from.close()
 
-    def _asked(
-        self, messages: list[tuple[dict[str, Any], pa.Table]], seconds: float, rows: int
-    ) -> tuple[dict[str, Any], pa.Table]:
+    def ask(self, messages: list[Message], seconds: float, rows: int = 0) -> Message:
+        """Return the answer to the last message. Raises Exceeded after the process has ended.
+
+        :param seconds: processor seconds that it may take.
+        :param rows: bytes that the answer's rows may have.
+        """
         try:
-            for words, table in messages:
-                send(self._to, words, table)
-            self._wait(_STUCK + 10 * seconds)
-            answer, made = receive(self._from)
+            for message in messages:
+                send(self._to, *message)
+            answer, made = self.answer(time.monotonic() + _STUCK + 10 * seconds)
         except (OSError, EOFError):
             self.close()
             raise self._end(seconds) from None
@@ -141,6 +121,15 @@ class SqlProcess:
             self.close()
             raise self._exceeded(what, answer[what], rows)
         return answer, made
+
+    def answer(self, until: float) -> Message:
+        """Return the next message; end the process if none comes until then."""
+        answers = select.poll()
+        answers.register(self._from, select.POLLIN)
+        if not answers.poll(max(0.0, until - time.monotonic()) * 1000):
+            self._is_stuck = True
+            self._process.kill()
+        return receive(self._from)
 
     def _end(self, seconds: float) -> Exceeded:
         status = self._process.returncode
@@ -151,25 +140,58 @@ class SqlProcess:
         if status == TOO_LARGE:
             return self._exceeded("memory", "the process was ended", 0)
         how = f"killed by signal {-status}" if status < 0 else f"it ended with {status}"
-        return Exceeded("exit", f"ends the process that it runs in: {how}")
+        what = "crash" if -status in _CRASHES else "exit"
+        return Exceeded(what, f"ends the process that it runs in: {how}")
 
     def _exceeded(self, what: str, told: str, rows: int) -> Exceeded:
         most, limit = self._bounds.memory / 2**20, self._bounds.memory_limit
-        return Exceeded(what, _WHY[what].format(most=most, limit=limit, told=told, rows=rows / 2**20))
-
-    def _wait(self, seconds: float) -> None:
-        """Wait for an answer or the process's end; kill it if neither comes."""
-        answers = select.poll()
-        answers.register(self._from, select.POLLIN)
-        if not answers.poll(seconds * 1000):
-            self._is_stuck = True
-            self._process.kill()
+        beside = most - size_of(limit) / 2**20
+        told = _WHY[what].format(most=most, limit=limit, beside=beside, told=told, rows=rows / 2**20)
+        return Exceeded(what, told)
 
 
-def _started() -> subprocess.Popen[bytes]:
+class SqlProcess(BoundedProcess):
+    """A process with bounds that runs one statement. Used by one thread at a time, never after a fork.
+
+    Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds the bounds or
+    crashes while it is planned. Raises SqlFailed.
+
+    :param twin: another process with the same arguments, perhaps ended, whose plan is used.
+    """
+
+    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds, twin: SqlProcess | None = None) -> None:
+        super().__init__("airflow_lakestream.transform.worker", bounds)
+        setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), no_rows(columns))]
+        if twin is not None:
+            setup.append(({}, no_rows(twin.schema)))
+        try:
+            answer, table = self.ask(setup, bounds.timeout)
+        except Exceeded as error:
+            if error.what == "exit":
+                raise SqlFailed(f"sql: no process can be had to run it in: it {error}.") from None
+            raise InvalidArgument("sql", f"without any record, it {error}.") from None
+        if "invalid" in answer:
+            self.close()
+            raise InvalidArgument(*answer["invalid"])
+        self.plan: dict[str, Any] = answer["plan"]
+        self.schema: pa.Schema = table.schema
+
+    def run(self, table: pa.Table, seconds: float, rows: int) -> tuple[pa.Table, list[tuple[int, str]]]:
+        """Return the rows, their records' numbers in the last column, and the records on which the statement fails.
+
+        Raises Exceeded after the process has ended.
+
+        :param seconds: processor seconds that it may take.
+        :param rows: bytes that the rows may have.
+        """
+        answer, made = self.ask([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
+        return made, answer["bad"]
+
+
+def _started(program: str) -> subprocess.Popen[bytes]:
     path = [_ROOT, *(folder for folder in sys.path if folder and folder != _ROOT)]
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _ALLOCATION
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *path]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(program), *path]
     try:
         return subprocess.Popen(  # noqa: S603  # this interpreter, and our own program
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -179,7 +201,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 # A fork has copies of the pipes: unless they are closed, the process would not notice that this one is gone.
-_LIVING: weakref.WeakSet[SqlProcess] = weakref.WeakSet()
+_LIVING: weakref.WeakSet[BoundedProcess] = weakref.WeakSet()
 
 
 def _forget_all() -> None:

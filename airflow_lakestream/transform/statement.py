@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airflow_lakestream.core.policies import OF_INPUT
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.outcome import HIDDEN
 from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
@@ -17,7 +18,6 @@ Node = dict[str, Any]
 
 INPUT = f"{HIDDEN}input"
 METADATA = "_kafka_"
-_PLACEHOLDER = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 
 _ROW_BY_ROW = "a statement turns each record of {{ input }} into one row, or none, by itself"
 _BATCHES = (
@@ -83,7 +83,7 @@ def with_input(sql: str) -> str:
     """
     if HIDDEN in sql.lower():
         raise refuse(f"a name with {HIDDEN} in it", "such names are taken")
-    replaced, count = _PLACEHOLDER.subn(INPUT, sql)
+    replaced, count = OF_INPUT.subn(INPUT, sql)
     if not count:
         raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
     return replaced

@@ -232,3 +232,20 @@ def test_airflow_knows_the_page_below_the_path_of_its_proxy(said: dict[str, Any]
 def test_the_files_of_the_page_are_in_the_package() -> None:
     static = Path(CHECKOUT, "airflow_lakestream", "ui", "page", "static")
     assert {file.name for file in static.iterdir()} >= {"lakestream.js", "dag.js"}
+
+
+def test_whatever_others_have_written_the_page_answers_and_names_what_it_could_not_read(said: dict[str, Any]) -> None:
+    odd = said["odd"]
+    # That a button can do nothing is an answer: 409.
+    failed = [
+        (one["made"], path, status)
+        for one in odd
+        for path, status in one["statuses"].items()
+        if status > 399 and not (status == 409 and path.endswith("/presses/replay"))
+    ]
+    assert failed == []
+    assert [one["made"] for one in odd if one["texts"]] == []
+    named = [one for one in odd if one["problem"]]
+    assert len(named) > 10
+    for one in named:
+        assert any("could not be read" in text and one["problem"] in text for text in one["why"]), one

@@ -64,6 +64,16 @@ CASES = [
     ("LakestreamDriverRestarts", {"restarts": "1x100"}, "60m", False),
     ("LakestreamStreamAlert", {"alerts": "0x30 1x30"}, "40m", True),
     ("LakestreamStreamAlert", {"alerts": "1x60"}, "40m", False),
+    # A counter's first sample is its first event.
+    ("LakestreamStreamAlert", {"alerts": "_x30 1x30"}, "31m", True),
+    ("LakestreamStreamAlert", {"alerts_total": "_x30 1x30"}, "40m", True),
+    ("LakestreamStreamAlert", {"alerts": "_x30 1x60"}, "60m", False),
+    ("LakestreamRecordsRejected", {"rejected": "_x30 5x60", "rows": "_x30 100x60"}, "35m", True),
+    ("LakestreamRecordsRejected", {"rejected": "_x30 0x60", "rows": "_x30 100x60"}, "35m", False),
+    ("LakestreamDriverRestarts", {"restarts": "_x30 4x60"}, "35m", True),
+    # Nothing was scraped for an hour, or what is scraped was started again.
+    ("LakestreamStreamAlert", {"alerts": "1x10 _x60 1x60"}, "75m", False),
+    ("LakestreamStreamAlert", {"alerts": "7x30 0x30"}, "40m", False),
 ]
 
 
@@ -86,7 +96,9 @@ def test_an_alert_fires_when_it_should(
 
 def _spread(values: str) -> str:
     """Write `3600x60` as promtool wants it: a start and a step of 0."""
-    parts = (one if "x" not in one or "+" in one else one.replace("x", "+0x") for one in values.split())
+    parts = (
+        one if "x" not in one or one[0] == "_" or "+" in one else one.replace("x", "+0x") for one in values.split()
+    )
     return " ".join(parts)
 
 

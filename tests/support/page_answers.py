@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 from tests.support.airflow_home import DAGS
@@ -210,7 +214,77 @@ def ask() -> dict[str, Any]:
         readable = manager.get_authorized_dag_ids(user=users["vera"], session=session)
         said["all by search"] = json.loads(Streams().all(session, readable))["streams"]
         said["hours by search"] = Streams().hours(session, {"secret"})["streams"]
+    said["odd"] = list(_odd(client, headers))
     return said
+
+
+NAMES = ("read", "rows_in", "rows", "rows_out", "tables", "rejected", "skipped", "remaining_lag", "lag", "snapshot_ids")
+NAMES += ("schema_changes", "ranges", "lost", "topic", "table", "consumer_group", "topics", "reasons", "time_left")
+NAMES += ("seconds", "files", "snapshots", "rejects", "fresh")
+TEXTS = ("", "many", "0", "-1", "1e400", "\u202e", "\ud800", "<b>", "12", "9" * 30, "null", "2026-01-01")
+NUMBERS = (0, 1, -1, 3, 2**63, 10**400, -(10**30), 0.5, 1e300, True, False, None)
+
+
+def anything(random: Random, depth: int = 0) -> Any:
+    """Return some JSON."""
+    kind = random.random()
+    if depth < 4 and kind < 0.3:
+        return {random.choice((*NAMES, *TEXTS[:3])): anything(random, depth + 1) for _ in range(random.randrange(4))}
+    if depth < 4 and kind < 0.5:
+        return [anything(random, depth + 1) for _ in range(random.randrange(5))]
+    if kind < 0.52:
+        deep: Any = 1
+        for _ in range(200):
+            deep = [deep]
+        return deep
+    return random.choice(TEXTS if kind < 0.75 else NUMBERS)
+
+
+def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield what is answered after others have written any JSON where the page reads."""
+    from airflow.utils.session import create_session
+    from sqlalchemy.exc import DBAPIError
+
+    from airflow_lakestream.ui.page import hours
+    from airflow_lakestream.ui.page.landings import landing_of
+
+    paths = ("/lakestream/api/streams", "/lakestream/api/hours", ONE.format("lands"), ONE.format("on_spark"))
+    paths += (ONE.format("behind"), PRESS.format("lands", "replay"))
+    for seed in range(int(os.environ.get("LAKESTREAM_ODD", "40"))):
+        random, at = Random(seed), datetime.now(UTC) + timedelta(minutes=seed)
+        whole = report("orders", "lake.lands", seed, seed + 1)
+        name = random.choice(NAMES)
+        made = anything(random) if seed % 5 == 0 else {**whole, "rows_in": 1, name: anything(random)}
+        run_id = f"manual__{at.isoformat()}"
+        # What the database itself refuses nobody writes, such as half a character in JSONB.
+        with suppress(DBAPIError), create_session() as session:
+            if isinstance(made, dict):
+                land(session, "lands", "lands", run_id, at, made)
+        with suppress(DBAPIError), create_session() as session:
+            run(session, "lands", {"land": "success"}, at, [("land", -1, "return_value", made)])
+            render(session, "lands", run_id, {"schema": anything(random), "writer_schemas": anything(random)})
+        is_told = False
+        with suppress(DBAPIError), create_session() as session:
+            run(session, "on_spark", {"land": "running"}, at, [("land", -1, "progress", made)])
+            is_told = True
+        with suppress(DBAPIError), create_session() as session:
+            looks = [(task, 0, "return_value", anything(random)) for task in ("keeps_up", "is_fresh", "looks_inside")]
+            listed = [{"table": "lake.behind", "consumer_group": "slow_group"}] if seed % 3 else anything(random)
+            states = {"keeps_up": ["failed"], "is_fresh": ["failed"], "looks_inside": ["success"]}
+            told = [("streams", -1, "return_value", listed), *looks]
+            run(session, "supervises", {"streams": "success"}, at, told, mapped=states)
+        # As if a minute had passed.
+        hours._FRESH_S = -1
+        answers = {path: client.get(path, headers=headers) for path in paths}
+        of_all = answers[paths[0]]
+        shown = {one["dag_id"]: one for one in of_all.json()["streams"]} if of_all.status_code == 200 else {}
+        yield {
+            "made": repr(made)[:300],
+            "statuses": {path: answer.status_code for path, answer in answers.items()},
+            "problem": landing.problem if is_told and (landing := landing_of(at, run_id, -1, made)) else "",
+            "why": [one["text"] for one in shown.get("on_spark", {}).get("why", ())],
+            "texts": [answer.text for answer in answers.values() if "NaN" in answer.text or "Infinity" in answer.text],
+        }
 
 
 if __name__ == "__main__":

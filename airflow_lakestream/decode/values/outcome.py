@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 
@@ -69,7 +70,7 @@ def excerpt(value: object, limit: int = 100) -> str:
     if isinstance(value, bytes):
         value = value[: 4 * limit].decode(errors="backslashreplace")
     text = str(value)[: 4 * limit]
-    return shorten("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), limit)
+    return shorten(printable(text), limit)
 
 
 def near_name(name: str, others: Iterable[str]) -> str | None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.bad_records import kind_of
+from airflow_lakestream.core.printable import printable
 from airflow_lakestream.tables.coordinates import COORDINATES
 
 COLUMNS = ("stage", "error", "value", "run_id", "rejected_at")
@@ -43,7 +44,7 @@ class Example:
         """The record in one line."""
         value = "null" if self.value is None else self.value[: _MOST_SHOWN + 1].decode(errors="backslashreplace")
         value = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
-        return f"{self.topic}[{self.partition}] offset {self.offset}: {self.error}: {value}"
+        return printable(f"{self.topic}[{self.partition}] offset {self.offset}: {self.error}: {value}")
 
 
 @dataclass

@@ -23,6 +23,7 @@ _HOUR = timedelta(hours=1)
 _FRESH_S = 60
 # Of the first run of the day so exactly is looked for: as many more are read.
 RUNS = 1000
+_MOST_DIGITS = 18
 _RETURNED = XComModel.key == "return_value"
 
 
@@ -84,12 +85,15 @@ class Hours:
 
 
 def _number(session: Session, value: Any) -> ColumnElement[Any]:
-    """Return what is a number in JSON as one. Anybody's XComs are among these: a text may stand there, too."""
-    number = cast(value.as_string(), Float(53))
-    if session.get_bind().dialect.name != "postgresql":
-        return number
-    # It alone refuses to cast a text.
-    return case((func.jsonb_typeof(value) == "number", number), else_=None)
+    """Return what is a number in JSON as one. Anybody's XComs are among these: a text may stand there, too.
+
+    Numbers of more digits are no rows, and PostgreSQL can't cast all of them; it alone refuses to cast a text.
+    """
+    text = value.as_string()
+    is_number = func.length(text) <= _MOST_DIGITS
+    if session.get_bind().dialect.name == "postgresql":
+        is_number &= func.jsonb_typeof(value) == "number"
+    return case((is_number, cast(text, Float(53))), else_=None)
 
 
 def _first_run(session: Session, since: datetime) -> int:

@@ -12,14 +12,29 @@ from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
 from sqlalchemy import JSON, ColumnElement, String, cast, func, or_, select, type_coerce
 
+from airflow_lakestream.ui.page.shapes import Odd, count, identifier, keyed, listed, mapped, offsets, text, whole
+
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 # A task, as (dag_id, task_id).
 Key = tuple[str, str]
+# A partition, and the offsets from the first on to the second.
+Offsets = tuple[int, int, int]
 
 # The XComs of a task that landed: its report, and how far a run is that goes on.
 TOLD = ("return_value", "progress")
+_RANGES = {"ranges": listed(offsets), "lost": listed(offsets)}
+_REPORT = mapped(
+    **_RANGES,
+    topics=keyed(mapped(**_RANGES)),
+    tables=keyed(count),
+    **dict.fromkeys(("topic", "table", "consumer_group"), text),
+    **dict.fromkeys(("rejected", "skipped"), count),
+    **dict.fromkeys(("rows", "rows_out", "remaining_lag", "lag"), whole),
+    snapshot_ids=listed(identifier),
+    schema_changes=listed(text),
+)
 # SQLite takes no more than 32,766 values in a statement.
 _CHUNK = 500
 
@@ -35,41 +50,42 @@ def chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What one run of a task has landed, as its report has it."""
+    """What one run of a task has landed, as its report has it.
+
+    :param rows: of all tables that the run wrote.
+    :param lag: the offsets that the run left; None where it does not know.
+    :param names: its topic, table and consumer group, as far as it tells them.
+    :param landed: the ranges of offsets that it landed, by topic; `lost` those that Kafka no longer had.
+    :param problem: why the report could not be read; then nothing else of it is known.
+    """
 
     at: datetime
     run_id: str
     map_index: int
-    report: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def rows(self) -> int:
-        """The rows of all tables that the run wrote."""
-        tables = self.report.get("tables")
-        if isinstance(tables, Mapping) and tables:
-            return sum(int(rows or 0) for rows in tables.values())
-        return int(self.report.get("rows", self.report.get("rows_out")) or 0)
-
-    @property
-    def lag(self) -> int | None:
-        """The offsets that the run left; None where it does not know."""
-        lag = self.report.get("remaining_lag", self.report.get("lag"))
-        return None if lag is None else int(lag)
+    rows: int = 0
+    rejected: int = 0
+    skipped: int = 0
+    lag: int | None = None
+    snapshot_id: str | None = None
+    schema_changes: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    landed: Mapping[str, Sequence[Offsets]] = field(default_factory=dict, repr=False)
+    lost: Mapping[str, Sequence[Offsets]] = field(default_factory=dict, repr=False)
+    problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; ids are text, since browsers round 64-bit numbers."""
-        report = self.report
-        ids = [str(one) for one in report.get("snapshot_ids") or ()]
         return {
             "at": self.at.isoformat(),
             "run_id": self.run_id,
             "map_index": self.map_index,
             "rows": self.rows,
-            "rejected": int(report.get("rejected") or 0),
-            "skipped": int(report.get("skipped") or 0),
+            "rejected": self.rejected,
+            "skipped": self.skipped,
             "lag": self.lag,
-            "snapshot_id": ids[-1] if ids else None,
-            "schema_changes": [str(one) for one in report.get("schema_changes") or ()],
+            "snapshot_id": self.snapshot_id,
+            "schema_changes": list(self.schema_changes),
+            "problem": self.problem or None,
         }
 
 
@@ -79,11 +95,35 @@ def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: 
         # Written by `XCom.set`, which makes a text of it first.
         try:
             report = json.loads(report)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if not isinstance(report, Mapping) or not (report.get("read") or report.get("rows_in") or report.get("lost")):
         return None
-    return Landing(at, str(run_id or ""), -1 if map_index is None else int(map_index), report)
+    place = at, str(run_id or ""), -1 if map_index is None else int(map_index)
+    try:
+        return Landing(*place, **_told(report))
+    except Odd as odd:
+        return Landing(*place, problem=str(odd))
+
+
+def _told(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a report tells. Raises Odd."""
+    told = _REPORT("", report)
+    topics = told["topics"] or {told["topic"] or "": told}
+    names = {name: told[name] for name in ("topic", "table", "consumer_group") if told[name]}
+    lag = "remaining_lag" if "remaining_lag" in report else "lag"
+    rows = "rows" if "rows" in report else "rows_out"
+    return {
+        "rows": sum(told["tables"].values()) if told["tables"] else told[rows] or 0,
+        "rejected": told["rejected"],
+        "skipped": told["skipped"],
+        "lag": told[lag],
+        "snapshot_id": told["snapshot_ids"][-1] if told["snapshot_ids"] else None,
+        "schema_changes": tuple(one or "" for one in told["schema_changes"]),
+        "names": names,
+        "landed": {topic: one["ranges"] for topic, one in topics.items()},
+        "lost": {topic: one["lost"] for topic, one in topics.items()},
+    }
 
 
 def tells(column: Any) -> ColumnElement[bool]:
@@ -91,7 +131,8 @@ def tells(column: Any) -> ColumnElement[bool]:
     nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
     # In Airflow 3.1 the column of events is JSON that SQLAlchemy does not know as such.
     known = type_coerce(column, JSON)
-    return or_(*(cast(known[name].as_string(), String(64)) != empty for name, empty in nothing))
+    # Not the text of a text: PostgreSQL fails for all rows at one in which there is a NUL.
+    return or_(*(cast(known[name], String(64)).notin_((empty, "null")) for name, empty in nothing))
 
 
 def history(session: Session, key: Key, newest: int | None, most: int) -> list[Landing]:

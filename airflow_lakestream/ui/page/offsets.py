@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,9 +20,9 @@ def offsets_of(landings: Iterable[Landing]) -> list[dict[str, Any]]:
     landed: dict[tuple[str, int], list[tuple[int, int]]] = {}
     lost: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for landing in landings:
-        for topic, report in _by_topic(landing.report):
-            for name, into in (("ranges", landed), ("lost", lost)):
-                for partition, start, until in _triples(report.get(name)):
+        for by_topic, into in ((landing.landed, landed), (landing.lost, lost)):
+            for topic, ranges in by_topic.items():
+                for partition, start, until in ranges:
                     into.setdefault((topic, partition), []).append((start, until))
     bars = []
     for topic, partition in sorted(landed.keys() | lost.keys())[:_MOST_PARTITIONS]:
@@ -38,21 +38,6 @@ def offsets_of(landings: Iterable[Landing]) -> list[dict[str, Any]]:
             }
         )
     return bars
-
-
-def _by_topic(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    topics = report.get("topics")
-    if isinstance(topics, Mapping):
-        yield from ((str(topic), one) for topic, one in topics.items() if isinstance(one, Mapping))
-    else:
-        yield str(report.get("topic") or ""), report
-
-
-def _triples(value: Any) -> Iterator[tuple[int, int, int]]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        for one in value:
-            partition, start, until = one
-            yield int(partition), int(start), int(until)
 
 
 def _merged(ranges: Iterable[Sequence[int]]) -> list[list[int]]:

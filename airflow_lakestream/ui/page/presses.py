@@ -18,6 +18,7 @@ from sqlalchemy import select
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import TableFormat, is_template
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.ui.page.tasks import KEPT, StreamTask
 
 if TYPE_CHECKING:
@@ -149,7 +150,10 @@ class _Rendered:
             raise NotPossible("The argument schema is no text in the DAG file: start the DAG by its form.")
         # As a form's field takes it.
         if name == "writer_schemas":
-            return list(arguments.schemas(name, value) or ())
+            try:
+                return list(arguments.schemas(name, value) or ())
+            except InvalidArgument as e:
+                raise NotPossible(f"{e} Start the DAG by its form.") from None
         return text if isinstance(value, Mapping) else value
 
     def _of_run(self) -> Mapping[str, Any]:
@@ -162,7 +166,8 @@ class _Rendered:
                 .order_by(DagRun.id.desc(), kept.map_index)
                 .limit(1)
             )
-            self._fields = self._session.scalar(newest) or {}
+            found = self._session.scalar(newest)
+            self._fields = found if isinstance(found, Mapping) else {}
         return self._fields
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -9,7 +10,6 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
 
 from airflow_lakestream.ui.page.presses import NotPossible, Press, conf_of
 from airflow_lakestream.ui.page.streams import Streams
@@ -35,15 +35,14 @@ def routes() -> APIRouter:
 
     @router.get("/hours")
     def rows_by_hour(readable: Readable, session: SessionDep) -> Response:
-        # Of values that are JSON's own already: FastAPI would look at each of them again.
-        return JSONResponse(streams.hours(session, readable))
+        return _json(streams.hours(session, readable))
 
     @router.get("/streams/{dag_id}/{task_id}")
-    def one_stream(dag_id: str, task_id: str, readable: Readable, session: SessionDep) -> dict[str, Any]:
+    def one_stream(dag_id: str, task_id: str, readable: Readable, session: SessionDep) -> Response:
         found = streams.one(session, (dag_id, task_id), readable)
         if found is None:
             raise HTTPException(404, _nowhere(dag_id, task_id))
-        return found
+        return _json(found)
 
     @router.get("/streams/{dag_id}/{task_id}/presses/{press}")
     def what_a_press_starts(
@@ -54,18 +53,23 @@ def routes() -> APIRouter:
         session: SessionDep,
         user: GetUserDep,
         request: Request,
-    ) -> dict[str, Any]:
+    ) -> Response:
         stream = streams.pressed(session, (dag_id, task_id), readable)
         if stream is None:
             raise HTTPException(404, _nowhere(dag_id, task_id))
         # Besides the permission on the bundled DAG, for which Airflow asks when the run is started.
         may_start_runs(request, user)
         try:
-            return conf_of(session, press, stream, readable)
+            return _json(conf_of(session, press, stream, readable))
         except NotPossible as e:
             raise HTTPException(409, str(e)) from None
 
     return router
+
+
+def _json(found: dict[str, Any]) -> Response:
+    # Of values that are JSON's own already: FastAPI would look at each of them again, and fails for half a character.
+    return Response(json.dumps(found), media_type="application/json")
 
 
 def _nowhere(dag_id: str, task_id: str) -> str:

@@ -86,6 +86,9 @@ def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     for why in dict.fromkeys(unseen.values()):
         yield PageState.UNSEEN, Why(why, Cause.COULD_NOT_LOOK)
     bad = [what for what in said.looks if said.is_bad(what) and what not in unseen]
+    for what, problem in said.problems.items():
+        text = f"What the run {said.run_id} of {said.dag_id} has told of {what} could not be read: {problem}."
+        yield PageState.IDLE, Why(text)
     if lost := said.value("lag", "lost"):
         yield PageState.FAILING, Why(f"Kafka no longer has {_count(lost)} that were not landed.", Cause.LOST_RECORDS)
     if "retention" in bad:
@@ -114,6 +117,9 @@ def _of_pause(seen: Seen) -> Iterator[tuple[PageState, Why]]:
 
 def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     newest, landing = seen.newest, seen.landing
+    if landing is not None and landing.problem:
+        text = f"What the run {landing.run_id} has told of its landing could not be read: {landing.problem}."
+        yield PageState.IDLE, Why(text)
     if newest is None and landing is None:
         yield PageState.NEW, Why("There was no run yet.")
     elif newest is not None and newest.state in _RUNNING:

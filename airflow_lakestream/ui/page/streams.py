@@ -207,9 +207,9 @@ def _row(seen: SeenStream) -> dict[str, Any]:
 
 def _names(dag: KnownDag, task: StreamTask, landing: Landing | None) -> dict[str, str | None]:
     """Return names as the newest run had them, or as the DAG file has them, unless they are templates there."""
-    report: Mapping[str, Any] = landing.report if landing is not None else {}
+    told: Mapping[str, str] = landing.names if landing is not None else {}
     return {
-        "topic": str(report.get("topic") or "") or task.topic,
-        "table": str(report.get("table") or "") or task.table,
-        "consumer_group": str(report.get("consumer_group") or "") or task.consumer_group or dag.dag_id,
+        "topic": told.get("topic") or task.topic,
+        "table": told.get("table") or task.table,
+        "consumer_group": told.get("consumer_group") or task.consumer_group or dag.dag_id,
     }

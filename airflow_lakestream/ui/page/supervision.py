@@ -13,12 +13,28 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
+from airflow_lakestream.ui.page.shapes import Odd, count, listed, mapped, number, plain, text, whole
 from airflow_lakestream.ui.page.tasks import CONTENTS, LookTask
 from airflow_lakestream.watching.causes import UNSEEN
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+# What is shown of the sensors' values, and of what a table holds.
+_LOOK = mapped(lag=whole, lost=whole, time_left=number, reasons=listed(mapped(cause=text, text=text)))
+_SAMPLE = mapped(topic=text, partition=whole, offset=whole, error=text, value=text, bytes=whole, run_id=text)
+_REASON = mapped(stage=text, reason=text, records=whole, samples=listed(_SAMPLE))
+_SNAPSHOT = mapped(
+    **dict.fromkeys(("snapshot_id", "at", "operation", "kind", "consumer_group"), text),
+    rows=whole,
+)
+_CONTENTS = mapped(
+    table=text,
+    consumer_group=text,
+    files=mapped(**dict.fromkeys(("data_files", "delete_files", "bytes", "rows"), whole)),
+    snapshots=mapped(count=whole, newest=listed(_SNAPSHOT)),
+    rejects=mapped(count=count, looked_at=count, kinds=count, reasons=listed(_REASON)),
+)
 # A stream, as the list of streams names it: (table, consumer_group).
 Named = tuple[str, str]
 
@@ -40,13 +56,15 @@ class Place:
 class Supervised:
     """What was last said of a stream. `looks` has by what was looked at whether it is well, and the sensor's value.
 
-    What its table holds is told at the place `contents`.
+    `problems` has by what was looked at why the value could not be read. What its table holds is told at the place
+    `contents`.
     """
 
     dag_id: str
     run_id: str
     at: datetime
     looks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     contents: Place | None = None
 
     def value(self, what: str, name: str) -> Any:
@@ -116,19 +134,29 @@ def contents_of(session: Session, said: Supervised | None) -> dict[str, Any] | N
             XComModel.key == "return_value",
         )
     )
-    found = _read(document)
+    found, problem = _read(document), None
+    try:
+        found = _CONTENTS("", found) if place.is_well else None
+    except Odd as odd:
+        found, problem = None, str(odd)
     return {
         "dag_id": place.dag_id,
         "run_id": place.run_id,
         "task_id": place.task_id,
         "map_index": place.map_index,
         "at": place.at.isoformat(),
-        "document": found if place.is_well and isinstance(found, dict) else None,
+        "document": found,
+        "problem": problem,
     }
 
 
 def _both(one: Supervised, other: Supervised) -> Supervised:
-    return replace(one, looks={**one.looks, **other.looks}, contents=other.contents or one.contents)
+    return replace(
+        one,
+        looks={**one.looks, **other.looks},
+        problems={**one.problems, **other.problems},
+        contents=other.contents or one.contents,
+    )
 
 
 def _said(
@@ -153,11 +181,12 @@ def _said(
         if tasks[task_id].what == CONTENTS:
             one.contents = Place(run, dag_id, run_id, task_id, index, at, state == "success")
             continue
-        value = values.get((task_id, index))
-        one.looks[tasks[task_id].what] = {
-            "well": state == "success",
-            "value": value if isinstance(value, dict) else None,
-        }
+        what, value = tasks[task_id].what, values.get((task_id, index))
+        try:
+            value = None if value is None else {**plain("", value), **_LOOK("", value)}
+        except Odd as odd:
+            value, one.problems[what] = None, str(odd)
+        one.looks[what] = {"well": state == "success", "value": value}
     return found
 
 
@@ -170,6 +199,6 @@ def _read(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return value

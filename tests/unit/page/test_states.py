@@ -20,7 +20,7 @@ def ended(state: str | None, run_id: str = "new") -> Try:
 
 
 def landed(run_id: str = "new", lag: int = 0) -> Landing:
-    return Landing(AT, run_id, -1, {"read": 3, "rows": 3, "remaining_lag": lag})
+    return Landing(AT, run_id, -1, rows=3, lag=lag)
 
 
 def looked(**looks: tuple[bool, dict[str, Any] | None]) -> Supervised:

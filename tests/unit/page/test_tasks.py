@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.ui.page.landings import Landing, landing_of
+from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.offsets import offsets_of
 from airflow_lakestream.ui.page.tasks import find
 from tests.unit.page.test_states import AT
@@ -96,7 +96,8 @@ def test_offsets_of_several_topics_with_holes_and_losses() -> None:
         {"topic": "a", "ranges": [[0, 10, 12], [0, 15, 20]], "lost": [[0, 12, 14]]},
         {"topics": {"b": {"ranges": [[0, 1, 2]]}}},
     ]
-    bars = offsets_of(Landing(AT, "r", -1, report) for report in reports)
+    landings = [landing_of(AT, "r", -1, {"read": 1, **report}) for report in reports]
+    bars = offsets_of(one for one in landings if one is not None)
     assert [(one["topic"], one["partition"], one["landed"], one["lost"], one["holes"]) for one in bars] == [
         ("a", 0, [[0, 12], [15, 20]], [[12, 14]], [[14, 15]]),
         ("a", 1, [[5, 7]], [], []),

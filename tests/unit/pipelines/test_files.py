@@ -522,3 +522,34 @@ def test_a_name_without_quotes_is_the_text_or_refused_by_its_line(tmp_path: Path
     else:
         with pytest.raises(PipelineError, match=r"plain\.yaml:2:.*consumer_group"):
             read_file(tmp_path / "plain.yaml", lookup)
+
+
+def test_hidden_files_and_folders_are_no_pipelines(tmp_path: Path) -> None:
+    # As Kubernetes mounts a ConfigMap.
+    version = tmp_path / "..2026_11_01_00_00_00.123456789"
+    version.mkdir()
+    (version / "plain.yaml").write_text(PLAIN)
+    (tmp_path / "..data").symlink_to(version.name, target_is_directory=True)
+    (tmp_path / "plain.yaml").symlink_to(Path("..data", "plain.yaml"))
+    for hidden in (".ipynb_checkpoints/plain-checkpoint.yaml", "._plain.yaml", ".github/work.yml", "team/.x/a.yaml"):
+        path = tmp_path / hidden
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("no: pipeline")
+    assert [(one.name, one.file) for one in read_folder(tmp_path, lookup, tmp_path / "memory")] == [
+        ("plain", "plain.yaml")
+    ]
+
+
+LOGINS = ["https://user:secret@registry", "user:secret@broker", "postgresql://u:p@h/d", "https://h/?sig=abc"]
+
+
+@pytest.mark.parametrize("host", LOGINS)
+@pytest.mark.parametrize("field", ["host", "schema", "login"])
+def test_a_field_with_a_secret_in_it_is_not_filled_in(tmp_path: Path, host: str, field: str) -> None:
+    look = looked_up(lambda _: None, lambda _: {field: host})
+    path = tmp_path / "p.yaml"
+    path.write_text(PLAIN.replace("topic: orders", f"topic: '${{connection:c.{field}}}'"))
+    with pytest.raises(PipelineError, match=f"connection's {field} has a secret in it") as caught:
+        read_file(path, look)
+    assert host not in str(caught.value)
+    assert looked_up(lambda _: None, lambda _: {field: "https://registry:8081"})(f"connection:c.{field}")

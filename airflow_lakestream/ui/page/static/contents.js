@@ -50,7 +50,7 @@ export const Contents = ({ told }) => {
   const task = h(Link, { to: runPath(told, told) }, told.dag_id);
   const seen = told.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),
-    h("p", { className: "muted" }, seen ? "As seen by " : "The table could not be looked at by ", task, " ", h(Ago, told), "."),
+    h("p", { className: "muted" }, seen ? "As seen by " : told.problem ? "What was told could not be read: by " : "The table could not be looked at by ", task, " ", h(Ago, told), told.problem ? `: ${told.problem}.` : "."),
     !seen ? null : h(Fragment, null, h(Files, seen), h(Snapshots, seen),
       h("h2", null, "Rejected records"), h(Rejects, seen)));
 };

@@ -55,10 +55,11 @@ const Landings = ({ stream }) => h("table", { role: "table" },
   h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ["When", "Rows", "Rejected", "Skipped", "Left", "Snapshot", "Run"].map((label) =>
     h("th", { key: label, role: "columnheader", scope: "col" }, label)))),
   h("tbody", { role: "rowgroup" }, stream.landings.map((one) => {
-    const cell = (label, content) => h("td", { role: "cell", "data-label": label }, content);
-    return h("tr", { key: `${one.run_id} ${one.map_index}`, role: "row" }, cell("When", when(one.at)), cell("Rows", figure(one.rows)),
-      cell("Rejected", figure(one.rejected)), cell("Skipped", figure(one.skipped)), cell("Left", figure(one.lag)),
-      cell("Snapshot", one.snapshot_id || ""), cell("Run", h(Link, { to: runPath(stream, one) }, one.run_id)));
+    const cell = (label, content, colSpan = 1) => h("td", { role: "cell", "data-label": label, colSpan }, content);
+    return h("tr", { key: `${one.run_id} ${one.map_index}`, role: "row" }, cell("When", when(one.at)),
+      one.problem ? cell("Rows", h("span", { className: "error" }, `could not be read: ${one.problem}`), 5) : h(Fragment, null,
+        cell("Rows", figure(one.rows)), cell("Rejected", figure(one.rejected)), cell("Skipped", figure(one.skipped)), cell("Left", figure(one.lag)),
+        cell("Snapshot", one.snapshot_id || "")), cell("Run", h(Link, { to: runPath(stream, one) }, one.run_id)));
   })));
 
 export const OneStream = ({ dagId, taskId, back }) => {

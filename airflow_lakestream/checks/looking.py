@@ -1,0 +1,234 @@
+"""One look at a landing's rows, by DuckDB over its files, in a process of its own.
+
+Memory is bounded: DuckDB reads the files a row group at a time, and what a statement or a key needs beyond its limit
+goes to a temporary folder. Statements reach the landing's rows, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from airflow_lakestream.checks.files import LandingFiles, Reading
+from airflow_lakestream.core.checks import RELATION, Finding
+from airflow_lakestream.core.printable import printable
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.transform.engine import told
+from airflow_lakestream.transform.json_macros import MACROS
+from airflow_lakestream.transform.sandbox import open_database, parse, unparse
+
+# Rows, and characters of a value, that an error tells.
+FEW, LONGEST = 5, 80
+TIMESTAMP = "_kafka_timestamp"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a look reads.
+
+    :param sizes: of each file.
+    :param values: by file the columns that its partition has and it lacks itself, as text.
+    :param folder: for what does not fit into memory.
+    :param part: only these rows, by the first one's number and how many: to find those to blame.
+    """
+
+    sizes: Sequence[int]
+    values: Sequence[dict[str, str | None]]
+    folder: str
+    part: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: `kind` and what it is of, columns, a statement or a number of seconds."""
+
+    kind: str
+    label: str
+    columns: Sequence[str] = field(default_factory=list)
+    statement: str = ""
+    most: float = 0.0
+
+
+def selected(sql: str, memory_limit: str) -> str:
+    """Return a statement as DuckDB has understood it. Raises InvalidArgument for what is no SELECT."""
+    with closing(open_database(memory_limit, 1)) as database:
+        parsed = parse(database, sql.strip().rstrip(";"))
+        if parsed["error"]:
+            message = str(parsed["error_message"])
+            is_other = "Only SELECT" in message
+            told_of = message.partition("\n")[0]
+            reason = "only a SELECT is allowed here" if is_other else f"DuckDB does not understand it: {told_of}"
+            raise InvalidArgument("checks.sql", f"{label_of(sql)!r}: {reason}.")
+        if len(parsed["statements"]) != 1:
+            raise InvalidArgument("checks.sql", f"{label_of(sql)!r}: several statements.", "Write a list of them.")
+        return unparse(database, parsed["statements"][0]["node"])
+
+
+def bind(label: str, statement: str, columns: pa.Schema, memory_limit: str) -> None:
+    """Raise InvalidArgument where a statement does not fit the columns."""
+    with closing(open_database(memory_limit, 1)) as database:
+        database.register(RELATION, no_rows(columns))
+        try:
+            database.sql(statement).columns  # noqa: B018  # DuckDB binds the statement when its columns are asked for
+        except duckdb.Error as error:
+            problem = f"DuckDB can't bind {label!r}: {told(error)}."
+            there = f"The columns of {RELATION} are: {', '.join(columns.names)}."
+            raise InvalidArgument("checks.sql", problem, there) from None
+
+
+def label_of(sql: str) -> str:
+    """Return how errors name a statement."""
+    text = " ".join(sql.split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+class Look:
+    """One look at a landing's rows."""
+
+    def __init__(self, database: duckdb.DuckDBPyConnection, columns: pa.Schema) -> None:
+        self._database = database
+        there = set(columns.names)
+        self._place = [name for name in COORDINATES if name in there]
+
+    def count(self) -> int:
+        """Return how many rows there are. It opens each file: none that is gone may get on main."""
+        ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION}")
+        return int(count)
+
+    def places(self) -> list[str]:
+        """Return where the first of the rows are; none of a table that does not say it."""
+        return self._told(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
+
+    def findings(self, check: Check) -> Iterator[Finding]:
+        """Yield what is wrong; also where nobody knows whether the rows would have passed."""
+        try:
+            yield from self._of(check)
+        except duckdb.OutOfMemoryException:
+            raise
+        except duckdb.Error as error:
+            # A value that can't be cast.
+            yield Finding(check.label, f"it failed: {told(error)}")
+
+    def _of(self, check: Check) -> Iterator[Finding]:
+        if check.kind == "freshness":
+            yield from self._of_age(check.most)
+        elif check.kind == "sql":
+            if rows := self._told(check.statement, self._database.sql(check.statement).columns):
+                yield Finding(check.label, "it returned rows", rows)
+        elif check.kind == "not_null":
+            yield from self._of_rows(check, f"{quoted(check.columns[0])} IS NULL", "NULL")
+        else:
+            keys = ", ".join(map(quoted, check.columns))
+            known = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in check.columns)
+            twice = f"SELECT {keys} FROM {RELATION} WHERE {known} GROUP BY ALL HAVING count(*) > 1"
+            yield from self._of_rows(check, f"({keys}) IN ({twice})", "equal values")
+
+    def _of_rows(self, check: Check, condition: str, what: str) -> Iterator[Finding]:
+        ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION} WHERE {condition}")
+        if count:
+            names = check.columns
+            shown = list(dict.fromkeys((*self._place, *names)))
+            order = ", ".join(map(quoted, dict.fromkeys((*names, *self._place))))
+            query = f"SELECT {', '.join(map(quoted, shown))} FROM {RELATION} WHERE {condition} ORDER BY {order}"
+            yield Finding(check.label, f"{what} in {count} of the rows", self._told(query, shown))
+
+    def _of_age(self, most: float) -> Iterator[Finding]:
+        ((newest,),) = self._rows(f"SELECT epoch_ms(max({TIMESTAMP})) FROM {RELATION}")
+        age = None if newest is None else time.time() - newest / 1000
+        if age is None:
+            yield Finding("freshness", "no record has a time")
+        elif age > most:
+            at = datetime.fromtimestamp(newest / 1000, UTC).isoformat(timespec="seconds")
+            shown = list(dict.fromkeys((*self._place, TIMESTAMP)))
+            query = f"SELECT {', '.join(shown)} FROM {RELATION} ORDER BY {TIMESTAMP} DESC NULLS LAST LIMIT 1"
+            problem = f"the newest record is of {at}, {age:.0f} s old, more than {most:g} s"
+            yield Finding("freshness", problem, self._told(query, shown))
+
+    def _told(self, query: str, names: Sequence[str]) -> list[str]:
+        # As texts: Python's values of some types need packages that are not there.
+        few = self._rows(f"SELECT left(COLUMNS(*)::VARCHAR, {LONGEST}) FROM ({query}) LIMIT {FEW + 1}")
+        return [*(_row(names, values) for values in few[:FEW]), *(["..."] if len(few) > FEW else [])]
+
+    def _rows(self, query: str) -> list[tuple[Any, ...]]:
+        return self._database.execute(query).fetchall()
+
+
+@contextmanager
+def opened(
+    files: Files, columns: pa.Schema, reading: Reading, memory_limit: str, threads: int
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a database whose only relation is the landing's rows."""
+    system = LandingFiles(files.sizes, reading)
+    config: dict[str, Any] = {
+        "memory_limit": memory_limit,
+        "threads": threads,
+        "temp_directory": files.folder,
+        "preserve_insertion_order": str(files.part is not None).lower(),
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_community_extensions": "false",
+    }
+    with closing(duckdb.connect(":memory:", config=config)) as database:
+        database.register_filesystem(system)
+        try:
+            for statement in (*MACROS, *_locked(files, system.names, _rows_of(database, files, system.names, columns))):
+                database.execute(statement)
+            yield database
+        finally:
+            database.unregister_filesystem(system.protocol)
+
+
+def _rows_of(database: duckdb.DuckDBPyConnection, files: Files, names: Sequence[str], columns: pa.Schema) -> str:
+    """Return a statement with the rows of all files, the columns of their partitions included."""
+    alike: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
+    for values, name in zip(files.values, names, strict=True):
+        alike.setdefault(tuple(values.items()), []).append(name)
+    known = database.from_arrow(no_rows(columns))
+    types = dict(zip(known.columns, known.types, strict=True))
+    parts = []
+    for of_partition, some in alike.items():
+        more = [f"CAST({_text(value)} AS {types[name]}) AS {quoted(name)}" for name, value in of_partition]
+        # Files of one landing may lack columns that came up after them.
+        parts.append(f"SELECT {', '.join(['*', *more])} FROM read_parquet({some!r}, union_by_name = true)")
+    return " UNION ALL BY NAME ".join(parts)
+
+
+def _locked(files: Files, names: Sequence[str], rows: str) -> Iterator[str]:
+    yield "SET enable_progress_bar = false"
+    yield "SET GLOBAL python_enable_replacements = false"
+    yield "SET GLOBAL TimeZone = 'UTC'"
+    yield f"SET GLOBAL allowed_paths = {list(names)!r}"
+    if files.part is None:
+        yield f"CREATE VIEW {RELATION} AS {rows}"
+    else:
+        # A table: else the other rows would be looked at, too, before they are left out.
+        start, count = files.part
+        yield f"CREATE TABLE {RELATION} AS SELECT * FROM ({rows}) LIMIT {count} OFFSET {start}"
+    yield "SET GLOBAL enable_external_access = false"
+    yield "SET GLOBAL lock_configuration = true"
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str | None) -> str:
+    return "NULL" if value is None else "'" + value.replace("'", "''") + "'"
+
+
+def _row(names: Sequence[str], values: Sequence[Any]) -> str:
+    shown = dict(zip(names, ("NULL" if value is None else printable(str(value)) for value in values), strict=True))
+    place = [shown.pop(name) for name in COORDINATES] if set(COORDINATES) <= set(shown) else []
+    rest = ", ".join(f"{printable(name)}={value}" for name, value in shown.items())
+    where = f"{place[0]}[{place[1]}] offset {place[2]}" if place else ""
+    return ": ".join(filter(None, (where, rest)))

@@ -1,0 +1,108 @@
+"""The task's side of `worker`: a process in which checks run, and which reads the landing's files by this one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.checks.looking import Check, Files
+from airflow_lakestream.core.checks import Finding, Written
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.no_rows import no_rows
+from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.messages import send
+from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Message
+
+# With the interpreter, its libraries and what is read: half a GiB.
+BOUNDS = Bounds(memory_limit="256MB", threads=2, beside=256 * 2**20)
+# Processor seconds that a check may take: so many, and one more for each MiB of the files.
+SECONDS = 30.0
+_NO_COLUMNS = pa.schema([])
+
+
+class CheckProcess(BoundedProcess):
+    """A process that checks. Raises SqlFailed; its methods raise Exceeded after the process has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("airflow_lakestream.checks.worker", BOUNDS)
+        # Before the first question.
+        self._before: list[Message] = [(asdict(BOUNDS), no_rows(_NO_COLUMNS))]
+        self._seconds = SECONDS
+        self._handles: dict[int, Any] = {}
+        self._failed: BaseException | None = None
+
+    def select(self, sql: str) -> str:
+        """Return a statement as DuckDB has understood it. Raises InvalidArgument for what is no SELECT."""
+        return str(self._asked("select", sql)["statement"])
+
+    def bind(self, label: str, statement: str, columns: pa.Schema) -> None:
+        """Raise InvalidArgument where a statement does not fit the columns."""
+        self._asked("bind", [label, statement], columns)
+
+    def open(self, written: Written, folder: str, part: tuple[int, int] | None) -> int:
+        """Open a landing's files, and return how many rows they have. Raises what reading them raises.
+
+        :param folder: for what does not fit into memory.
+        :param part: only these rows, by the first one's number and how many.
+        """
+        self._written, self._paths = written, list(written.files)
+        self._seconds = SECONDS + sum(written.files.values()) / 2**20
+        values = [dict(written.values.get(path, {})) for path in self._paths]
+        files = Files(list(written.files.values()), values, folder, part)
+        return int(self._asked("files", asdict(files), written.columns)["count"])
+
+    def findings(self, check: Check) -> list[Finding]:
+        """Return what is wrong. Raises what reading the files raises."""
+        return [Finding(**one) for one in self._asked("check", asdict(check))["findings"]]
+
+    def places(self) -> list[str]:
+        """Return where the first of the rows are."""
+        found: list[str] = self._asked("places", "")["places"]
+        return found
+
+    def close(self) -> None:
+        """End it, and close the files."""
+        super().close()
+        while self._handles:
+            with contextlib.suppress(Exception):
+                self._handles.popitem()[1].close()
+
+    def answer(self, until: float) -> Message:
+        """Return the next answer; on the way to it hand over what is read of the files."""
+        while True:
+            words, table = super().answer(until)
+            if "read" not in words:
+                return words, table
+            try:
+                data = self._part(*words["read"])
+            except BaseException as error:
+                self._failed = error
+                raise EOFError from error
+            column = pa.array([data], pa.large_binary())
+            send(self._to, {}, pa.Table.from_arrays([column], ["data"]))
+
+    def _part(self, number: int, start: int, size: int) -> bytes:
+        if number not in self._handles:
+            self._handles[number] = self._written.open(self._paths[number])
+        handle = self._handles[number]
+        handle.seek(start)
+        data = handle.read(size)
+        if len(data) != size:
+            raise OSError(f"{self._paths[number]}: {size} bytes from {start} on are to be read, and there are fewer")
+        return bytes(data)
+
+    def _asked(self, what: str, of: object, columns: pa.Schema = _NO_COLUMNS) -> dict[str, Any]:
+        messages = [*self._before, ({what: of, "seconds": self._seconds}, no_rows(columns))]
+        self._before = []
+        try:
+            answer, _ = self.ask(messages, self._seconds)
+        except Exceeded:
+            if self._failed is not None:
+                raise self._failed from None
+            raise
+        if "invalid" in answer:
+            raise InvalidArgument(*answer["invalid"])
+        return answer

@@ -1,0 +1,84 @@
+"""The process in which checks run: it has the checks, and of the rows what it asks the task for."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.checks.looking import Check, Files, Look, bind, opened, selected
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, Timer, be_bounded, listening, said
+from airflow_lakestream.transform.messages import send
+
+
+def main() -> None:
+    """Answer what the task asks."""
+    asked, answers = listening()
+    words, _ = asked.get()
+    bounds = Bounds(**words)
+    be_bounded(bounds)
+    _Server(asked, answers, bounds).serve()
+
+
+class _Server:
+    def __init__(self, asked: Asked, answers: io.FileIO, bounds: Bounds) -> None:
+        self._asked, self._answers, self._bounds = asked, answers, bounds
+        # DuckDB's threads ask one after the other.
+        self._lock = threading.Lock()
+        self._open = ExitStack()
+
+    def serve(self) -> None:
+        while True:
+            words, table = self._asked.get()
+            with Timer(words.pop("seconds") * self._bounds.threads):
+                answer = self._answer(words, table.schema)
+            send(self._answers, answer, pa.table({}))
+
+    def _answer(self, words: dict[str, Any], columns: pa.Schema) -> dict[str, Any]:
+        (what,) = words
+        try:
+            found: dict[str, Any] = getattr(self, f"_{what}")(words[what], columns)
+        except InvalidArgument as error:
+            return {"invalid": [error.argument, str(error).removeprefix(f"{error.argument}: ")]}
+        except RecursionError:
+            return {"invalid": ["checks.sql", "a statement is nested too deeply."]}
+        except OUT_OF_MEMORY as error:
+            # Little memory may be left.
+            send(self._answers, {"memory": said(error)}, pa.table({}))
+            os._exit(0)
+        return found
+
+    def _select(self, sql: str, _: pa.Schema) -> dict[str, Any]:
+        return {"statement": selected(sql, self._bounds.memory_limit)}
+
+    def _bind(self, labelled: list[str], columns: pa.Schema) -> dict[str, Any]:
+        label, statement = labelled
+        bind(label, statement, columns, self._bounds.memory_limit)
+        return {}
+
+    def _files(self, files: dict[str, Any], columns: pa.Schema) -> dict[str, Any]:
+        limits = self._bounds.memory_limit, self._bounds.threads
+        database = self._open.enter_context(opened(Files(**files), columns, self._read, *limits))
+        self._look = Look(database, columns)
+        return {"count": self._look.count()}
+
+    def _check(self, check: dict[str, Any], _: pa.Schema) -> dict[str, Any]:
+        return {"findings": [asdict(one) for one in self._look.findings(Check(**check))]}
+
+    def _places(self, *_: object) -> dict[str, Any]:
+        return {"places": self._look.places()}
+
+    def _read(self, number: int, start: int, size: int) -> bytes:
+        """Ask the task for a part of a file."""
+        with self._lock:
+            send(self._answers, {"read": [number, start, size]}, pa.table({}))
+            _, table = self._asked.get()
+        found: bytes = table.column(0)[0].as_py()
+        return found

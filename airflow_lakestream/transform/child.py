@@ -1,0 +1,111 @@
+"""What a process with bounds does first: it listens, takes its bounds, and ends with its parent.
+
+`process` starts it as a new interpreter: it has no memory, secret or lock of a task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
+from airflow_lakestream.transform.messages import receive
+
+OUT_OF_MEMORY = (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError)
+
+Asked = queue.SimpleQueue[tuple[dict[str, Any], pa.Table]]
+
+
+def listening() -> tuple[Asked, io.FileIO]:
+    """Return what the parent asks, from now on, and where answers go."""
+    sys.meta_path.insert(0, _NoPandas())
+    # Both signals reach all processes of a terminal or container. The parent decides, and this process ends with it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    # Keep prints out of the answers.
+    os.dup2(2, 1)
+    asked: Asked = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.fileno(), asked), daemon=True).start()
+    return asked, answers
+
+
+class _NoPandas:
+    """Hides pandas: Arrow and DuckDB import it if they can, which doubles the start-up time, and do not need it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
+def said(error: BaseException) -> str:
+    """Return what is said of too little memory."""
+    # After the first line DuckDB advises settings that users can't change.
+    return str(error).partition("\n")[0] or "there is no more"
+
+
+class Timer:
+    """Ends this process if the block takes more than so many seconds of processor time.
+
+    The clock counts all threads of the process, and stands still while other processes have the processors.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _listen(source: int, asked: Asked) -> None:
+    try:
+        with os.fdopen(source, "rb", buffering=0, closefd=False) as pipe:
+            while True:
+                asked.put(receive(pipe))
+    except MemoryError:
+        os._exit(TOO_LARGE)
+    finally:
+        # EOF comes also during a statement, and also if the parent was killed: nobody else has its end of the pipe.
+        os._exit(0)
+
+
+def be_bounded(bounds: Bounds) -> None:
+    """Take the bounds, from now on."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    # A core file would hold records.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not sys.platform.startswith("linux"):
+        # macOS does not enforce a memory limit.
+        threading.Thread(target=watch_memory, args=(bounds.memory,), daemon=True).start()
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = bounds.data if hard == resource.RLIM_INFINITY else min(bounds.data, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    # If memory gets short, the kernel should kill this process, not the task.
+    with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as score:
+        score.write("1000")
+
+
+def watch_memory(most: int) -> None:
+    """End this process soon after it holds more than `most` bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit <= most:
+        time.sleep(0.02)
+    os._exit(TOO_LARGE)

@@ -1,0 +1,116 @@
+"""What others have written into Airflow's database, as far as it has the kinds that the page shows.
+
+Anybody's tasks write XComs and events there. What is of another kind is `Odd`: it is named, and nothing of it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Shape = Callable[[str, Any], Any]
+
+# Deeper than anything of ours, and far from what JSON's writers take.
+_MOST_NESTED = 20
+_MOST_SHOWN = 60
+
+
+class Odd(ValueError):
+    """A value of another kind than it should have."""
+
+    def __init__(self, name: str, value: object, kind: str) -> None:
+        shown = ascii(value)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+        super().__init__(f"{name} is {shown}, and no {kind}")
+
+
+def whole(name: str, value: Any) -> int | None:
+    """Return a whole number of 64 bits, or None. Raises Odd."""
+    found = number(name, value)
+    if found is not None and found != int(found):
+        raise Odd(name, value, "whole number")
+    return None if found is None else int(found)
+
+
+def count(name: str, value: Any) -> int:
+    """Return a whole number; None is 0. Raises Odd."""
+    return whole(name, value) or 0
+
+
+def number(name: str, value: Any) -> int | float | None:
+    """Return a number, or None. Raises Odd."""
+    # What is no number compares as false.
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63):
+        return value
+    raise Odd(name, value, "number of 64 bits")
+
+
+def text(name: str, value: Any) -> str | None:
+    """Return a text, or None. Raises Odd."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Odd(name, value, "text")
+    # Half a character can't be sent.
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def identifier(name: str, value: Any) -> str | None:
+    """Return an id, which may be a number, as text. Raises Odd."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(name, value)
+
+
+def offsets(name: str, value: Any) -> tuple[int, int, int]:
+    """Return a range of offsets: partition, first, end. Raises Odd."""
+    if not isinstance(value, list | tuple) or len(value) != 3 or any(one is None for one in value):
+        raise Odd(name, value, "range of offsets")
+    partition, start, until = (count(name, one) for one in value)
+    return partition, start, until
+
+
+def listed(shape: Shape) -> Shape:
+    """Return the shape of a list; None is an empty one."""
+
+    def found(name: str, value: Any) -> list[Any]:
+        if value is not None and not isinstance(value, list | tuple):
+            raise Odd(name, value, "list")
+        return [shape(name, one) for one in value or ()]
+
+    return found
+
+
+def keyed(shape: Shape) -> Shape:
+    """Return the shape of a mapping of texts to values that are alike; None is an empty one."""
+
+    def found(name: str, value: Any) -> dict[str, Any]:
+        if value is not None and not isinstance(value, Mapping):
+            raise Odd(name, value, "mapping")
+        return {str(text(name, key)): shape(f"{name}.{key}", one) for key, one in (value or {}).items()}
+
+    return found
+
+
+def mapped(**shapes: Shape) -> Shape:
+    """Return the shape of a mapping with these keys; those that are missing are None to their shapes."""
+
+    def found(name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise Odd(name or "all of it", value, "mapping")
+        before = f"{name}." if name else ""
+        return {key: shape(before + key, value.get(key)) for key, shape in shapes.items()}
+
+    return found
+
+
+def plain(name: str, value: Any, depth: int = 0) -> Any:
+    """Return a value of any kind, if it can be sent. Raises Odd."""
+    if depth > _MOST_NESTED:
+        raise Odd(name, "...", "value that is so deep")
+    if isinstance(value, Mapping):
+        before = f"{name}." if name else ""
+        return {str(text(name, str(key))): plain(f"{before}{key}", one, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(name, one, depth + 1) for one in value]
+    if isinstance(value, str):
+        return text(name, value)
+    return value if isinstance(value, bool) else number(name, value)

@@ -1,0 +1,164 @@
+"""Checks that end the process in which they run, or would take too much: failed checks, which name the rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_lakestream.checks import process
+from airflow_lakestream.checks.audit import Audit
+from airflow_lakestream.config.checks import parse_checks
+from airflow_lakestream.core.checks import ChecksFailed, Finding, Written
+from airflow_lakestream.exceptions import InvalidArgument
+from tests.support.given_records import FORMATS, GivenLake, Record
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+def written(values: list[str | None]) -> Written:
+    """Return rows with these texts, and how long each is to be made."""
+    count = len(values)
+    columns: Mapping[str, Any] = {
+        "_kafka_topic": ["given"] * count,
+        "_kafka_partition": [0] * count,
+        "_kafka_offset": list(range(count)),
+        "s": values,
+        "n": [int(one) if one is not None and one.isdecimal() else 1 for one in values],
+    }
+    rows = pa.Table.from_pydict(columns)
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink)
+    data = sink.getvalue()
+    return Written(rows.schema, {"rows": data.size}, lambda _: pa.BufferReader(data), count)
+
+
+def findings(checks: dict[str, Any], values: list[str | None]) -> list[Finding]:
+    asked = parse_checks("checks", checks)
+    assert asked is not None
+    return list(Audit(asked).findings(written(values)))
+
+
+def test_a_crash_is_a_failed_check_that_names_the_row_and_the_others_are_looked_at() -> None:
+    checks = {
+        "sql": ["SELECT * FROM landing WHERE json_contains(s, '1')", "SELECT s FROM landing WHERE s = 'last'"],
+        "not_null": "s",
+    }
+    found = findings(checks, ['["a"]', "2", DEEP, '["b"]', None, '"c"', "last"])
+    assert [(one.check.partition(":")[0], one.problem) for one in found] == [
+        ("not_null", "NULL in 1 of the rows"),
+        ("sql", "it ends the process that it runs in: killed by signal 11"),
+        ("sql", "it returned rows"),
+    ]
+    assert list(found[1].rows) == ["given[0] offset 2"]
+
+
+def test_what_takes_too_much_memory_is_a_failed_check_that_names_the_row() -> None:
+    [found] = findings({"sql": "SELECT lpad(s, n::INT, '0') FROM landing"}, ["1", "1500000000", "1", "1"])
+    assert "takes more than 500 MiB of memory" in found.problem
+    assert list(found.rows) == ["given[0] offset 1"]
+
+
+def test_what_takes_too_long_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SECONDS", 0.5)
+    endless = "SELECT count(*) FROM range(100000) a, range(100000) b, landing WHERE a.range * b.range % 7 = n"
+    [found] = findings({"sql": endless}, ["1"])
+    assert found.problem.startswith("it takes more than 0.5")
+
+
+PLANNED = [
+    ("SELECT json_transform(s, repeat('[', 100000) || repeat(']', 100000)) FROM landing", "killed by signal 11"),
+    (f"SELECT {'(SELECT ' * 300}1{')' * 300} FROM landing", "nested too deeply"),
+    (f"SELECT {'(' * 5000}1{')' * 5000}", "expression depth"),
+]
+
+
+@pytest.mark.parametrize(("sql", "said"), PLANNED, ids=["crash", "subqueries", "brackets"])
+def test_a_statement_that_can_not_be_planned_is_to_blame_itself(sql: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^checks.sql: .*{said}"):
+        findings({"sql": sql}, ["1"])
+
+
+def test_what_a_row_holds_forges_no_line() -> None:
+    [found] = findings({"sql": "SELECT * FROM landing"}, ["a\nlake.orders: all is well\x1b[2J\u202e"])
+    assert "s=a\\nlake.orders: all is well\\x1b[2J\\u202e" in found.rows[0]
+
+
+def test_a_file_that_can_not_be_read_is_no_failed_check() -> None:
+    rows = written(["1"])
+
+    def gone(path: str) -> Any:
+        raise FileNotFoundError(path)
+
+    asked = parse_checks("checks", {"not_null": "s"})
+    assert asked is not None
+    with pytest.raises(FileNotFoundError):
+        Audit(asked).findings(Written(rows.columns, rows.files, gone, 1))
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_the_next_landing_goes_on(tmp_path: Path, table_format: str) -> None:
+    lake = GivenLake(tmp_path, table_format=table_format)
+    records = [Record(json.dumps({"s": one}).encode()) for one in ("1", DEEP, "2")]
+    checks = {"sql": "SELECT * FROM landing WHERE json_contains(s, '7')"}
+    told: dict[str, Any] = {"schema": "s string", "checks": checks}
+    for _ in range(2):
+        with pytest.raises(ChecksFailed, match=r"killed by signal 11\n    given\[0\] offset 1"):
+            lake.land(records, **told)
+    lake.land([records[0], records[2]], **told)
+    assert [row["s"] for row in lake.rows()] == ["1", "2"]
+
+
+HOSTILE: list[str | None] = [
+    *(mark * size for mark in ("[", "{", '{"a":', "]", '"', "9", "\x00", "%", "(", "\\", "'") for size in (1, 5000)),
+    *(f"{left * size}1{right * size}" for left, right in ("[]", "()") for size in (500, 50_000, 200_000)),
+    *('{"a":' * size + "1" + "}" * size for size in (500, 100_000)),
+    *("1", "1500000000", "2147483647", "-1", "1e400", "NaN", "Infinity", "0x7f", "9" * 400, "1." + "0" * 5000),
+    *(None, "", " ", "null", "true", "\u202e", "\ud7ff", "\U0010ffff", "a\nb", "\x1b]0;x\x07", "'; DROP TABLE x; --"),
+    *("2026-01-01", "99999-12-31 00:00:00", "-infinity", "P1Y", "$.a", "$**", "(a+)+$", "%_%", "a" * 1_000_000),
+]
+CHECKS = [
+    *("json_contains(s, '1')", "json_valid(s)", "json_array_length(s) > 3", "json_extract(s, '$[0]') IS NULL"),
+    *("json_transform(s, '[\"JSON\"]') IS NULL", "json_structure(s) IS NULL", "variant_typeof(s::JSON::VARIANT) = 'x'"),
+    *("json_pretty(s) = ''", "json_merge_patch(s, s) IS NULL", "json_keys(s) IS NULL", "s::JSON::VARCHAR = s"),
+    *("length(lpad(s, n::INT, '0')) > 0", "length(rpad(s, n::INT, '0')) > 0", "length(repeat(s, n)) > 0"),
+    *("length(format('{:>{}}', s, n)) > 0", "len(range(n)) > 0", "list_sum(range(n)) > 0", "s::INT > 0"),
+    *("regexp_matches(s, s)", "regexp_replace(s, '.', repeat('y', 1000), 'g') = ''", "levenshtein(s, s) > 0"),
+    *("s::DATE > DATE '2020-01-01'", "s::INTERVAL IS NULL", "s::DOUBLE > 1", "s::DECIMAL(38,9) > 1", "s::UUID IS NULL"),
+    *("md5(repeat(s, 1000)) = ''", "list_aggregate(string_split(s, ''), 'count') > 5", "strptime(s, s) IS NULL"),
+    "bar(n, 0, 1, n::INT) = ''",
+]
+PROGRAM = """
+import sys, time
+from tests.support.peak_memory import peak_bytes
+from tests.unit.checks.test_hostile_checks import CHECKS, HOSTILE, findings
+every = {"sql": [f"SELECT * FROM landing WHERE {one}" for one in CHECKS]}
+asked = {"not_null": "n"} if sys.argv[1] == "without" else every
+found = findings(asked, HOSTILE)
+print(peak_bytes(), len(found))
+"""
+
+
+@pytest.mark.long
+def test_hostile_records_times_hostile_checks_are_failed_checks_within_bounds() -> None:
+    assert (len(HOSTILE), len(CHECKS)) == (60, 30)
+    peaks, counts = [], []
+    for which in ("without", "with"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, which], capture_output=True, text=True, check=False, timeout=450
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        peak, count = map(int, done.stdout.split())
+        peaks.append(peak)
+        counts.append(count)
+    # Each fails for some of them; the process of the checks is the larger one.
+    assert counts[0] == 0
+    assert counts[1] >= 25
+    assert peaks[1] <= 512 * 2**20
