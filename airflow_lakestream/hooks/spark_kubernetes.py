@@ -45,8 +45,8 @@ _JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptio
 _SHOWN = ("spark.executor.extraJavaOptions", "spark.executor.defaultJavaOptions")
 _NEEDED = {
     "pods": ("create", "get", "list", "delete"),
-    "services": ("create",),
-    "configmaps": ("create",),
+    "services": ("create", "patch"),
+    "configmaps": ("create", "patch"),
     "secrets": ("create", "list", "patch", "delete"),
 }
 _OF_PHASES = {
@@ -101,13 +101,15 @@ class KubernetesBackend:
 
     def state(self, handle: Handle) -> JobState:
         """Ask for the pod; UNKNOWN if the API does not answer, or a submit may still make it."""
+        name = _pod(handle)
         try:
-            pod = self._cluster.pod(_pod(handle))
+            pod = self._cluster.pod(name)
         except LakestreamError as e:
             log.warning("%s", e)
             return JobState.UNKNOWN
         if pod is None:
-            return JobState.UNKNOWN if handle.is_planned else JobState.VANISHED
+            may_come = handle.is_planned and name not in self._owning
+            return JobState.UNKNOWN if may_come else JobState.VANISHED
         return _OF_PHASES.get(pod.status.phase or "Pending", JobState.UNKNOWN)
 
     def kill(self, handle: Handle) -> None:

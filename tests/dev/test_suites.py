@@ -16,7 +16,7 @@ import pytest
 from dev.errors import UnknownBase, UnknownSuite
 from dev.java import find_jdk
 from dev.service import CHECKOUT
-from dev.suites import table
+from dev.suites import running, table
 from dev.suites.choice import BASE, Choice, base_of, changed_since, report
 from dev.suites.graph import UsesGraph, matching
 from dev.suites.running import RUNS, SuiteResult, paths_of
@@ -236,6 +236,22 @@ def test_a_suite_is_red_without_a_test_that_passed_and_long_tests_may_be_none() 
     assert SuiteResult("spark", "services", {"passed": 1, "skipped": 1}).passed
     assert SuiteResult("long", "services", {}).passed
     assert not SuiteResult("long", "services", {"failed": 1}).passed
+
+
+def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are_made_or_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "lacking", lambda: ["kubelet"])
+    (suite,) = [suite for suite in SUITES if suite.where_made]
+    for names in (["all"], ["reached"]):
+        chosen, left_out = running._without_unmade(known(names), names)
+        assert suite not in chosen
+        assert len(chosen) == len(known(names)) - 1
+        assert [line.split()[:2] for line in left_out] == [["--", suite.name]]
+        assert f"it needs kubelet; made once by `make test SUITES={suite.name}`" in left_out[0]
+    assert running._without_unmade(known([suite.name]), [suite.name]) == ([suite], [])
+    monkeypatch.setattr(running, "lacking", list)
+    assert running._without_unmade(known(["all"]), ["all"]) == (known(["all"]), [])
 
 
 def test_an_unknown_suite_is_refused_before_anything_runs() -> None:
