@@ -43,7 +43,7 @@ class Lease(lease.Lease):
         gateway = SparkContext._gateway
         if gateway is not None:
             # In a pod only the JVM gets SIGTERM, and Python dies with it: so the JVM waits for Python's farewell.
-            ensure_callback_server_started(gateway)
+            ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # PySpark has no types here
             self._runtime = gateway.jvm.java.lang.Runtime.getRuntime()
             self._hook = gateway.jvm.java.lang.Thread(_Farewell(self))
             self._runtime.addShutdownHook(self._hook)

@@ -22,7 +22,7 @@ from dev.progress import Say, quiet
 from dev.service import CHECKOUT
 
 NAME = "localhost/lakestream-spark:1"
-PAUSE = "localhost/pause:1"
+PAUSE = "localhost/pause:2"
 IMAGES = CACHE / "images"
 _SITE = "usr/local/lib/python3.11/dist-packages"
 _SPARK = f"/{_SITE}/pyspark"
@@ -46,7 +46,7 @@ _ENVIRONMENT = [
 
 def archives() -> list[Path]:
     """Return the archives of both images, as `docker save` writes them."""
-    return [IMAGES / "pause.tar", IMAGES / f"spark-{_version()}.tar"]
+    return [IMAGES / "pause-2.tar", IMAGES / f"spark-{_version()}.tar"]
 
 
 def make(say: Say = quiet) -> None:
@@ -55,7 +55,7 @@ def make(say: Say = quiet) -> None:
     with file_lock(IMAGES / ".lock"):
         pause, spark = archives()
         if not pause.is_file():
-            _save(pause, PAUSE, [_layer("pause-root", _pause)], {"Entrypoint": ["/pause", "sleep", "1000000000"]})
+            _save(pause, PAUSE, [_layer("pause-2", _pause)], {"Entrypoint": ["/sleep", "1000000000"]})
         if not spark.is_file():
             say("kubernetes: making the image of Spark (some two minutes, the first time)")
             layers = [_layer("debian", _debian), _layer(f"python-{_version()}", _python), _layer("entry", _entry)]
@@ -95,8 +95,8 @@ def _layer(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _pause(root: Path) -> None:
-    shutil.copy(debian("busybox"), root / "pause")
-    (root / "sleep").symlink_to("pause")
+    # Busybox is what it is called by.
+    shutil.copy(debian("busybox"), root / "sleep")
 
 
 def _debian(root: Path) -> None:

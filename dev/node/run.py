@@ -14,7 +14,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -22,13 +21,9 @@ from dev.locks import file_lock
 from dev.node import image, pki, programs
 from dev.node.settings import ADDRESS, BRIDGE, CONTAINERS, Plan, Ports
 
-# The kubelet sets these for a machine of its own; and the bridge needs the first.
-_OF_MACHINE = {
-    "net/ipv4/ip_forward": "1",
-    **dict.fromkeys(("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"), ""),
-}
+# The kubelet sets these for a machine of its own.
+_OF_MACHINE = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
 _WITHIN_S = 300.0
-_CONTAINERD_GONE_S = 20.0
 
 
 class Ended(Exception):
@@ -53,7 +48,6 @@ class Node:
             ("ip", "link", "set", BRIDGE, "up"),
         ):
             subprocess.run(command, check=True)
-        self._set({name: value for name, value in _OF_MACHINE.items() if value})
         pki.make(self._plan.keys, self._plan.url, self._plan.addresses())
         self._plan.write()
         (folder / "logs").mkdir()
@@ -66,7 +60,7 @@ class Node:
                 self._await("the API server", self._is_ready)
         self._await("the node", lambda: b"True" in self._ready_condition())
         # The kubelet is up, and has changed them.
-        self._set({name: value for name, value in self._before.items() if not _OF_MACHINE[name]})
+        self._set(self._before)
 
     def run(self, name: str, command: list[str]) -> None:
         """Start one program; its pid and its command are in files, so that a test can stop and start it."""
@@ -90,19 +84,13 @@ class Node:
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """End all, pods first, and leave the machine as it was."""
-        for name in ("kubelet", "scheduler", "controllers", "dns"):
-            self._end(name)
-        for kind, end in (("tasks", ("tasks", "kill", "-s", "KILL")), ("containers", ("containers", "rm"))):
-            deadline = time.monotonic() + _CONTAINERD_GONE_S
-            while (left := self.ctr(kind, "ls", "-q").stdout.split()) and time.monotonic() < deadline:
-                for one in left:
-                    self.ctr(*end, one.decode())
-                    if kind == "tasks":
-                        self.ctr("tasks", "rm", "-f", one.decode())
-                time.sleep(0.2)
-        for name in ("api-server", "etcd", "containerd"):
-            self._end(name)
+        """End all, pods too, and leave the machine as it was; within seconds, since nothing is kept."""
+        self._end(*(name for name in self._children if name != "containerd"))
+        for end in (("tasks", "kill", "-s", "KILL"), ("tasks", "rm", "-f"), ("containers", "rm")):
+            left = self.ctr(end[0], "ls", "-q").stdout.decode().split()
+            if left:
+                self.ctr(*end, *left)
+        self._end("containerd")
         _unmount(self._plan.folder)
         _drop_bridge()
         for name in _namespaces():
@@ -125,15 +113,12 @@ class Node:
                 raise RuntimeError(f"{archive} can't be imported: {done.stderr.decode()[-500:]}")
             mark.touch()
 
-    def _end(self, name: str) -> None:
-        child = self._children.get(name)
-        if child is None:
-            return
-        child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(10)
-        child.kill()
-        child.wait()
+    def _end(self, *names: str) -> None:
+        children = [self._children[name] for name in names if name in self._children]
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait()
 
     def _await(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _WITHIN_S
