@@ -21,7 +21,7 @@ ORDER ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores node test-kubernetes kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test: tools setup ## Run the tests that need Python and a JDK alone; SUITES="spa
 test-all: ## Run all suites, and say of each whether it passed (needs a JDK 17, Go, Node.js, git, Chromium)
 	@$(MAKE) --no-print-directory test SUITES=all
 
+test-kubernetes: ## Run Spark's drivers on a real Kubernetes of one node; built the first time, 15 minutes (root on a Debian, Go)
+	@$(MAKE) --no-print-directory test SUITES=kubernetes
+
 docs: setup ## Build the documentation's site into .site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file dev/mkdocs.yml
 
@@ -51,6 +54,9 @@ classes: setup
 
 stores: setup
 	@$(BIN)/python -m dev stores
+
+node: setup
+	@$(BIN)/python -m dev node
 
 kubernetes-tools: setup
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group kubernetes

@@ -17,7 +17,7 @@ from dev.durations import Durations, report_durations
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
 from dev.service import CHECKOUT
-from dev.services import azure, gcs, s3
+from dev.services import azure, gcs, kubernetes, s3
 from dev.services.flink import OLD as OLD_FLINK
 from dev.services.metastore import OLD
 from dev.sources.clickstream import produce_clickstream
@@ -157,6 +157,11 @@ def stores(args: argparse.Namespace) -> None:
         build(HOME / "bin", Clock().say)
 
 
+def node(args: argparse.Namespace) -> None:
+    """Make all that a Kubernetes of one node needs, in the user's cache: some 15 minutes of a processor, once."""
+    kubernetes.make(Clock().say)
+
+
 def test(args: argparse.Namespace) -> None:
     """Run suites of tests, those that share services in one run of pytest, and report each suite."""
     if not run_suites(args.suites, jobs=args.jobs, order=args.order):
@@ -201,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     longest.add_argument("-n", "--lines", type=int, default=50, help="lines of each list (default: 50)")
     command(classes)
     command(stores)
+    command(node)
     running = command(test)
     names = ", ".join(suite.name for suite in SUITES)
     running.add_argument("suites", nargs="+", metavar="SUITE", help=f"{names}; all, or {REACHED} by the change")

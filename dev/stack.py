@@ -38,6 +38,7 @@ from dev.services import gcs as gcs_service
 from dev.services import glue as glue_service
 from dev.services import hdfs as hdfs_service
 from dev.services import kafka as kafka_service
+from dev.services import kubernetes as kubernetes_service
 from dev.services import mariadb as mariadb_service
 from dev.services import metastore as metastore_service
 from dev.services import postgres as postgres_service
@@ -56,6 +57,7 @@ from dev.services.gcs import Gcs
 from dev.services.glue import Glue
 from dev.services.hdfs import HdfsDaemon
 from dev.services.kafka import Kafka
+from dev.services.kubernetes import Kubernetes
 from dev.services.mariadb import MariaDb
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
@@ -229,6 +231,14 @@ class Stack:
             return postgres_service.start(folder, self._fetch(postgres_service.jar_set(), jdk), self._owner)
 
         return self._up("postgres", start, lambda postgres: f"{postgres.host}:{postgres.port}/{postgres.database}")
+
+    def up_kubernetes(self) -> Kubernetes:
+        """Have a healthy Kubernetes of one node: the running one, or a new one; what it needs has to be made before."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Kubernetes:
+            return kubernetes_service.start(folder, self._owner)
+
+        return self._up("kubernetes", start, lambda node: node.url)
 
     def up_metastore(self, version: str = metastore_service.CURRENT) -> Metastore:
         """Have a healthy metastore of Hive's, of this version: the running one, or a new one."""

@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.support.airflow_home",
     "tests.support.broker",
     "tests.support.parts",
+    "tests.support.pods",
     "tests.support.durations",
     "tests.support.damaged_log",
     "tests.support.lake",

@@ -3,7 +3,7 @@
 | what | who gives it |
 |---|---|
 | start, state, kill, log | a `Backend`, in the process that supervises |
-| find again | the `Handle` that `launch` returns, kept in the driver's folder; or the lease, from any machine |
+| find again | the `Handle` of `planned` or `launch`, kept in the driver's folder; or the lease, from any machine |
 | graceful stop | the app: it looks at `Lease.stop_requested` between two batches |
 | how it ended | the app: the lease's outcome, its reason, and whether that comes again |
 | progress | the app: `ProgressLog`; progress means health |
@@ -32,12 +32,14 @@ class Handle:
     """How to find a driver again.
 
     `kind` names the backend. `job_id` is the cluster's; `process` and `log` are those of a driver on a worker.
+    `is_planned`: the launch was not answered yet; the cluster may know such a driver later than its submitter does.
     """
 
     kind: str
     job_id: str = ""
     log: str = ""
     process: ProcessIdentity | None = None
+    is_planned: bool = False
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Handle:
@@ -48,6 +50,7 @@ class Handle:
             str(value.get("job_id", "")),
             str(value.get("log", "")),
             ProcessIdentity.parse(process) if process else None,
+            bool(value.get("is_planned", False)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,6 +69,9 @@ class Handle:
 class Backend(Protocol):
     """One place where drivers run. All waits are bounded."""
 
+    def planned(self, job: Any) -> Handle | None:
+        """Return the handle that `launch` will return; None if only the launch can give it."""
+
     def launch(self, job: Any) -> Handle:
         """Start a driver; return as soon as there is a handle. Raises SubmitFailed.
 
@@ -83,3 +89,6 @@ class Backend(Protocol):
 
     def works(self, handle: Handle) -> None:
         """Take note that a driver has begun to work: what it was given to start with may go."""
+
+    def ended(self, handle: Handle) -> None:
+        """Take note that a driver has ended well: what its place keeps of it may go. It raises nothing."""

@@ -50,6 +50,10 @@ class DetachedBackend:
         # Kept, so that an ended child is reaped when it is looked at and leaves no zombie.
         self._own: dict[int, subprocess.Popen[bytes]] = {}
 
+    def planned(self, job: Job) -> Handle | None:
+        """Return None: a process has no name before it runs."""
+        return None
+
     def launch(self, job: Job) -> Handle:
         """Start a driver in its own session; its output goes to a file in its folder."""
         file = job.folder / LOG_NAME
@@ -101,6 +105,9 @@ class DetachedBackend:
         """Delete the files of its folder that may hold secrets: it has read them."""
         if handle.log:
             forget(Path(handle.log).parent, self._secrets)
+
+    def ended(self, handle: Handle) -> None:
+        """Do nothing: its folder stays, for its log."""
 
 
 def kill_process(process: ProcessIdentity) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_lakestream.driver.backend import Backend, Handle
@@ -16,7 +16,16 @@ from airflow_lakestream.driver.lease_record import TTL_SECONDS, fingerprint_of
 from airflow_lakestream.driver.progress import Progress, read_progress
 from airflow_lakestream.driver.stopping import stop_driver
 from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, SubmitAction
-from airflow_lakestream.driver.supervisor import Action, Decision, DriverState, History, JobState, Limits, OnKill
+from airflow_lakestream.driver.supervisor import (
+    ENDED,
+    Action,
+    Decision,
+    DriverState,
+    History,
+    JobState,
+    Limits,
+    OnKill,
+)
 from airflow_lakestream.driver.watch import Look, Watch
 
 log = logging.getLogger(__name__)
@@ -65,6 +74,8 @@ class Driving:
         run = fingerprint_of({"run": spec.by})
         self._begun, self._told = f"begun-{run}.json", f"told-{run}.json"
         self._found: Found | None = None
+        # The last heartbeat of a driver that its place calls gone, by the lease's generation.
+        self._last_beats: dict[int, float] = {}
         self._batches_before: int | None = None
         self._watch: Watch | None = None
 
@@ -101,6 +112,8 @@ class Driving:
         """Return the last sums and end the run; if the task is cleared, its count starts over."""
         self._beside.remove(self._begun)
         self._beside.remove(self._told)
+        if self.handle is not None:
+            self._backend.ended(self.handle)
         return self.progress()
 
     def begin(self, history: History | None = None) -> None:
@@ -111,7 +124,9 @@ class Driving:
         Raises OtherInputs if a driver with other inputs runs, and SubmitFailed.
         """
         self._found = self._find_or_submit()
-        history = history or History(submitted_at=time.time())
+        now = time.time()
+        # Whoever is replaced may have had to be waited out first.
+        history = replace(history, submitted_at=now) if history else History(submitted_at=now)
         spec = self.spec
         seen = self._watch.seen if self._watch else self._batches_before
         self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
@@ -179,7 +194,7 @@ class Driving:
         within = self.spec.limits.stop_timeout
         patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
         while True:
-            found = self._submissions.find()
+            found = self._without_corpse(self._submissions.find())
             if found.action is SubmitAction.ADOPT:
                 log.info("Found the driver of %s running: %s", self.spec.location, found.lease or found.handle or "new")
                 return found
@@ -189,16 +204,34 @@ class Driving:
                 except Overtaken as e:
                     log.info("%s", e)
             elif time.monotonic() > patience:
-                log.warning("The driver was asked to end and did not. It is killed: %s", found.lease)
+                log.warning("The driver did not give its lease back. It is killed: %s", found.lease)
                 self._found = found
                 self.clear_away()
             else:
-                log.info("Waiting for a driver that was asked to end: %s", found.lease)
+                log.info("Waiting for a driver that was asked to end, or is gone: %s", found.lease)
             self._wait(min(self.spec.poll_interval, 2.0))
+
+    def _without_corpse(self, found: Found) -> Found:
+        """Return what is to be done about a driver, if its place calls it gone: its lease tells so only later."""
+        if found.action is not SubmitAction.ADOPT or not self._is_gone(found.handle):
+            return found
+        if found.lease is None:
+            return replace(found, action=SubmitAction.SUBMIT)
+        if found.lease.beat_at > self._last_beats.setdefault(found.lease.generation, found.lease.beat_at):
+            # The lease is that of another driver, which nobody has a handle of.
+            return replace(found, handle=None)
+        return replace(found, action=SubmitAction.WAIT)
+
+    def _is_gone(self, handle: Handle | None) -> bool:
+        return handle is not None and self._backend.state(handle) in ENDED
 
     def _submit(self, claimed: Found) -> Found:
         try:
-            handle = self._backend.launch(self._prepare())
+            job = self._prepare()
+            if (planned := self._backend.planned(job)) is not None:
+                # A worker that dies before the answer leaves it to the next one.
+                self._submissions.launched(claimed, self.spec.by, planned)
+            handle = self._backend.launch(job)
         except BaseException:
             self._submissions.failed(claimed)
             raise

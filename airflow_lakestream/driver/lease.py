@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -19,15 +19,15 @@ from typing import Any, NoReturn, Self
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseDamaged, LeaseRecord, LeaseState
 from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.termination import raise_on_sigterm
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 log = logging.getLogger(__name__)
 
 _BEATS_PER_TTL = 6
-_NAME = "lease-"
+_NAME, _STOP = "lease-", "stop.json"
 # Of an error, which may name rows that did not pass their checks.
 _LONGEST = 4_000
-_STOP = "stop.json"
 
 
 class LeaseHeld(LakestreamError, Transient):
@@ -101,7 +101,7 @@ def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str,
 
 
 class Lease:
-    """A lease held by this process. As a context manager it sends heartbeats, and releases the lease at the end."""
+    """A lease held by this process. As a context manager it beats, and is released at the end, or at SIGTERM."""
 
     def __init__(self, folder: DriverFolder, location: str, record: LeaseRecord) -> None:
         self._folder = folder
@@ -114,6 +114,7 @@ class Lease:
         # When a stop with a time limit was seen (monotonic clock), and the limit in seconds.
         self._patience: tuple[float, float] | None = None
         self._thread: threading.Thread | None = None
+        self._calm: Callable[[], object] = lambda: None
 
     @classmethod
     def take(
@@ -211,6 +212,7 @@ class Lease:
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def __enter__(self) -> Self:
+        self._calm = raise_on_sigterm()
         self._thread = threading.Thread(target=self._beat_on, name="lakestream-lease", daemon=True)
         self._thread.start()
         return self
@@ -218,6 +220,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._calm()
         if error is None:
             self.release(DriverOutcome.STOPPED if self._stopped else DriverOutcome.DONE)
         else:

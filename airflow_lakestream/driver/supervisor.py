@@ -25,6 +25,10 @@ class JobState(StrEnum):
     UNKNOWN = "unknown"
 
 
+# What the place says of a driver that does not run any more.
+ENDED = (JobState.FINISHED, JobState.FAILED, JobState.VANISHED)
+
+
 class DriverState(StrEnum):
     """The state of a driver, from everything that is known."""
 
@@ -143,7 +147,7 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: i
     """
     if lease is None or lease.generation < generation:
         # The driver has not taken its lease yet, and never will if it has ended.
-        ended = job in (JobState.FINISHED, JobState.FAILED, JobState.VANISHED)
+        ended = job in ENDED
         error = "ended before it took the checkpoint's lease" if ended else ""
         return Sight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
     state = lease.state(now)

@@ -17,10 +17,10 @@ from airflow_lakestream.driver import detached
 from airflow_lakestream.driver.job_folder import CONFIG_FILE
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
+from airflow_lakestream.hooks.spark_submission import PROPERTIES_FILE, Submission
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 
-PROPERTIES_FILE = "spark.properties"
 # Files of a driver's folder that may hold secrets.
 SECRET_FILES = (CONFIG_FILE, PROPERTIES_FILE)
 
@@ -39,10 +39,6 @@ _LOOKED_AT = (
     "spark.kubernetes.submission.waitAppCompletion",
     "spark.yarn.submit.waitAppCompletion",
 )
-_ENVIRONMENT_OF = {
-    BackendKind.YARN: "spark.yarn.appMasterEnv.",
-    BackendKind.KUBERNETES: "spark.kubernetes.driverEnv.",
-}
 # What the provider reads of a connection's extra, with a hyphen.
 _EXTRA = ("queue", "deploy-mode", "spark-binary", "namespace", "principal", "keytab", "rest-scheme", "rest-port")
 # The operator restarts and counts; the cluster must not restart a driver as well.
@@ -54,8 +50,17 @@ _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
 }
 
 
-class SparkHook(SparkSubmitHook):
-    """Reads a `spark` connection like the official hook: master, deploy-mode, queue, spark-binary, and so on.
+class _Submit(SparkSubmitHook):
+    """The official hook; the installation's defaults are read besides a properties file."""
+
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        command: list[str] = super()._build_spark_submit_command(application)
+        command.insert(1, "--load-spark-defaults")
+        return command
+
+
+class SparkHook:
+    """Reads a `spark` connection by the official hook: master, deploy-mode, queue, spark-binary, and so on.
 
     :param conf: Spark's settings; written into a file, never onto the command line.
     :param env_vars: of the driver; never on the command line either.
@@ -75,19 +80,84 @@ class SparkHook(SparkSubmitHook):
         self.kind = _kind(spark_conn_id, deploy_mode)
         check_settings(conf or {})
         check_variables("env_vars", env_vars or {})
-        self._settings = {key: str(value) for key, value in (conf or {}).items()} | _FORCED.get(self.kind, {})
-        self._variables = {name: str(value) for name, value in (env_vars or {}).items()}
-        if prefix := _ENVIRONMENT_OF.get(self.kind):
-            self._settings |= {prefix + name: value for name, value in self._variables.items()}
-            self._variables = {}
+        settings = {key: str(value) for key, value in (conf or {}).items()} | _FORCED.get(self.kind, {})
+        looked_at = {key: settings.pop(key) for key in _LOOKED_AT if key in settings}
+        self.settings = settings
+        self.variables = {name: str(value) for name, value in (env_vars or {}).items()}
         self._given_properties = properties_file
-        self._given_files = options.get("files")
-        self._given_py_files = options.get("py_files")
-        looked_at = {key: self._settings.pop(key) for key in _LOOKED_AT if key in self._settings}
+        self._conn_id = spark_conn_id
+        self._options = {**options, "conf": looked_at, "deploy_mode": deploy_mode, **_TRACKED_BY[self.kind]}
+        self.official = self._made()
+        self._connection = self.official._connection
+
+    @property
+    def master(self) -> str:
+        """The address of the cluster's manager, as `spark-submit` takes it."""
+        return str(self._connection["master"])
+
+    @property
+    def namespace(self) -> str:
+        """Where Kubernetes keeps the drivers."""
+        return str(self._connection["namespace"] or "default")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process on this machine."""
+        return self.master.startswith("local")
+
+    @property
+    def has_defaults(self) -> bool:
+        """Whether this installation of Spark has settings of its own, which only `spark-submit` reads."""
+        folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "/nowhere"), "conf")
+        return Path(folder, "spark-defaults.conf").is_file()
+
+    @property
+    def given_properties(self) -> str:
+        """The text of the properties file that was given."""
+        return Path(self._given_properties).read_text() if self._given_properties else ""
+
+    def add_jars(self, paths: Sequence[str]) -> None:
+        """Add jars to those given."""
+        self._options["jars"] = _joined(self._options.get("jars"), *paths)
+
+    def add_packages(self, coordinates: Sequence[str], without: Sequence[str] = ()) -> None:
+        """Let Spark fetch packages itself, without some of their dependencies (group:artifact)."""
+        given = self._options
+        given["packages"] = _joined(given.get("packages"), *coordinates)
+        given["exclude_packages"] = _joined(given.get("exclude_packages"), *without) or None
+
+    def submitter(self, submission: Submission) -> SparkSubmitHook:
+        """Return the official hook that submits this; its settings are in a file of the submission's folder.
+
+        Raises InvalidArgument.
+        """
+        return self._made(
+            properties_file=str(submission.write_properties(self.given_properties)),
+            files=_joined(self._options.get("files"), *submission.files) or None,
+            py_files=_joined(self._options.get("py_files"), *submission.py_files) or None,
+            application_args=submission.arguments,
+        )
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of `spark-submit`: the worker's, without Airflow's variables, which may be secret.
+
+        Variables that would make a driver's session one of Spark Connect are left out, too: the connection decides
+        where it runs.
+        """
+        left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
+        told = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+        if shutil.which(str(self._connection["spark_binary"])) is None:
+            # The home of this Python's pyspark, which need not be on a worker's PATH.
+            told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{told.get('PATH', '')}"
+        return told | dict(variables)
+
+    def yarn_page(self, job_id: str) -> str:
+        """Return the page of a YARN application, with links to its logs."""
+        return f"{self.official._get_yarn_rm_base_url()}/cluster/app/{job_id}"
+
+    def _made(self, **more: Any) -> SparkSubmitHook:
         try:
-            super().__init__(
-                conf=looked_at, conn_id=spark_conn_id, deploy_mode=deploy_mode, **_TRACKED_BY[self.kind], **options
-            )
+            return _Submit(conn_id=self._conn_id, **{**self._options, **more})
         except (TypeError, NameError) as e:
             raise InvalidArgument(
                 "spark_conn_id",
@@ -95,73 +165,7 @@ class SparkHook(SparkSubmitHook):
                 "Install apache-airflow-providers-apache-spark 6.3 or newer, for Kubernetes also -cncf-kubernetes.",
             ) from e
         except (ValueError, AirflowException) as e:
-            raise InvalidArgument("spark_conn_id", f"connection {spark_conn_id!r} can't be used: {e}") from e
-
-    @property
-    def is_local(self) -> bool:
-        """Whether driver and executors are one process on this machine."""
-        return str(self._connection["master"]).startswith("local")
-
-    def add_jars(self, paths: Sequence[str]) -> None:
-        """Add jars to those given."""
-        self._jars = _joined(self._jars, *paths)
-
-    def add_packages(self, coordinates: Sequence[str], without: Sequence[str] = ()) -> None:
-        """Let Spark fetch packages itself, without some of their dependencies (group:artifact)."""
-        self._packages = _joined(self._packages, *coordinates)
-        self._exclude_packages = _joined(self._exclude_packages, *without) or None
-
-    def add_file(self, path: str) -> None:
-        """Add a file to the driver's working folder; it replaces that of an earlier launch."""
-        self._files = _joined(self._given_files, path)
-
-    def add_py_files(self, paths: Sequence[str]) -> None:
-        """Add Python code to what was given; it replaces that of an earlier launch."""
-        self._py_files = _joined(self._given_py_files, *paths) or None
-
-    def command(self, application: str, folder: Path, arguments: list[str]) -> list[str]:
-        """Return the `spark-submit` command; what may be secret is in a file in `folder`."""
-        self._application_args = arguments
-        file = folder / PROPERTIES_FILE
-        given = Path(self._given_properties).read_text() if self._given_properties else ""
-        settings = self._settings
-        if self.kind is BackendKind.DETACHED:
-            # Shown on the log page of Spark's UI.
-            (folder / "jvm").mkdir(exist_ok=True)
-            settings = {"spark.driver.log.localDir": str(folder / "jvm"), **settings}
-            if "spark.pyspark.python" in settings:
-                # The executors' Python may not exist on this machine; Spark would use it for the driver, too.
-                settings = {"spark.pyspark.driver.python": sys.executable, **settings}
-        lines = [f"{key}={_escaped(value)}" for key, value in sorted(settings.items())]
-        file.touch(0o600)
-        file.write_text("\n".join([given, *lines, ""]))
-        self._properties_file = str(file)
-        command: list[str] = self._build_spark_submit_command(application)
-        # Otherwise spark-submit would read a given properties file instead of the installation's defaults.
-        command.insert(1, "--load-spark-defaults")
-        return command
-
-    def environment(self) -> dict[str, str]:
-        """Return the driver's environment: the worker's, without Airflow's variables, which may be secret.
-
-        Variables that would make its session one of Spark Connect are left out, too: the connection decides where it
-        runs.
-        """
-        left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
-        told = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-        binary = str(self._connection["spark_binary"])
-        if shutil.which(binary) is None:
-            # The home of this Python's pyspark, which need not be on a worker's PATH.
-            told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{told.get('PATH', '')}"
-        if self.kind is BackendKind.DETACHED:
-            told.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-            if self.is_local:
-                told.setdefault("PYSPARK_PYTHON", sys.executable)
-        return told | self._variables
-
-    def yarn_page(self, job_id: str) -> str:
-        """Return the page of a YARN application, with links to its logs."""
-        return f"{self._get_yarn_rm_base_url()}/cluster/app/{job_id}"
+            raise InvalidArgument("spark_conn_id", f"connection {self._conn_id!r} can't be used: {e}") from e
 
 
 def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
@@ -194,8 +198,3 @@ def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
 
 def _joined(*parts: str | None) -> str:
     return ",".join(part for part in parts if part)
-
-
-def _escaped(value: str) -> str:
-    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return "\\" + text if text[:1].isspace() else text

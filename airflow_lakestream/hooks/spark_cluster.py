@@ -1,9 +1,12 @@
-"""Drivers in YARN and Kubernetes, submitted, tracked and killed by the official provider's hook."""
+"""Where drivers of Spark run: next to the worker, in YARN, or in Kubernetes; the official provider's hook submits."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
@@ -11,40 +14,56 @@ from airflow_lakestream.driver.detached import DetachedBackend, Job
 from airflow_lakestream.driver.job_folder import forget
 from airflow_lakestream.driver.supervisor import JobState
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
+from airflow_lakestream.hooks.spark_submission import Submission
 
 _INSTALL = "Run pip install 'airflow-lakestream[spark]' on the worker, or put Spark's bin folder on its PATH."
 _OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
-_OF_PHASES = {
-    "Pending": JobState.RUNNING,
-    "Running": JobState.RUNNING,
-    "Succeeded": JobState.FINISHED,
-    "Failed": JobState.FAILED,
-}
 
 
-class _ClusterBackend:
-    """What backends in a cluster share."""
+class DetachedSpark(DetachedBackend):
+    """Processes of this machine: `spark-submit` in client mode."""
 
-    def __init__(self, hook: SparkHook, application: str) -> None:
+    def __init__(self, hook: SparkHook) -> None:
+        super().__init__(SECRET_FILES, _INSTALL)
         self._hook = hook
-        self._application = application
 
-    def works(self, handle: Handle) -> None:
-        """Do nothing: the cluster got its own copies, and ours were deleted when it did."""
+    def launch(self, job: Submission) -> Handle:  # type: ignore[override]  # each backend has its own terms
+        """Start `spark-submit`."""
+        logs = job.folder / "jvm"
+        logs.mkdir(exist_ok=True)
+        # Shown on the log page of Spark's UI.
+        settings = {"spark.driver.log.localDir": str(logs)}
+        if "spark.pyspark.python" in job.settings:
+            # The executors' Python may not exist on this machine; Spark would use it for the driver, too.
+            settings["spark.pyspark.driver.python"] = sys.executable
+        environment = self._hook.environment(job.variables)
+        for name in ("PYSPARK_DRIVER_PYTHON", *(("PYSPARK_PYTHON",) if self._hook.is_local else ())):
+            environment.setdefault(name, sys.executable)
+        submitter = self._hook.submitter(job.with_settings(settings))
+        return super().launch(Job(submitter._build_spark_submit_command(job.application), environment, job.folder))
 
 
-class YarnBackend(_ClusterBackend):
+class YarnBackend:
     """Applications in YARN's cluster mode, through its ResourceManager's REST API."""
 
-    def launch(self, job: Job) -> Handle:
+    def __init__(self, hook: SparkHook) -> None:
+        self._hook = hook
+
+    def planned(self, job: Submission) -> Handle | None:
+        """Return None: YARN names an application when it takes it."""
+        return None
+
+    def launch(self, job: Submission) -> Handle:
         """Submit; return when the ResourceManager has accepted the application."""
-        _submit(self._hook, self._application, job)
-        return Handle(BackendKind.YARN, str(self._hook._yarn_application_id))
+        # YARN brings the configuration into the driver's working folder.
+        sent = replace(job, files=(*job.files, str(job.config)), seen_at=job.config.name)
+        submitter = submit(self._hook, sent.with_environment("spark.yarn.appMasterEnv."))
+        return Handle(BackendKind.YARN, str(submitter._yarn_application_id))
 
     def state(self, handle: Handle) -> JobState:
         """Ask the ResourceManager; UNKNOWN if it does not answer."""
         try:
-            status = self._hook.query_yarn_application_status(handle.job_id)
+            status = self._hook.official.query_yarn_application_status(handle.job_id)
         except RuntimeError as e:
             # The provider raises the same error for every answer; its text has the status code.
             return JobState.VANISHED if "HTTP 404" in str(e) else JobState.UNKNOWN
@@ -52,64 +71,43 @@ class YarnBackend(_ClusterBackend):
 
     def kill(self, handle: Handle) -> None:
         """Kill the application."""
-        self._hook._yarn_application_id = handle.job_id
-        self._hook.on_kill()
+        self._hook.official._yarn_application_id = handle.job_id
+        self._hook.official.on_kill()
 
     def log_tail(self, handle: Handle) -> list[str]:
         """Return where YARN keeps the log."""
         return [f"The driver's log: {self._hook.yarn_page(handle.job_id)}"]
 
+    def works(self, handle: Handle) -> None:
+        """Do nothing: the cluster got its own copies, and ours were deleted when it did."""
 
-class KubernetesBackend(_ClusterBackend):
-    """Driver pods. A pod that is gone is a failure here; the official operator takes it for a success."""
-
-    def launch(self, job: Job) -> Handle:
-        """Submit; return when the pod is created."""
-        _submit(self._hook, self._application, job)
-        pod = self._hook._kubernetes_driver_pod
-        if not pod:
-            raise SubmitFailed("spark-submit named no driver pod: its output, above, says why.")
-        return Handle(BackendKind.KUBERNETES, f"{self._hook._connection['namespace']}:{pod}")
-
-    def state(self, handle: Handle) -> JobState:
-        """Ask for the pod; UNKNOWN if the API does not answer."""
-        from airflow.providers.cncf.kubernetes import kube_client
-
-        namespace, _, pod = handle.job_id.partition(":")
-        try:
-            found: Any = kube_client.get_kube_client().read_namespaced_pod(pod, namespace)
-        except kube_client.ApiException as e:
-            return JobState.VANISHED if e.status == 404 else JobState.UNKNOWN
-        except OSError:
-            return JobState.UNKNOWN
-        return _OF_PHASES.get(found.status.phase or "Pending", JobState.UNKNOWN)
-
-    def kill(self, handle: Handle) -> None:
-        """Delete the pod."""
-        self._hook._kubernetes_driver_pod = handle.job_id.partition(":")[2]
-        self._hook.on_kill()
-
-    def log_tail(self, handle: Handle) -> list[str]:
-        """Return where Kubernetes keeps the log."""
-        namespace, _, pod = handle.job_id.partition(":")
-        return [f"The driver's log: kubectl logs -n {namespace} {pod}"]
+    def ended(self, handle: Handle) -> None:
+        """Do nothing: YARN deletes what it was sent, and forgets applications by itself."""
 
 
-def backend_of(hook: SparkHook, application: str) -> Backend:
-    """Return the place where this connection's drivers run."""
+def backend_of(hook: SparkHook) -> Backend:
+    """Return the place where this connection's drivers run. Raises InvalidArgument if it can't be asked from here."""
     if hook.kind is BackendKind.YARN:
-        return YarnBackend(hook, application)
+        return YarnBackend(hook)
     if hook.kind is BackendKind.KUBERNETES:
-        return KubernetesBackend(hook, application)
-    return DetachedBackend(SECRET_FILES, _INSTALL)
+        from airflow_lakestream.hooks.spark_kubernetes import KubernetesBackend
+
+        return KubernetesBackend(hook)
+    return DetachedSpark(hook)
 
 
-def _submit(hook: SparkHook, application: str, job: Job) -> None:
-    # The provider's submit builds the command again, from what `SparkHook.command` has set.
+def submit(hook: SparkHook, submission: Submission, variables: Mapping[str, str] | None = None) -> SparkSubmitHook:
+    """Submit to a cluster; return the official hook, which knows what it was answered. Raises SubmitFailed.
+
+    :param variables: of the environment of `spark-submit`, besides the worker's.
+    """
     try:
-        hook.submit(application, env=dict(job.environment), cwd=str(job.folder))
+        submitter = hook.submitter(submission)
+        environment = hook.environment(variables or {})
+        submitter.submit(submission.application, env=environment, cwd=str(submission.folder))
+        return submitter
     except (AirflowException, RuntimeError, OSError) as e:
         raise SubmitFailed(f"the driver could not be submitted: {e}") from e
     finally:
         # The cluster has its own copies now.
-        forget(job.folder, SECRET_FILES)
+        forget(submission.folder, SECRET_FILES)

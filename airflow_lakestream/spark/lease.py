@@ -1,17 +1,63 @@
-"""The lease of a Spark driver: to end at once, it takes the JVM of `spark-submit` with it."""
+"""The lease of a Spark driver: to end at once, it takes the JVM of `spark-submit` with it, and ends with that JVM."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import NoReturn
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 from airflow_lakestream.driver import lease
 from airflow_lakestream.driver.lease import request_stop as request_stop
+from airflow_lakestream.driver.lease_record import DriverOutcome
+from airflow_lakestream.driver.termination import DriverTerminated
+
+
+class _Farewell:
+    """A java.lang.Runnable: what the JVM calls before it ends."""
+
+    def __init__(self, of: lease.Lease) -> None:
+        self._lease = of
+
+    def run(self) -> None:
+        """Give the lease back."""
+        self._lease.release(DriverOutcome.FAILED, str(DriverTerminated()))
+
+    class Java:
+        """What py4j is told of this class."""
+
+        implements = ("java.lang.Runnable",)
 
 
 class Lease(lease.Lease):
     """A lease held by this process, see `airflow_lakestream.driver.lease.Lease`."""
+
+    _hook: Any = None
+
+    def __enter__(self) -> Self:
+        from pyspark import SparkContext
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        super().__enter__()
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            # In a pod only the JVM gets SIGTERM, and Python dies with it: so the JVM waits for Python's farewell.
+            ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # PySpark has no types here
+            self._runtime = gateway.jvm.java.lang.Runtime.getRuntime()
+            self._hook = gateway.jvm.java.lang.Thread(_Farewell(self))
+            self._runtime.addShutdownHook(self._hook)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._hook is not None:
+            from py4j.protocol import Py4JError
+
+            with suppress(Py4JError, OSError):  # of a JVM that is on its end, or gone
+                self._runtime.removeShutdownHook(self._hook)
 
     def end_process(self) -> NoReturn:
         """End this process, and the JVM of `spark-submit` around it, at once."""

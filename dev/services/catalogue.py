@@ -13,6 +13,7 @@ from dev.services.gcs import Gcs
 from dev.services.glue import Glue
 from dev.services.hdfs import HdfsDaemon
 from dev.services.kafka import Kafka
+from dev.services.kubernetes import Kubernetes
 from dev.services.mariadb import MariaDb
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
@@ -36,6 +37,8 @@ class Service(Protocol):
 
 # In the order of their start; the way down is the reverse.
 HANDLES: dict[str, type[Service]] = {
+    # Its bridge is where others listen for pods.
+    "kubernetes": Kubernetes,
     "kafka": Kafka,
     "broker-1": Broker,
     "broker-2": Broker,

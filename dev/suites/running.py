@@ -12,6 +12,7 @@ from pathlib import PurePath
 
 from dev.durations import Durations
 from dev.service import CHECKOUT
+from dev.services.kubernetes import lacking
 from dev.suites.choice import Choice, choice_of
 from dev.suites.table import QUICK, SUITES, Suite
 from dev.suites.tools import REACHED, known
@@ -52,6 +53,7 @@ RUNS = (
         ),
         spreads=True,
     ),
+    PytestRun("kubernetes", ("kubernetes",)),
     PytestRun("compat", ("compat",), OLDEST),
     PytestRun("start", ("start",)),
     PytestRun("page", ("page",)),
@@ -97,6 +99,7 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
     if REACHED in names and (choice := choice_of(CHECKOUT)) is not None:
         print(*choice.lines(), sep="\n", flush=True)
         chosen = [suite for suite in chosen if suite.name in choice.names]
+    chosen, left_out = _without_unmade(chosen, names)
     # Those that are no tests are targets of the Makefile themselves.
     made = {target for suite in chosen for target in (suite.prepared_by if suite.follows else (suite.name,))}
     make = ["make", "--no-print-directory", f"--jobs={os.cpu_count()}", *sorted(made)]
@@ -113,7 +116,7 @@ def run_suites(names: Sequence[str], *, jobs: int, order: str | None = None) -> 
         waiting = beside.submit(play, alone, kept=any(of_run for _, of_run in spread))
         played = [*play(spread, kept=False), *waiting.result()]
     results = [result for _, of_run in played for result in of_run]
-    print("\nsuites:")
+    print("\nsuites:", *left_out, sep="\n")
     for result in results:
         print(result)
     return all(well for well, _ in played) and all(result.passed for result in results)
@@ -139,6 +142,17 @@ def _play(
     if kept:
         print(f"{title}\n{done.stdout}", flush=True)
     return done.returncode == 0, list(_results(run, suites, began))
+
+
+def _without_unmade(chosen: Sequence[Suite], names: Sequence[str]) -> tuple[list[Suite], list[str]]:
+    """Leave out suites that nobody named and whose parts were not made yet; return the others, and a line for each."""
+    unmade = [suite for suite in chosen if suite.where_made and suite.name not in names]
+    if not unmade or not (missing := lacking()):
+        return [*chosen], []
+    why = f"not run here: it needs {', '.join(missing)}; made once by `make test SUITES="
+    return [suite for suite in chosen if suite not in unmade], [
+        f"  --   {one.name:<12} {why}{one.name}`" for one in unmade
+    ]
 
 
 def paths_of(run: PytestRun, suites: Sequence[Suite], choice: Choice | None) -> Sequence[str]:

@@ -16,6 +16,7 @@ class Suite:
     :param tools: programs of the machine that it needs, by their names in `dev.suites.tools`.
     :param prepared_by: targets of the Makefile that make what it needs.
     :param by_hand: whether it is a long play, which is no part of "all".
+    :param where_made: whether "all" and "reached" take it only where what it needs was made before, in minutes.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Suite:
     tools: tuple[str, ...] = ()
     prepared_by: tuple[str, ...] = ()
     by_hand: bool = False
+    where_made: bool = False
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -57,6 +59,7 @@ SUITES = (
     Suite("spark", ("tests/spark/",), tools=_JAVA, prepared_by=("classes",)),
     Suite("engines", ("tests/engines/",), tools=_JAVA, prepared_by=("classes",)),
     Suite("services", ("tests/services/",), tools=("java", "go"), prepared_by=("classes", "stores")),
+    Suite("kubernetes", ("tests/kubernetes/",), tools=("java",), prepared_by=("node",), where_made=True),
     Suite("matrix", ("tests/matrix/",), tools=_ALL_TOOLS, prepared_by=("classes", "stores")),
     Suite("dev", ("tests/dev/",), tools=("java", "git"), prepared_by=("kubernetes-tools",)),
     Suite("compat", ("tests/compat/",), tools=_JAVA, prepared_by=("old-airflow",)),
@@ -90,6 +93,7 @@ READ = (
     ("docs/notebooks/*", ("start",), "the walk through the pages runs its cells"),
     ("dev/kubernetes/*", ("dev",), "the manifests are held against their schemas"),
     ("dev/*.py", ("dev",), "the tests of the tools"),
+    ("dev/node/*", ("kubernetes",), "the node that its tests start"),
     (
         "dev/mkdocs.yml",
         ("docs", "long", "dags", "start", "page"),

@@ -270,6 +270,20 @@ def test_a_run_of_one_process_goes_on_beside_those_that_spread(
     said = capfd.readouterr().out
     assert said.count(" 1 passed in ") == 2, said
     assert said.count("RED ") == said.count("no test ran") == 2
+def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are_made_or_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "lacking", lambda: ["kubelet"])
+    (suite,) = [suite for suite in SUITES if suite.where_made]
+    for names in (["all"], ["reached"]):
+        chosen, left_out = running._without_unmade(known(names), names)
+        assert suite not in chosen
+        assert len(chosen) == len(known(names)) - 1
+        assert [line.split()[:2] for line in left_out] == [["--", suite.name]]
+        assert f"it needs kubelet; made once by `make test SUITES={suite.name}`" in left_out[0]
+    assert running._without_unmade(known([suite.name]), [suite.name]) == ([suite], [])
+    monkeypatch.setattr(running, "lacking", list)
+    assert running._without_unmade(known(["all"]), ["all"]) == (known(["all"]), [])
 
 
 def test_an_unknown_suite_is_refused_before_anything_runs() -> None:

@@ -12,12 +12,12 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_lakestream.core.names import FUNCTIONS
 from airflow_lakestream.core.policies import ModeName, is_given
-from airflow_lakestream.driver.detached import Job
 from airflow_lakestream.driver.driving import Driving, StreamSpec
 from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
+from airflow_lakestream.hooks.spark_submission import Submission
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
@@ -50,8 +50,8 @@ def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], 
         properties=store_properties(operator.store_conn_id()),
     )
     application = operator.application or app_path(str(operator.app))
-    launch = _Launch(operator, config, application, hook, place.stream)
-    return Driving(spec, backend_of(hook, application), launch.prepare, wait)
+    launch = _Launch(operator, config, application, hook, place)
+    return Driving(spec, backend_of(hook), launch.prepare, wait)
 
 
 @dataclass
@@ -62,25 +62,26 @@ class _Launch:
     config: DriverConfig
     application: str
     hook: SparkHook
-    stream: str
+    place: Place
 
-    def prepare(self) -> Job:
-        # Whatever the place of the driver is, spark-submit is a Java here. Of another version it ends without a word.
+    def prepare(self) -> Submission:
+        # The driver may run anywhere, spark-submit runs here: a Java of another version ends it without an error.
         check_java(self.hook.environment())
-        folder = new_folder(folder_of(self.operator), self.stream, SECRET_FILES)
-        file = self.config.write(folder)
-        path = str(file)
-        if self.hook.kind is not BackendKind.DETACHED:
-            # The cluster brings it into the driver's working folder.
-            self.hook.add_file(path)
-            path = file.name
+        folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
         if (function := _function(self.operator)) is not None:
             code.append(zip_of(function[1], _beside(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
             code.append(package_zip(folder))
-        self.hook.add_py_files(code)
-        return Job(self.hook.command(self.application, folder, ["--config", path]), self.hook.environment(), folder)
+        return Submission(
+            application=self.application,
+            folder=folder,
+            config=self.config.write(folder),
+            stream=self.place.location,
+            settings=self.hook.settings,
+            variables=self.hook.variables,
+            py_files=code,
+        )
 
 
 def _configured(operator: StreamArguments, context: Any, place: Place) -> DriverConfig:

@@ -289,3 +289,20 @@ def test_whatever_is_in_the_progress_a_driver_goes_on(left: bytes) -> None:
 def test_a_fingerprint_is_of_the_values_not_of_their_order() -> None:
     assert fingerprint_of({"a": 1, "b": [1]}) == fingerprint_of({"b": [1], "a": 1})
     assert fingerprint_of({"a": 1}) != fingerprint_of({"a": 2})
+
+
+def test_sigterm_gives_the_lease_back(tmp_path: Path) -> None:
+    location = str(tmp_path / "checkpoint")
+    program = (
+        "import sys, time\nfrom airflow_lakestream.driver.lease import Lease\n"
+        "with Lease.take(sys.argv[1], 'f', 'test'):\n    print('works', flush=True)\n    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, location], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"works\n"
+        process.terminate()
+        assert process.wait(60) == 1
+    lease = read_lease(location)
+    assert lease is not None
+    assert (lease.outcome, lease.terminal) == (DriverOutcome.FAILED, False)
+    assert lease.error.startswith("ended by SIGTERM")

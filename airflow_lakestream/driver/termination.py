@@ -1,0 +1,33 @@
+"""SIGTERM in a driver: as from a pod that is deleted or evicted, an application that is killed, a machine that ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+
+class DriverTerminated(LakestreamError, Transient):
+    """The place where the driver runs ended it."""
+
+    def __init__(self) -> None:
+        super().__init__("ended by SIGTERM, as from a pod that is deleted. What it has committed stays landed.")
+
+
+def raise_on_sigterm() -> Callable[[], object]:
+    """Let SIGTERM raise DriverTerminated in the main thread from now on; return what undoes that.
+
+    Called in another thread, it does nothing: only the main thread hears of signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = signal.signal(signal.SIGTERM, _terminated)
+    return lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise DriverTerminated

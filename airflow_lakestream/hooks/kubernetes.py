@@ -1,0 +1,198 @@
+"""Kubernetes' API server, asked as `spark-submit` asks it: at the connection's address, by Airflow's credentials."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from airflow.providers.common.compat.sdk import conf
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+
+# Seconds to connect, and to be answered.
+_PATIENCE = (5, 30)
+_SECTION = "kubernetes_executor"
+_REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+class ClusterAway(LakestreamError, Transient):
+    """The API server does not answer, or has no room."""
+
+    def __init__(self, address: str, what: str, why: str) -> None:
+        super().__init__(
+            f"Kubernetes at {address} can't be used right now ({what}: {why}). What runs there goes on: retry."
+        )
+
+
+class ClusterRefuses(LakestreamError, Terminal):
+    """The API server does not let this worker do what it has to."""
+
+    def __init__(self, address: str, what: str, why: str) -> None:
+        super().__init__(
+            f"Kubernetes at {address} refuses this worker ({what}: {why}). docs/kubernetes.md has the rights that "
+            "worker and driver need."
+        )
+
+
+def settings_of_airflow() -> dict[str, str]:
+    """Return what Airflow's configuration says of its cluster: `in_cluster`, `config_file`, `cluster_context`."""
+    known = {"in_cluster": str(conf.getboolean(_SECTION, "in_cluster", fallback=True)).lower()}
+    for name in ("config_file", "cluster_context"):
+        if text := conf.get(_SECTION, name, fallback=""):
+            known[name] = text
+    return known
+
+
+class Cluster:
+    """One namespace, through the API server.
+
+    :param master: the connection's host, `k8s://...`.
+
+    Raises InvalidArgument if there are no credentials where Airflow's configuration says.
+    """
+
+    def __init__(self, master: str, namespace: str) -> None:
+        from kubernetes import client
+
+        rest = master.removeprefix("k8s://")
+        # As Spark reads it.
+        self.address = rest if re.match(r"https?://", rest) else f"https://{rest}"
+        self.namespace = namespace
+        configuration = _credentials(self.address)
+        configuration.retries = 1
+        api = client.ApiClient(configuration)
+        self._core, self._rights = client.CoreV1Api(api), client.AuthorizationV1Api(api)
+
+    def check_rights(self, needed: Mapping[str, Sequence[str]]) -> None:
+        """Raise ClusterRefuses if this worker lacks a right in the namespace; ClusterAway.
+
+        :param needed: verbs by resource.
+        """
+        lacking = [
+            f"{verb} {resource}"
+            for resource, verbs in needed.items()
+            for verb in verbs
+            if not self._may(verb, resource)
+        ]
+        if lacking:
+            raise ClusterRefuses(self.address, f"namespace {self.namespace}", f"it may not {', '.join(lacking)}")
+
+    def pod(self, name: str) -> Any:
+        """Return a pod; None if there is none of this name. Raises ClusterAway, ClusterRefuses."""
+        return self._ask(f"get pod {name}", self._core.read_namespaced_pod, name, self.namespace)
+
+    def pods(self, label: str) -> list[str]:
+        """Return the names of the pods with a label, `name=value`. Raises ClusterAway, ClusterRefuses."""
+        found = self._ask("list pods", self._core.list_namespaced_pod, self.namespace, label_selector=label)
+        return [pod.metadata.name for pod in found.items] if found else []
+
+    def delete_pod(self, name: str, grace: int) -> None:
+        """Ask for a pod's end, within some seconds. Raises ClusterAway, ClusterRefuses."""
+        call = self._core.delete_namespaced_pod
+        self._ask(f"delete pod {name}", call, name, self.namespace, grace_period_seconds=grace)
+
+    def log(self, name: str, lines: int) -> list[str]:
+        """Return the last lines of a pod's log; none if there is no log. Raises ClusterAway, ClusterRefuses."""
+        call = self._core.read_namespaced_pod_log
+        text = self._ask(f"get log of {name}", call, name, self.namespace, tail_lines=lines)
+        return str(text or "").splitlines()
+
+    def create_secret(self, name: str, content: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """Create a secret. Raises ClusterAway, ClusterRefuses."""
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in content.items()}
+        body = {"metadata": {"name": name, "labels": dict(labels)}, "type": "Opaque", "data": data}
+        if self._ask(f"create secret {name}", self._core.create_namespaced_secret, self.namespace, body) is None:
+            raise ClusterRefuses(self.address, f"create secret {name}", f"there is no namespace {self.namespace}")
+
+    def give_secret(self, name: str, pod: Any) -> None:
+        """Let a pod own a secret: it is deleted with the pod. Raises ClusterAway, ClusterRefuses."""
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
+        body = {"metadata": {"ownerReferences": [owner]}}
+        self._ask(f"patch secret {name}", self._core.patch_namespaced_secret, name, self.namespace, body)
+
+    def secrets(self, label: str) -> list[str]:
+        """Return the names of the secrets with a label, `name=value`. Raises ClusterAway, ClusterRefuses."""
+        found = self._ask("list secrets", self._core.list_namespaced_secret, self.namespace, label_selector=label)
+        return [secret.metadata.name for secret in found.items] if found else []
+
+    def delete_secret(self, name: str) -> None:
+        """Delete a secret, if it is there. Raises ClusterAway, ClusterRefuses."""
+        self._ask(f"delete secret {name}", self._core.delete_namespaced_secret, name, self.namespace)
+
+    def _may(self, verb: str, resource: str) -> bool:
+        resource, _, part = resource.partition("/")
+        asked = {"namespace": self.namespace, "verb": verb, "resource": resource, "subresource": part or None}
+        body = {"spec": {"resourceAttributes": asked}}
+        told = self._ask(f"may it {verb} {resource}", self._rights.create_self_subject_access_review, body)
+        return bool(told.status.allowed)
+
+    def _ask(self, what: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return call(*arguments, _request_timeout=_PATIENCE, **more)
+        except ApiException as e:
+            if e.status == HTTPStatus.NOT_FOUND:
+                return None
+            why = _said(e)
+            refused = e.status in _REFUSALS and "exceeded quota" not in why
+            raise (ClusterRefuses if refused else ClusterAway)(self.address, what, why) from e
+        except (HTTPError, OSError) as e:
+            raise ClusterAway(self.address, what, type(getattr(e, "reason", e)).__name__) from e
+
+
+def _credentials(address: str) -> Any:
+    from kubernetes import client, config
+
+    known, configuration = settings_of_airflow(), client.Configuration()
+    where = f"[{_SECTION}] in_cluster = {known['in_cluster']}"
+    try:
+        if known["in_cluster"] == "true":
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(
+                known.get("config_file"), known.get("cluster_context"), client_configuration=configuration
+            )
+    except (config.ConfigException, OSError) as e:
+        raise InvalidArgument(
+            "spark_conn_id",
+            f"Airflow has no credentials for Kubernetes: {e} ({where}).",
+            f"Outside of the cluster set [{_SECTION}] in_cluster = False, and config_file or KUBECONFIG.",
+        ) from e
+    # Each renewal of a token sets the file's address again, and itself.
+    renew = configuration.refresh_api_key_hook
+
+    def renewed(of: Any) -> None:
+        if renew is not None:
+            renew(of)
+        of.host, of.refresh_api_key_hook = address, renewed
+
+    renewed(configuration)
+    return configuration
+
+
+def _said(error: Any) -> str:
+    try:
+        message = str(json.loads(error.body)["message"])
+    except (KeyError, TypeError, ValueError):
+        message = str(error.reason)
+    return f"{error.status} {message}"
+
+
+def problems_of(pod: Any) -> Iterator[str]:
+    """Yield what Kubernetes says of a pod that does not run: unschedulable, no image, out of memory, evicted."""
+    if pod.status.reason or pod.status.message:
+        yield f"{pod.status.reason or 'its state'}: {pod.status.message or ''}"
+    for condition in pod.status.conditions or ():
+        if condition.status == "False" and condition.type == "PodScheduled":
+            yield f"{condition.reason}: {condition.message}"
+    for container in pod.status.container_statuses or ():
+        if (waiting := container.state.waiting) is not None and waiting.reason != "ContainerCreating":
+            yield f"{waiting.reason}: {waiting.message or ''}"
+        if (ended := container.state.terminated) is not None:
+            yield f"{ended.reason}, exit code {ended.exit_code}"

@@ -1,0 +1,259 @@
+"""Drivers of Spark as pods: each launch has its own pod name, and a secret of that name, which the pod owns."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from airflow.providers.common.compat.sdk import redact
+
+from airflow_lakestream.core.secrecy import MASKED, secrets_in
+from airflow_lakestream.driver.backend import Handle
+from airflow_lakestream.driver.job_folder import CONFIG_FILE
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
+from airflow_lakestream.hooks.kubernetes import Cluster, problems_of, settings_of_airflow
+from airflow_lakestream.hooks.spark import BackendKind, SparkHook
+from airflow_lakestream.hooks.spark_cluster import submit
+from airflow_lakestream.hooks.spark_submission import SecretDrop, Submission
+
+log = logging.getLogger(__name__)
+
+_POD_NAME = "spark.kubernetes.driver.pod.name"
+_UPLOADS = "spark.kubernetes.file.upload.path"
+_CONTEXT = "spark.kubernetes.context"
+# Where a pod sees its secret, and the file in it with settings for its JVM.
+_MOUNTED = "/etc/lakestream"
+_SETTINGS_FILE = "jvm.args"
+# By it all that belongs to a stream is found.
+_LABEL = "lakestream-stream"
+# Settings that become variables of a pod, and those that take them from a secret instead.
+_VARIABLES = {
+    "spark.kubernetes.driverEnv.": "spark.kubernetes.driver.secretKeyRef.",
+    "spark.executorEnv.": "spark.kubernetes.executor.secretKeyRef.",
+}
+_OF_JVM = "JDK_JAVA_OPTIONS"
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_SHOWN = ("spark.executor.extraJavaOptions", "spark.executor.defaultJavaOptions")
+_NEEDED = {
+    "pods": ("create", "get", "list", "delete"),
+    "services": ("create", "patch"),
+    "configmaps": ("create", "patch"),
+    "secrets": ("create", "list", "patch", "delete"),
+}
+_OF_PHASES = {
+    "Pending": JobState.RUNNING,
+    "Running": JobState.RUNNING,
+    "Succeeded": JobState.FINISHED,
+    "Failed": JobState.FAILED,
+}
+_GRACE_S = 1
+_GONE_WITHIN_S = 60.0
+_TAIL_LINES = 30
+
+
+class KubernetesBackend:
+    """Driver pods. A pod that is gone is a failure here; the official operator takes it for a success.
+
+    Raises InvalidArgument if the cluster can't be asked from here.
+    """
+
+    def __init__(self, hook: SparkHook) -> None:
+        if _POD_NAME in hook.settings:
+            raise InvalidArgument("conf", f"{_POD_NAME} is set.", "Leave it out: each launch has a name of its own.")
+        self._hook = hook
+        self._cluster = Cluster(hook.master, hook.namespace)
+        self._drop: SecretDrop = _PodSecret(self._cluster)
+        self._owning: set[str] = set()
+
+    def planned(self, job: Submission) -> Handle:
+        """Return the handle of the pod that `launch` makes."""
+        return Handle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._name(job)}", is_planned=True)
+
+    def launch(self, job: Submission) -> Handle:
+        """Submit; return when the pod is created. Raises SubmitFailed, ClusterAway, ClusterRefuses, InvalidArgument.
+
+        What is left of the stream's earlier drivers is deleted first: whoever launches knows that none works.
+        """
+        handle = replace(self.planned(job), is_planned=False)
+        self._check_uploads(job)
+        self._cluster.check_rights(_NEEDED)
+        for stray in self._of_stream(job.stream):
+            log.info("Deleting what is left of an earlier driver: %s", stray)
+            self._remove(stray)
+        name = self._name(job)
+        try:
+            submit(self._hook, self._drop.put(self._named(job, name)), self._kubeconfig())
+        except BaseException:
+            with suppress(LakestreamError):
+                self._remove(name)
+            raise
+        self.works(handle)
+        return handle
+
+    def state(self, handle: Handle) -> JobState:
+        """Ask for the pod; UNKNOWN if the API does not answer, or a submit may still make it."""
+        name = _pod(handle)
+        try:
+            pod = self._cluster.pod(name)
+        except LakestreamError as e:
+            log.warning("%s", e)
+            return JobState.UNKNOWN
+        if pod is None:
+            may_come = handle.is_planned and name not in self._owning
+            return JobState.UNKNOWN if may_come else JobState.VANISHED
+        return _OF_PHASES.get(pod.status.phase or "Pending", JobState.UNKNOWN)
+
+    def kill(self, handle: Handle) -> None:
+        """Delete the pod with all that it owns, and wait until it is gone. Raises ClusterAway, ClusterRefuses."""
+        self._remove(_pod(handle))
+
+    def log_tail(self, handle: Handle) -> list[str]:
+        """Return what Kubernetes says of the pod, and the last lines of its log, if they can be read."""
+        name, lines = _pod(handle), list[str]()
+        with suppress(LakestreamError):
+            pod = self._cluster.pod(name)
+            lines += problems_of(pod) if pod is not None else [f"There is no pod {name} any more."]
+            lines += self._cluster.log(name, _TAIL_LINES)
+        return lines or [f"The driver's log: kubectl logs -n {self._cluster.namespace} {name}"]
+
+    def works(self, handle: Handle) -> None:
+        """Let the pod own its secret, if it does not yet: a worker may have died before it came to that."""
+        name = _pod(handle)
+        if name in self._owning:
+            return
+        try:
+            if (pod := self._cluster.pod(name)) is not None:
+                self._cluster.give_secret(name, pod)
+                self._owning.add(name)
+        except LakestreamError as e:
+            log.warning("The secret of %s is not its pod's yet: %s", name, e)
+
+    def ended(self, handle: Handle) -> None:
+        """Delete the pod, which is completed, with all that it owns."""
+        try:
+            self._remove(_pod(handle))
+        except LakestreamError as e:
+            log.warning("The pod stays until the stream's next start: %s", e)
+
+    def _name(self, job: Submission) -> str:
+        app = re.sub(r"[^a-z0-9]+", "-", Path(job.application).stem.lower()).strip("-")[:24] or "app"
+        return f"lakestream-{app}-{fingerprint_of({'launch': str(job.folder)})[:10]}-driver"
+
+    def _named(self, job: Submission, name: str) -> Submission:
+        made = {_POD_NAME: name, f"spark.kubernetes.driver.label.{_LABEL}": _stream(job.stream)}
+        if uploads := job.settings.get(_UPLOADS):
+            # A folder for each launch, which goes with it.
+            made[_UPLOADS] = f"{uploads.rstrip('/')}/{name}"
+        if context := settings_of_airflow().get("cluster_context"):
+            made[_CONTEXT] = job.settings.get(_CONTEXT, context)
+        return replace(job, settings={**job.settings, **made})
+
+    def _check_uploads(self, job: Submission) -> None:
+        local = [path for path in (job.application, *job.py_files) if not re.match(r"\w+:", path)]
+        if not local or _UPLOADS in job.settings or _UPLOADS in self._hook.given_properties or self._hook.has_defaults:
+            return
+        raise InvalidArgument(
+            "conf",
+            f"{_UPLOADS} is missing, by which Spark hands {Path(local[0]).name} to the driver.",
+            "Set it to a folder of a store that worker and pods share; no secret is put there.",
+        )
+
+    def _kubeconfig(self) -> Mapping[str, str]:
+        """Return what lets `spark-submit` use the file that Airflow uses."""
+        file = settings_of_airflow().get("config_file")
+        return {"KUBECONFIG": file} if file else {}
+
+    def _of_stream(self, stream: str) -> Iterator[str]:
+        label = f"{_LABEL}={_stream(stream)}"
+        yield from sorted({*self._cluster.pods(label), *self._cluster.secrets(label)})
+
+    def _remove(self, name: str) -> None:
+        """Delete a pod, with the service, the maps and the secret that it owns, and what was uploaded for it."""
+        self._cluster.delete_pod(name, _GRACE_S)
+        self._drop.forget(name)
+        place = urlsplit(self._hook.settings.get(_UPLOADS, ""))
+        if place.path and place.scheme in ("", "file"):
+            shutil.rmtree(Path(unquote(place.path), name), ignore_errors=True)
+        deadline = time.monotonic() + _GONE_WITHIN_S
+        while self._cluster.pod(name) is not None:
+            if time.monotonic() > deadline:
+                log.warning("Pod %s is still there after %g s: its node may be away.", name, _GONE_WITHIN_S)
+                return
+            time.sleep(0.2)  # between two looks; a watch would tell no more
+
+
+class _PodSecret:
+    """A secret for each launch, of the pod's name: configuration, variables, and the settings that are secret."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def put(self, submission: Submission) -> Submission:
+        """Create the secret; return the submission without what is in it, and with the way to it."""
+        named = submission.with_environment("spark.kubernetes.driverEnv.")
+        name, content = named.settings[_POD_NAME], {CONFIG_FILE: named.config.read_text()}
+        settings = {f"spark.kubernetes.driver.secrets.{name}": _MOUNTED}
+        hidden = {}
+        for key, value in named.settings.items():
+            prefix = next((prefix for prefix in _VARIABLES if key.startswith(prefix)), None)
+            if prefix is not None:
+                variable = key.removeprefix(prefix)
+                part = f"{'driver' if 'driverEnv' in prefix else 'executor'}.{variable}"
+                content[part] = value
+                settings[_VARIABLES[prefix] + variable] = f"{name}:{part}"
+            elif _is_secret(key, value):
+                _refuse_shown(key)
+                hidden[key] = value
+            else:
+                settings[key] = value
+        if hidden:
+            content[_SETTINGS_FILE] = "\n".join(_jvm_argument(key, value) for key, value in hidden.items())
+            part = f"driver.{_OF_JVM}"
+            content[part] = f"{content.get(part, '')} @{_MOUNTED}/{_SETTINGS_FILE}".strip()
+            settings[f"spark.kubernetes.driver.secretKeyRef.{_OF_JVM}"] = f"{name}:{part}"
+        self._cluster.create_secret(name, content, {_LABEL: _stream(submission.stream)})
+        return replace(named, settings=settings, seen_at=f"{_MOUNTED}/{CONFIG_FILE}")
+
+    def forget(self, name: str) -> None:
+        """Delete the secret of a launch."""
+        self._cluster.delete_secret(name)
+
+
+def _is_secret(key: str, value: str) -> bool:
+    """Tell whether a setting is to be seen by the driver alone: by its name, its form, or since Airflow masks it."""
+    if key.startswith("spark.kubernetes."):
+        # They are for the submit, and some name secrets.
+        return False
+    return bool(MASKED.search(key)) or any(secrets_in({key: value}, assigned=True)) or redact(value) != value
+
+
+def _refuse_shown(key: str) -> None:
+    if key in _SHOWN:
+        problem = f"{key} holds a secret, and Spark would write it into the pods of its executors."
+        raise InvalidArgument("conf", problem, "Hand it over in a variable: spark.executorEnv.NAME.")
+
+
+def _jvm_argument(key: str, value: str) -> str:
+    """Return a setting as a line of a file of the JVM's arguments."""
+    if key in _JAVA_OPTIONS:
+        return value
+    text = f"-D{key}={value}".replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{text}"'
+
+
+def _pod(handle: Handle) -> str:
+    return handle.job_id.partition(":")[2]
+
+
+def _stream(location: str) -> str:
+    """Return a label's value for a stream: a label has no room for a URI."""
+    return fingerprint_of({"location": location})
