@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.publishing.branch import BranchSnapshot, Line
 from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.iceberg.ledger_store import newest_sequence, read_ledger
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
@@ -40,6 +41,7 @@ class SaidPositions:
     final: dict[int, int] | None = None
     line: Line | None = None
     commits: set[str] = field(default_factory=set)
+    has_line: bool = True
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
         return COMMIT in summary
@@ -110,8 +112,23 @@ class World:
         return self.catalog().table_exists(TABLE) and BRANCH in self.table().refs()
 
     def _begin_line(self, starts: Mapping[int, int]) -> None:
-        self.positions.line = Line(newest_sequence(self.table().metadata), dict(starts))
-        self.positions.commits.clear()
+        if self.positions.has_line:
+            self.positions.line = Line(newest_sequence(self.table().metadata), dict(starts))
+            self.positions.commits.clear()
+
+    def note_passed(self) -> None:
+        """Note what the engine has behind it, as a driver does that looks on."""
+        lows = {p: log.low for p, log in enumerate(self.log.partitions)}
+        seen = union(RangeSet.of(TOPIC, p, lows[p], end) for p, end in self.at.items() if lows[p] < end)
+        if (line := self.positions.line) is not None:
+            self.positions.line = replace(line, passed=line.passed | seen)
+
+    def restore(self, at: Mapping[int, int]) -> None:
+        """Let the engine go on from an older checkpoint: what is behind that is read once more."""
+        self.at = dict(at)
+        if (line := self.positions.line) is not None:
+            there = union(RangeSet.of(TOPIC, p, 0, end) for p, end in at.items())
+            self.positions.line = replace(line, passed=line.passed & there)
 
     def publish(self, **job: Any) -> LandingReport:
         return publish(self.job(**job))
