@@ -28,6 +28,13 @@ log = logging.getLogger(__name__)
 # An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
 LEAST_KEPT = 20
 _OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
+_NOT_BY_ROW = (
+    "its plan has {}: such a statement makes several rows of a record (UNNEST, LATERAL, joins), or one of several "
+    "(windows, aggregates), or keeps records back. The ledger needs a row to be one record's, read by the checkpoint."
+)
+_BY_ROW = (
+    "Select columns and leave records out by WHERE; FlinkScriptOperator runs any other statement, without a ledger."
+)
 _OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
 
@@ -173,11 +180,14 @@ class LandingJobs(Jobs):
         try:
             session.run(statements.view(self._landing.sql))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")
+            plan, _ = session.run(statements.PLAN)
         except FlinkRefused as e:
             if self._landing.sql is None:
                 raise
             told = e.causes[-1] if e.causes else str(e)
             raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
+        if strange := statements.beyond_rows(str(plan[0][0])):
+            raise InvalidArgument("sql", _NOT_BY_ROW.format(", ".join(strange)), _BY_ROW)
         return [str(row[0]) for row in described]
 
     def _insert(self, session: SqlSession, rows: list[str]) -> None:

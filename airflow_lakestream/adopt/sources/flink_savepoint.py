@@ -53,9 +53,7 @@ class FlinkSavepoint:
                     f"{job}; or the rows or ranges (--from rows, --from ranges)."
                 )
             if not found.job:
-                trusted.append(
-                    f"that it is of job {job}, whose snapshot is the table's last one of Flink: it names none"
-                )
+                trusted.append(f"that it is of job {job}, as the table's last snapshot of Flink is: it names none")
             if committed == found.number and found.job:
                 proved.append(f"the table's last snapshot of Flink is of job {job}, checkpoint {committed}: this one")
             elif committed < found.number:

@@ -45,7 +45,7 @@ class RowsTwice(PublicationRefused):
         self.rows = rows
         what = (
             f"its new files have {rows} rows of records that they have already ({where}). Two jobs write to the "
-            "branch, or one began again at an older checkpoint."
+            "branch, or one began again at an older checkpoint; or its program makes several rows of a record."
         )
         super().__init__(table, branch, what)
 
