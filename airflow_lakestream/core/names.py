@@ -38,6 +38,13 @@ def is_own_branch(branch: str) -> bool:
     return bool(branch) and branch == branch.strip() and not is_main
 
 
+def check_branch(argument: str, branch: object) -> None:
+    """Refuse main as the branch that an engine writes. Raises InvalidArgument."""
+    if not is_own_branch(str(branch)):
+        problem = f"{branch!r} can't be the branch: the engine's rows would show before the ledger has them."
+        raise InvalidArgument(argument, problem, "Leave it out, or give another name.")
+
+
 def check_topic(topic: str) -> str:
     """Return a topic's name if Kafka allows it. Raises InvalidArgument."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):
