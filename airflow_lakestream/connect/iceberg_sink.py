@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
+from airflow_lakestream.core.names import is_own_branch
 
 _PREFIX = "iceberg."
 # Prefixes of settings that the sink hands on to the catalog, to Hadoop, to its Kafka clients, and to tables.
@@ -154,10 +155,9 @@ def _check(config: Mapping[str, str], catalog: str) -> None:
         raise ConfigRefused(problem, f"It has to be the id of the Airflow connection, {catalog!r}.")
     if not any(name.startswith("iceberg.catalog.") for name in config):
         raise ConfigRefused("iceberg.catalog.* are missing.", "They say how the workers reach the catalog.")
-    if config["iceberg.tables.default-commit-branch"].strip() in ("", "main"):
-        raise ConfigRefused(
-            "iceberg.tables.default-commit-branch is main.", "The sink has a branch of its own, which is published."
-        )
+    if not is_own_branch(branch := config["iceberg.tables.default-commit-branch"]):
+        problem = f"iceberg.tables.default-commit-branch is {branch!r}."
+        raise ConfigRefused(problem, "The sink has a branch of its own, which is published: leave it out.")
     for name, needed in _CONSUMER.items():
         if config[name] != needed:
             raise ConfigRefused(f"{name} is {config[name]}, not {needed}.", "A ledger needs it so: leave it out.")

@@ -35,9 +35,16 @@ class ConnectPositions:
         self._events: Sequence[Event] | None = None
         self._newest: dict[int, int] = {}
 
+    # Nothing is left out on purpose, so what the branch lacks is seen in Kafka.
+    line = None
+
     def is_own(self, summary: Mapping[str, str]) -> bool:
         """Tell by its summary whether this sink has made a snapshot."""
         return _COMMIT in summary and self._key in summary
+
+    def is_of_line(self, summary: Mapping[str, str]) -> bool:
+        """Tell the same: nothing is noted of single tasks."""
+        return self.is_own(summary)
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
         """Return how far the sink had read for a snapshot; None if its control topic says so no more."""

@@ -29,6 +29,22 @@ _ODD_IN_DELTA = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 
+def is_own_branch(branch: str) -> bool:
+    """Tell whether a name is that of an engine's own branch: not main's, however it is written.
+
+    Some catalogs tell `MAIN`, or `refs/heads/main`, from `main`, and others don't.
+    """
+    is_main = branch.lower().removeprefix("refs/").removeprefix("heads/") == "main"
+    return bool(branch) and branch == branch.strip() and not is_main
+
+
+def check_branch(argument: str, branch: object) -> None:
+    """Refuse main as the branch that an engine writes. Raises InvalidArgument."""
+    if not is_own_branch(str(branch)):
+        problem = f"{branch!r} can't be the branch: the engine's rows would show before the ledger has them."
+        raise InvalidArgument(argument, problem, "Leave it out, or give another name.")
+
+
 def check_topic(topic: str) -> str:
     """Return a topic's name if Kafka allows it. Raises InvalidArgument."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):

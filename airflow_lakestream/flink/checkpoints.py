@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from airflow_lakestream.core.publishing.branch import BranchSnapshot
+from airflow_lakestream.core.publishing.branch import BranchSnapshot, Line
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.stores.folders import Store, open_folder
 
@@ -89,15 +89,23 @@ class FlinkPositions:
 
     :param savepoint: of the job that was stopped in order, if nothing was started since: all that it read is in the
         branch. With it Flink removes the job's checkpoints.
+    :param line: what is noted of the jobs that have written to the branch; None where nothing is.
+    :param jobs: their ids.
     """
 
     checkpoints: Checkpoints
     topic: str
     savepoint: str | None = None
+    line: Line | None = None
+    jobs: Collection[str] = ()
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
         """Tell whether Flink's sink has made a snapshot."""
         return JOB in summary
+
+    def is_of_line(self, summary: Mapping[str, str]) -> bool:
+        """Tell whether one of these jobs has made a snapshot."""
+        return summary.get(JOB) in self.jobs
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
         """Return the offsets of the snapshot's checkpoint; None where it is gone."""

@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from pyiceberg.schema import Schema
-from pyiceberg.table.refs import MAIN_BRANCH
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.checks import Auditor
-from airflow_lakestream.core.names import check_group, check_table_name, check_topic
+from airflow_lakestream.core.names import check_branch, check_group, check_table_name, check_topic
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, is_given
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
@@ -68,9 +67,7 @@ class FlinkConfig(JobConfig):
         check_format("format", self.format)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         self._check_columns()
-        if self.on_branch.strip().lower() == MAIN_BRANCH or self.on_branch != self.on_branch.strip():
-            problem = f"{self.on_branch!r} can't be the branch: Flink's rows would show before the ledger has them."
-            raise InvalidArgument("branch", problem, "Leave it out, or give another name.")
+        check_branch("branch", self.on_branch)
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
         _ = self.start, self.design, self.auditor

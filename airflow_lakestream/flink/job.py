@@ -65,6 +65,7 @@ class Note:
     :param finished: the same, once the job has ended well behind it: then all that it read is in the branch.
     :param moved: a checkpoint of it was completed; not noted of a landing, whose ledger says more.
     :param reads: how it reads records, where that depends on what a registry had when it was submitted.
+    :param line: the jobs before it whose state it goes on with, see `JobLine`; empty where nobody publishes.
     """
 
     job: str
@@ -74,6 +75,7 @@ class Note:
     finished: str = ""
     moved: str = ""
     reads: str = ""
+    line: str = ""
 
 
 class Jobs:
@@ -101,6 +103,13 @@ class Jobs:
     @property
     def reads(self) -> str:
         """How the next job reads records, see `Note`."""
+        return ""
+
+    def line(self, job: str, state: str) -> str:
+        """Return the line of the next job, see `Note`.
+
+        :param state: the checkpoint or savepoint that it begins with; empty without one.
+        """
         return ""
 
     def are_changed(self) -> bool:
@@ -157,7 +166,8 @@ class Jobs:
         return note.job
 
     def _noted(self, state: str) -> Note:
-        note = Note(uuid.uuid4().hex, self.program, state, reads=self.reads)
+        job = uuid.uuid4().hex
+        note = Note(job, self.program, state, reads=self.reads, line=self.line(job, state))
         self.write(note)
         return note
 

@@ -44,8 +44,8 @@ class JobStream(ABC):
     def look(self) -> None:  # noqa: B027  # a script has nothing to do here
         """Do what is due while the job runs."""
 
-    def moved(self) -> bool:
-        """Take note of a completed checkpoint; tell whether it is a sign of health."""
+    def moved(self, job: str, checkpoint: int) -> bool:
+        """Take note of a job's completed checkpoint; tell whether it is a sign of health."""
         return True
 
     @abstractmethod
@@ -110,6 +110,6 @@ class JobStream(ABC):
         except LakestreamError as e:
             log.warning("%s", e)
             return
-        if newest > self._checkpoint and self.moved():
+        if newest > self._checkpoint and self.moved(job, newest):
             self._checkpoint = newest
             self.progress.alive(f"checkpoint {newest} of job {job}")

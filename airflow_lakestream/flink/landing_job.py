@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 
 from airflow_lakestream.core.ranges import shown
@@ -18,6 +18,7 @@ from airflow_lakestream.flink.formats.avro_reader import avro_reading
 from airflow_lakestream.flink.formats.proof import Reads
 from airflow_lakestream.flink.formats.reading import Reading, json_reading, raw_reading
 from airflow_lakestream.flink.job import Jobs
+from airflow_lakestream.flink.job_line import JobLine
 from airflow_lakestream.flink.rest import FlinkRefused, SqlSession
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.schemas import SchemaNotFound
@@ -27,6 +28,13 @@ log = logging.getLogger(__name__)
 # An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
 LEAST_KEPT = 20
 _OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
+_NOT_BY_ROW = (
+    "its plan has {}: such a statement makes several rows of a record (UNNEST, LATERAL, joins), or one of several "
+    "(windows, aggregates), or keeps records back. The ledger needs a row to be one record's, read by the checkpoint."
+)
+_BY_ROW = (
+    "Select columns and leave records out by WHERE; FlinkScriptOperator runs any other statement, without a ledger."
+)
 _OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
 
@@ -37,6 +45,7 @@ class LandingJobs(Jobs):
         super().__init__(config)
         self._landing = config
         self._begins: Mapping[int, int] = {}
+        self._line = JobLine()
 
     @property
     def program(self) -> str:
@@ -70,6 +79,35 @@ class LandingJobs(Jobs):
         """Return how the newest job reads."""
         note = self.note()
         return Reads.parse("" if note is None else note.reads)
+
+    def line(self, job: str, state: str) -> str:
+        """Return the line that the next job is of."""
+        topic, known = self._landing.topic, self.newest_line()
+        if not state or known is None:
+            return str(replace(self._line, jobs=(job,)))
+        return str(known.restored(job, topic, self.checkpoints.offsets_at(state, topic) or {}))
+
+    def newest_line(self) -> JobLine | None:
+        """Return the line of the newest job; None without one."""
+        note = self.note()
+        return None if note is None else JobLine.parse(note.line, note.job)
+
+    def begin_line(self, starts: Mapping[int, int], since: int) -> None:
+        """Note that the next job begins without a state, before anything of it is there.
+
+        :param starts: by partition, where it begins.
+        :param since: see `JobLine`.
+        """
+        self._begins, self._line = starts, JobLine(since)
+        self._noted("")
+
+    def note_passed(self, job: str, checkpoint: int, lows: Mapping[int, int]) -> None:
+        """Note what a complete checkpoint has behind it; see `JobLine.with_passed`."""
+        topic, note = self._landing.topic, self.note()
+        offsets = self.checkpoints.offsets(job, checkpoint, topic)
+        if note is not None and note.job == job and offsets is not None:
+            line = JobLine.parse(note.line, job).with_passed(topic, offsets, lows)
+            self.write(replace(note, line=str(line)))
 
     def _reading(self) -> Reading:
         config = self._landing
@@ -142,11 +180,14 @@ class LandingJobs(Jobs):
         try:
             session.run(statements.view(self._landing.sql))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")
+            plan, _ = session.run(statements.PLAN)
         except FlinkRefused as e:
             if self._landing.sql is None:
                 raise
             told = e.causes[-1] if e.causes else str(e)
             raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
+        if strange := statements.beyond_rows(str(plan[0][0])):
+            raise InvalidArgument("sql", _NOT_BY_ROW.format(", ".join(strange)), _BY_ROW)
         return [str(row[0]) for row in described]
 
     def _insert(self, session: SqlSession, rows: list[str]) -> None:

@@ -7,14 +7,18 @@ files of the folder are looked through.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import METADATA, TwoSources, offsets_in
 from airflow_lakestream.stores.folders import open_folder
 
+# Iceberg's sink keeps its job's id, as Flink writes texts: the length and one, then the letters.
+_JOB = re.compile(rb"\x21([0-9a-f]{32})(?![0-9a-f])")
+_OF_CHECKPOINT = re.compile(r"/([0-9a-f]{32})/chk-\d+$")
 _MAGIC = 0x4960672D
 _HEAD = struct.Struct(">iiq")
 
@@ -28,11 +32,15 @@ class SavepointUnreadable(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A complete savepoint or checkpoint: its number, and the next offset of each partition that was read."""
+    """A complete savepoint or checkpoint: its number, and the next offset of each partition that was read.
+
+    `job` is the id of the job that made it; empty where nothing in it names one.
+    """
 
     location: str
     number: int
     ends: Mapping[int, int]
+    job: str = ""
 
 
 def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | None = None) -> Savepoint:
@@ -50,15 +58,23 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
         raise SavepointUnreadable(folder, "there is no _metadata in it: it was never completed, or is another folder.")
     number = _number(content, folder)
     ends: dict[int, int] = {}
+    states = (content, *filter(None, (store.read(name) for name in store.names() if name != METADATA)))
     try:
-        for state in (content, *filter(None, (store.read(name) for name in store.names() if name != METADATA))):
+        for state in states:
             for partition, offset in offsets_in(state, topic).items():
                 if ends.setdefault(partition, offset) != offset:
                     raise TwoSources(topic, partition, (ends[partition], offset))
     except TwoSources as e:
         problem = f"two sources of the job read {topic}, and which of them fills the table can't be told."
         raise SavepointUnreadable(folder, f"{problem} Take --from rows, or ranges.") from e
-    return Savepoint(folder, number, ends)
+    return Savepoint(folder, number, ends, _job(folder, states))
+
+
+def _job(folder: str, states: Sequence[bytes]) -> str:
+    if match := _OF_CHECKPOINT.search(folder):
+        return match[1]
+    found = {name.decode() for state in states for name in _JOB.findall(state)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _number(content: bytes, folder: str) -> int:

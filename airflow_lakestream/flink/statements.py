@@ -6,6 +6,7 @@ a user's SELECT makes of it, the positions have to come along, since the publica
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from airflow_lakestream.flink.formats.reading import Reading
@@ -17,6 +18,8 @@ from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
 _SHADED = "org.apache.flink.kafka.shaded."
 # The records as a format reads them, the records with their columns, and the rows to land.
 RECORDS, SOURCE, LANDED = "records", "source", "landed"
+# Asks what makes the rows.
+PLAN = f"EXPLAIN SELECT * FROM {LANDED}"
 # The columns that say where a record was, with what Kafka's connector has for them.
 _METADATA = {
     "topic": "`_kafka_topic` STRING METADATA FROM 'topic' VIRTUAL",
@@ -26,6 +29,8 @@ _METADATA = {
 }
 METADATA = tuple(_METADATA)
 COLUMNS = tuple(f"_kafka_{name}" for name in METADATA)
+# The steps of Flink's plans that take one record after the other; Union and Reused are of UNION ALL.
+_BY_ROW = ("TableSourceScan", "Calc", "PythonCalc", "Union", "Reused")
 _REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_id without it."
 
 
@@ -88,6 +93,14 @@ def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
 def view(select: str | None) -> str:
     """Return the statement that names the rows to land."""
     return f"CREATE TEMPORARY VIEW {LANDED} AS {select or f'SELECT * FROM {SOURCE}'}"
+
+
+def beyond_rows(plan: str) -> list[str]:
+    """Return what a statement does beside making a row of a record, or leaving it out, by what EXPLAIN says of it."""
+    steps = re.findall(
+        r"^[ :|+-]*([A-Z][A-Za-z]*)\(", plan.rpartition("== Optimized Execution Plan ==")[2], re.MULTILINE
+    )
+    return [name for name in dict.fromkeys(steps) if name not in _BY_ROW]
 
 
 def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -> str:

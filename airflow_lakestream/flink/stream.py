@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -16,7 +17,7 @@ from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
 from airflow_lakestream.core.publishing.branch import Proof
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
-from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted
+from airflow_lakestream.core.publishing.refusals import ColumnsMoved, PositionsUnknown, RecordDoubted
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
@@ -28,6 +29,7 @@ from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.java import DamageTold, find_damage, near
@@ -70,12 +72,16 @@ class FlinkStream(JobStream):
         self._check_table()
         has_branch = self._has_branch()
         doubted = has_branch and not self._land_rest(publication)
-        starts = begin(publication)
-        state = self.jobs.state_for(starts) if has_branch and not doubted else ""
+        starts = begin(publication) if has_branch and not doubted else {}
+        state = self.jobs.state_for(starts) if starts else ""
         if not state:
-            starts = begin_anew(publication)
+            starts = begin_anew(publication, self._begin_line)
         columns = load_table(self._catalog, self.config.table).schema().column_names
         return self.jobs.submit(starts, state, lambda: list(columns))
+
+    def _begin_line(self, starts: Mapping[int, int]) -> None:
+        table = load_table(self._catalog, self.config.table)
+        self.jobs.begin_line(starts, ledger_store.newest_sequence(table.metadata))
 
     def _land_rest(self, publication: Publication) -> bool:
         """Land what earlier jobs have left; return False where the branch has what nobody may land."""
@@ -107,9 +113,20 @@ class FlinkStream(JobStream):
             if (damaged := self._damaged(None)) is not None:
                 raise self._at_damage(damaged)
 
-    def moved(self) -> bool:
+    def moved(self, job: str, checkpoint: int) -> bool:
         """Tell whether what is in the branch can be published: else a checkpoint is no sign of health."""
+        if self.config.sql:
+            self._note_passed(job, checkpoint)
         return self._is_published
+
+    def _note_passed(self, job: str, checkpoint: int) -> None:
+        """Note what was in Kafka when the job read it: a record that sql left out may be gone when it is published."""
+        try:
+            marks = self._publication(None).source.look().marks
+        except LakestreamError as e:
+            log.warning("What checkpoint %s has read is not noted: %s", checkpoint, e)
+            return
+        self.jobs.note_passed(job, checkpoint, {p: one.low for p, one in marks.items()})
 
     def ended(self, job: str, state: JobState) -> None:
         """Land what the job has committed, before the next one begins. Raises JobEnded."""
@@ -176,7 +193,11 @@ class FlinkStream(JobStream):
 
     def _land(self, publication: Publication) -> None:
         started = time.monotonic()
-        report = publish(publication)
+        try:
+            report = publish(publication)
+        except ColumnsMoved as e:
+            again = "Nothing of that is published; a new job begins where the ledger ends, and reads the records again."
+            raise JobSpoilt(f"{self.config.table}: {e.what} {again}") from e
         if report.snapshot_ids or not report.remaining_lag:
             self._moved_at = time.monotonic()
         self._tell(report, time.monotonic() - started)
@@ -215,12 +236,19 @@ class FlinkStream(JobStream):
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
             log=LookIntoLog(self._reader()),
             sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor),
-            positions=FlinkPositions(self.jobs.checkpoints, config.topic, savepoint),
+            positions=self._positions(savepoint),
             # A statement may leave records out; without one each record with a value has a row.
             rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,
             on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
             proof=self._proof(),
         )
+
+    def _positions(self, savepoint: str | None) -> FlinkPositions:
+        checkpoints, topic = self.jobs.checkpoints, self.config.topic
+        if (known := self.jobs.newest_line()) is None:
+            return FlinkPositions(checkpoints, topic, savepoint)
+        line = known.line(topic, self.jobs.newest_reads().begins)
+        return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
     def _proof(self) -> Proof | None:
         """Return what looks again at what the newest job has decoded."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
@@ -133,19 +133,28 @@ def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def history(table: Table) -> Iterator[TableFacts]:
+    """Yield what the table's metadata files say, newest first, as long as they are there."""
+    return map(facts_of, metadata_files(table))
+
+
+def metadata_files(table: Table) -> Iterator[TableMetadata]:
     """Yield the table's metadata files, newest first, as long as they are there."""
-    yield facts_of(table.metadata)
+    yield table.metadata
     for entry in reversed(table.metadata.metadata_log):
         try:
-            metadata = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
+            yield FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
         except FileNotFoundError:
             return
-        yield facts_of(metadata)
 
 
 def facts_of(metadata: TableMetadata) -> TableFacts:
     """Return what one metadata file says of lineage and ledgers."""
     return TableFacts(head_of(metadata), _Snapshots(metadata), metadata.properties)
+
+
+def newest_sequence(metadata: TableMetadata) -> int:
+    """Return the sequence number of the table's newest snapshot, of whatever branch; 0 without any."""
+    return 0 if isinstance(metadata, TableMetadataV1) else metadata.last_sequence_number
 
 
 def head_of(metadata: TableMetadata) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 # Nothing that imports PyIceberg or Arrow up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.arguments import positive_seconds
 from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.core.names import check_branch
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.flink.formats.known import check_format
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _CHECKS: dict[str, Check] = {
+    "branch": check_branch,
     "format": check_format,
     "publish_interval": positive_seconds,
 }

@@ -70,6 +70,9 @@ def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
 
 def parse(database: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
     """Return DuckDB's parsed form of the statements. Raises duckdb.Error for invalid SQL."""
+    if "\0" in sql:
+        # From the parsed form DuckDB makes a text that ends there.
+        return {"error": True, "error_message": "it has a zero byte. Write 'a' || chr(0) || 'b'"}
     ((text,),) = database.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     parsed: dict[str, Any] = json.loads(text)
     return parsed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity
-from airflow_lakestream.core.publishing.branch import BranchSnapshot
+from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.publishing.branch import BranchSnapshot, Line
 from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.ledger_store import newest_sequence, read_ledger
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.run.publication import LookIntoLog
 from airflow_lakestream.tables.design import TableDesign
@@ -38,9 +39,15 @@ class SaidPositions:
 
     said: dict[str, dict[int, int]] = field(default_factory=dict)
     final: dict[int, int] | None = None
+    line: Line | None = None
+    commits: set[str] = field(default_factory=set)
+    has_line: bool = True
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
         return COMMIT in summary
+
+    def is_of_line(self, summary: Mapping[str, str]) -> bool:
+        return summary.get(COMMIT) in self.commits
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
         return self.said.get(snapshot.summary[COMMIT])
@@ -90,13 +97,38 @@ class World:
 
     def begin(self, **job: Any) -> dict[int, int]:
         """Let the engine start without a state of its own."""
+        is_new = not self.has_branch()
         self.at = begin(self.job(**job))
+        if is_new:
+            self._begin_line(self.at)
         return dict(self.at)
 
     def begin_anew(self, **job: Any) -> dict[int, int]:
         """Let the engine start again, without what it had in its state."""
-        self.at = begin_anew(self.job(**job))
+        self.at = begin_anew(self.job(**job), self._begin_line)
         return dict(self.at)
+
+    def has_branch(self) -> bool:
+        return self.catalog().table_exists(TABLE) and BRANCH in self.table().refs()
+
+    def _begin_line(self, starts: Mapping[int, int]) -> None:
+        if self.positions.has_line:
+            self.positions.line = Line(newest_sequence(self.table().metadata), dict(starts))
+            self.positions.commits.clear()
+
+    def note_passed(self) -> None:
+        """Note what the engine has behind it, as a driver does that looks on."""
+        lows = {p: log.low for p, log in enumerate(self.log.partitions)}
+        seen = union(RangeSet.of(TOPIC, p, lows[p], end) for p, end in self.at.items() if lows[p] < end)
+        if (line := self.positions.line) is not None:
+            self.positions.line = replace(line, passed=line.passed | seen)
+
+    def restore(self, at: Mapping[int, int]) -> None:
+        """Let the engine go on from an older checkpoint: what is behind that is read once more."""
+        self.at = dict(at)
+        if (line := self.positions.line) is not None:
+            there = union(RangeSet.of(TOPIC, p, 0, end) for p, end in at.items())
+            self.positions.line = replace(line, passed=line.passed & there)
 
     def publish(self, **job: Any) -> LandingReport:
         return publish(self.job(**job))
@@ -112,12 +144,15 @@ class World:
         self.produce(partition, *[Kind.DATA] * count)
 
     def read(self, upto: Mapping[int, int] | None = None) -> list[Position]:
-        """Return what the engine reads next, up to these offsets or the log's end, and move it on."""
+        """Return what the engine reads next, up to these offsets or the log's end, and move it on.
+
+        What the log has lost it passes over without a word, as consumers do that begin at the earliest record then.
+        """
         ends = {p: log.end for p, log in enumerate(self.log.partitions)} if upto is None else upto
         found = []
         for p, end in ends.items():
-            entries = self.log.partitions[p].entries
-            found += [(p, o) for o in range(self.at.get(p, 0), end) if entries[o].kind is Kind.DATA]
+            entries, first = self.log.partitions[p].entries, max(self.at.get(p, 0), self.log.partitions[p].low)
+            found += [(p, o) for o in range(first, end) if entries[o].kind is Kind.DATA]
             self.at[p] = max(end, self.at.get(p, 0))
         return found
 
@@ -125,6 +160,8 @@ class World:
         """Commit rows to the branch with the engine's position, and return the snapshot's id."""
         commit = uuid.uuid4().hex
         self.positions.said[commit] = dict(self.at)
+        if branch == BRANCH:
+            self.positions.commits.add(commit)
         table = self.table()
         table.append(rows_of(rows, **columns), branch=branch, snapshot_properties={COMMIT: commit})
         return self.table().refs()[branch].snapshot_id

@@ -117,6 +117,10 @@ class ConnectSink:
             events = events_of(self.connector.groups.records(control))
         except (ValueError, TypeError, AttributeError, TopicMissing):
             return None
+        there = {(one.partition, one.offset) for one in events}
+        if any((p, offset - 1) not in there for p, offset in until.items()):
+            # The control topic was emptied, or created again: its events are not those that the snapshot means.
+            return None
         return ends_below(events, group, topic, until) or None
 
 

@@ -29,7 +29,11 @@ class FlinkSavepoint:
         found = read_savepoint(self.location, topic, self.properties)
         if not found.ends:
             raise CannotAdopt(f"{source} has no position of {topic}: the job reads other topics, or by another source.")
-        proved, trusted = [], ["that the job was stopped: a savepoint shows no sign of life"]
+        proved: list[str] = []
+        trusted = [
+            "that the job was stopped: a savepoint shows no sign of life",
+            f"that the job fills this table from {topic}, and from no other topic: a savepoint does not say",
+        ]
         last = newest(self.filled.marks(), (JOB, CHECKPOINT))
         if last is None:
             trusted.append("that the job's rows are in this table: no snapshot names a Flink job")
@@ -41,9 +45,18 @@ class FlinkSavepoint:
                     f"the table has the job {job} up to its checkpoint {committed}, and this is {found.number}. "
                     "Either the job went on, or this is not its last savepoint",
                 )
-            if committed == found.number:
+            if found.job and found.job != job:
+                raise CannotAdopt(
+                    f"{source} is of job {found.job}, and the table's last snapshot of Flink is of job {job}, "
+                    f"checkpoint {committed}. Whether {found.job} has ever written to this table can't be told: what "
+                    "it read for another one would never be landed. Nothing was written. Take the savepoint of "
+                    f"{job}; or the rows or ranges (--from rows, --from ranges)."
+                )
+            if not found.job:
+                trusted.append(f"that it is of job {job}, as the table's last snapshot of Flink is: it names none")
+            if committed == found.number and found.job:
                 proved.append(f"the table's last snapshot of Flink is of job {job}, checkpoint {committed}: this one")
-            else:
+            elif committed < found.number:
                 trusted.append(
                     f"that checkpoints {committed + 1} to {found.number} of job {job} brought no rows, or that "
                     "these are in the table: its last snapshot of Flink is older than the savepoint"

@@ -23,11 +23,32 @@ class BranchSnapshot:
     summary: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An engine's jobs, of which the first began without a state and each other one with that of the one before.
+
+    :param since: the sequence number of the table's newest snapshot when the first one began: theirs are above.
+    :param begins: by partition, where the first one began; they have read nothing below.
+    :param passed: offsets that they had behind them while Kafka still had what is there.
+    """
+
+    since: int = 0
+    begins: Mapping[int, int] = field(default_factory=dict)
+    passed: RangeSet = RangeSet()
+
+
 class Positions(Protocol):
     """What an engine itself says of how far it has read; each engine has its own."""
 
+    @property
+    def line(self) -> Line | None:
+        """The jobs whose records are being published; None for an engine that keeps no account of them."""
+
     def is_own(self, summary: Mapping[str, str]) -> bool:
         """Tell by its summary whether the engine has made a snapshot."""
+
+    def is_of_line(self, summary: Mapping[str, str]) -> bool:
+        """Tell by its summary whether a job of the line has made a snapshot."""
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
         """Return, by partition, the offset up to which all records are in the branch as of a snapshot.
@@ -78,18 +99,30 @@ class Step:
         return sum(file.rows for file in self.files)
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What came to the branch, oldest first.
+
+    :param unproven: why nobody can tell whether the branch still has all that the engine has written to it; empty
+        where it has.
+    """
+
+    steps: Sequence[Step] = ()
+    unproven: str = ""
+
+
 @runtime_checkable
 class BranchSink(Sink, Protocol):
     """The sink of a table with branches."""
 
-    def news(self, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
-        """Return what came to the branch since the marker, oldest first; None without such a branch.
+    def news(self, branch: str, marker: Published | None, positions: Positions) -> News | None:
+        """Return what came to the branch since the marker; None without such a branch.
 
         As of the last `load`. Raises what refuses a branch that can't be published.
         """
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
-        """Read the positions of a file's rows. Raises BranchFileGone."""
+        """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
 
     def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
         """Take the branch's files for the next commit.
@@ -101,7 +134,7 @@ class BranchSink(Sink, Protocol):
         """Make the branch at main's head, if there is none."""
 
     def renew_branch(self, branch: str) -> None:
-        """Set the branch to main's head. The files that it had beyond are left to the removal of orphan files."""
+        """Set the branch to main's head, or make it there. Files beyond are left to the removal of orphan files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -37,7 +37,7 @@ from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Source, TableState
 from airflow_lakestream.core.publishing.branch import BranchSink, Log, Positions, Proof, Step
-from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, Rows, check_rows, reckon
+from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, Rows, check_left_out, check_rows, reckon
 from airflow_lakestream.core.publishing.refusals import LandedAhead, PositionsUnknown, RecordDoubted, RowsUnseen
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import BadRecord
@@ -87,11 +87,13 @@ def begin(job: Publication) -> dict[int, int]:
     That is the first offset which the group lacks. A group without an origin gets one here, in a landing without rows,
     which creates the table if it is missing. Raises what a landing raises.
     """
-    return _begin(job, is_anew=False)
+    starts = _begin(job, is_anew=False)
+    job.sink.open_branch(job.branch)
+    return starts
 
 
 def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
-    """Make ready; offsets that the log has lost are a loss where the group begins, or the engine does so anew."""
+    """Make the table ready; offsets that the log has lost are a loss where the group, or the engine, begins anew."""
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -108,15 +110,17 @@ def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
             _commit(job, claim, Reckoning(lost=plan.lost), None, None)
         except Conflict as conflict:
             log.info("%s Looking again.", conflict)
-    job.sink.open_branch(job.branch)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
 
 
-def begin_anew(job: Publication) -> dict[int, int]:
+def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None]) -> dict[int, int]:
     """Do the same for an engine without a state of its own, which reads again whatever main lacks.
 
     The branch begins anew at main's head: what it had beyond that is read again. Raises LandedAhead where the ledger
     has offsets above the first one that it lacks: the engine would land them twice. Raises DataLoss, too.
+
+    :param note: writes down that another `Line` begins, and where. From then on what the branch has counts for nothing,
+        also where we die before it is set back.
     """
     starts = _begin(job, is_anew=True)
     entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
@@ -127,6 +131,7 @@ def begin_anew(job: Publication) -> dict[int, int]:
     )
     if ahead:
         raise LandedAhead(job.table, job.consumer_group, ahead)
+    note(starts)
     job.sink.renew_branch(job.branch)
     return starts
 
@@ -178,7 +183,7 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     news = job.sink.news(job.branch, marker, job.positions)
     if news is None:
         return False
-    steps, ends = _next_steps(job, news)
+    steps, ends = _next_steps(job, news.steps)
     if ends is None:
         return False
     before = {} if marker is None else dict(marker.ends)
@@ -192,7 +197,10 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     if seen is not None:
         _check_seen(job, rows, seen)
     shown = job.log.shown(rowless, now, job.stop) if (rowless := claim.new - rows.positions) else None
-    reckoning = reckon(claim, rows, shown, job.rowless is Rowless.FILTERED, job.on_data_loss, job.table)
+    line = job.positions.line if job.rowless is Rowless.FILTERED else None
+    if job.rowless is Rowless.FILTERED and shown is not None:
+        check_left_out(claim, line, news, shown, job.table, job.branch)
+    reckoning = reckon(claim, rows, shown, line, job.on_data_loss, job.table)
     if not (reckoning.changes_the_ledger or rows.files):
         return False
     _refuse_others(job, table, claim, reckoning.landed)

@@ -11,10 +11,20 @@ from airflow_lakestream.core.landing.plan import DataLoss, TopicState
 from airflow_lakestream.core.ledger import Counts, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.published import Published
-from airflow_lakestream.core.publishing.branch import BranchFile, BranchSink, BranchSnapshot, FileRows, Shown, Step
+from airflow_lakestream.core.publishing.branch import (
+    BranchFile,
+    BranchSink,
+    BranchSnapshot,
+    FileRows,
+    Line,
+    News,
+    Shown,
+    Step,
+)
 from airflow_lakestream.core.publishing.refusals import (
     BeyondTheLog,
     BranchHistoryLost,
+    LeftOutUnproven,
     RowsOnMain,
     RowsTwice,
     RowsUnproven,
@@ -114,7 +124,7 @@ class Rows:
 def check_rows(sink: BranchSink, steps: Sequence[Step], claim: Claim, table: str, branch: str) -> Rows:
     """Read the positions of the rows of new files, and refuse those that can't be landed.
 
-    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost.
+    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, ColumnsMoved.
     """
     topic, whole, held = claim.state.identity.topic, claim.whole, claim.held
     positions, twice = RangeSet(), 0
@@ -155,23 +165,56 @@ def _is_on_main(step: Step, file: BranchFile, found: FileRows, held: RangeSet, t
     return True
 
 
+class LostOrLeftOut(DataLoss):
+    """Records are gone of which nothing shows that the engine has read them; `ranges` says which."""
+
+    def __init__(self, ranges: RangeSet, table: str) -> None:
+        super().__init__(ranges, table)
+        self.args = (
+            f"the records at {ranges} are no longer in Kafka, and {table} has no row of them. No checkpoint shows that "
+            "they were read before they went, so sql may have left them out, or they are lost. Nothing was landed past "
+            'them. Run once with on_data_loss="record": what is left is landed, and the ledger keeps these ranges as a '
+            "receipt.",
+        )
+
+
+def check_left_out(claim: Claim, line: Line | None, news: News, shown: Shown, table: str, branch: str) -> None:
+    """Refuse to call records left out that the engine may not have read, or whose rows the branch may have lost.
+
+    :param shown: what Kafka shows at the new offsets without a row.
+
+    Raises LeftOutUnproven.
+    """
+    there = shown.values | shown.tombstones
+    if line is None or news.unproven:
+        if doubtful := there if line is None else there | (shown.gone & line.passed):
+            why = news.unproven or "what its jobs have read is not noted"
+            raise LeftOutUnproven(table, branch, doubtful, why)
+        return
+    topic = claim.state.identity.topic
+    if unread := there & union(RangeSet.of(topic, p, 0, at) for p, at in line.begins.items()):
+        why = "the engine's job began behind them. Main was rolled back to before that"
+        raise LeftOutUnproven(table, branch, unread, why)
+
+
 def reckon(
-    claim: Claim, rows: Rows, shown: Shown | None, filters: bool, on_data_loss: OnDataLoss, table: str
+    claim: Claim, rows: Rows, shown: Shown | None, line: Line | None, on_data_loss: OnDataLoss, table: str
 ) -> Reckoning:
     """Return what the publication lands.
 
     :param shown: what Kafka shows at the new offsets without a row; None if there are none.
-    :param filters: a record without a row was left out on purpose.
+    :param line: of an engine that leaves records out on purpose, as `check_left_out` takes it; None: none has been.
 
-    Raises DataLoss where records are gone of which nobody knows whether they were left out.
+    Raises DataLoss where records are gone of which nothing shows that they were left out.
     """
     shown = shown or Shown()
     topic = claim.state.identity.topic
-    lost = RangeSet() if filters else shown.gone
+    filters = line is not None
+    lost = shown.gone if line is None else shown.gone - line.passed
     if lost and on_data_loss is OnDataLoss.FAIL:
-        raise DataLoss(lost, table)
-    if shown.gone and filters:
-        log.info("%s: whether there were records at %s is not known: they count as none.", table, shown.gone)
+        raise LostOrLeftOut(lost, table) if filters else DataLoss(lost, table)
+    if uncounted := shown.gone - lost:
+        log.info("%s: how many records there were at %s is not known: they count as none.", table, uncounted)
     missing = RangeSet() if filters else shown.values
     filtered = shown.values | shown.tombstones if filters else RangeSet()
     skipped = RangeSet() if filters else shown.tombstones

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from airflow_lakestream.core.ranges import RangeSet
+from collections.abc import Sequence
+
+from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal, Transient
 
 ANEW = (
@@ -43,7 +45,7 @@ class RowsTwice(PublicationRefused):
         self.rows = rows
         what = (
             f"its new files have {rows} rows of records that they have already ({where}). Two jobs write to the "
-            "branch, or one began again at an older checkpoint."
+            "branch, or one began again at an older checkpoint; or its program makes several rows of a record."
         )
         super().__init__(table, branch, what)
 
@@ -105,6 +107,24 @@ class BranchRewritten(PublicationRefused):
         super().__init__(table, branch, told)
 
 
+class BranchCut(PublicationRefused):
+    """Snapshots of the engine have left the branch: rows that nobody has published may be among theirs."""
+
+    def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
+        self.snapshot_id = snapshot_id
+        what = f"snapshot {snapshot_id}, which the engine has made there, is not in its history any more. The branch "
+        super().__init__(table, branch, f"{what}was dropped, set back or replaced.")
+
+
+class LeftOutUnproven(PublicationRefused):
+    """Records have no row, and nothing shows that the engine has read them and left them out."""
+
+    def __init__(self, table: str, branch: str, ranges: RangeSet, why: str) -> None:
+        self.ranges = ranges
+        what = f"it has no rows of {ranges}, and nothing shows that sql has left these records out: {why}."
+        super().__init__(table, branch, what)
+
+
 class MainHasBranch(PublicationRefused):
     """Main was set to the branch by hand, past the ledger."""
 
@@ -126,6 +146,19 @@ class BranchHistoryLost(PublicationRefused):
             "main."
         )
         super().__init__(table, branch, what)
+
+
+class ColumnsMoved(PublicationRefused):
+    """The engine writes columns of before, whose names others have now."""
+
+    def __init__(self, table: str, branch: str, path: str, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        self.what = (
+            f"{path} has {shown([repr(name) for name in columns], 5, 'columns')} of before. These were dropped and "
+            "added again, or renamed and their names given to others, while the engine wrote them: what it meant for "
+            "the columns of today would be in others, or nowhere."
+        )
+        super().__init__(table, branch, self.what)
 
 
 class BranchFileGone(PublicationRefused):

@@ -60,7 +60,7 @@ class ScriptStream(JobStream):
         self._check_script()
         super().run()
 
-    def moved(self) -> bool:
+    def moved(self, job: str, checkpoint: int) -> bool:
         """Note that there is a state, without which no job may begin from here on."""
         note = self.jobs.note()
         if note is not None and not note.moved:

@@ -18,27 +18,37 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 
 from airflow_lakestream.core.published import Published
-from airflow_lakestream.core.publishing.branch import BranchFile, BranchSnapshot, Positions, Step
+from airflow_lakestream.core.publishing.branch import BranchFile, BranchSnapshot, Line, News, Positions, Step
 from airflow_lakestream.core.publishing.refusals import BranchRewritten, MainHasBranch
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.publishing.whole import why_not_whole
 
 
-def news(table: Table, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
-    """Return what came to the branch since the marker, oldest first; None without such a branch.
+def news(table: Table, branch: str, marker: Published | None, positions: Positions) -> News | None:
+    """Return what came to the branch since the marker; None without such a branch.
 
-    Raises BranchRewritten where something else than the engine's appends has changed it.
+    Raises BranchRewritten where something else than the engine's appends has changed it, and BranchCut where some of
+    these have left it.
     """
     head = _head(table.metadata, branch)
     if head is None:
         return None
-    known = _own_since(table, branch, 0 if marker is None else marker.sequence, positions)
-    floor = _floor(table.metadata, head, known, marker)
+    line = positions.line
+    base = max(0 if marker is None else marker.sequence, 0 if line is None else line.since)
+    known = _own_since(table, branch, base, positions)
+    unproven = "" if line is None else why_not_whole(table, branch, base, _last_of(line, marker), positions)
+    floor = _floor(table.metadata, head, known, base)
     steps = {s.snapshot_id: Step(_told(s), []) for s in known}
     for snapshot_id, sequence, file in _files_above(table, branch, head, floor):
         step = steps.setdefault(snapshot_id, Step(BranchSnapshot(snapshot_id, sequence), []))
         steps[snapshot_id] = Step(step.snapshot, [*step.files, file])
-    return sorted(steps.values(), key=lambda step: step.snapshot.sequence)
+    return News(sorted(steps.values(), key=lambda step: step.snapshot.sequence), unproven)
+
+
+def _last_of(line: Line, marker: Published | None) -> int | None:
+    """Return the snapshot of the line that was published last; None if nobody knows of one."""
+    return marker.snapshot_id or None if marker is not None and marker.sequence > line.since else None
 
 
 def open_branch(catalog: Catalog, name: str, branch: str) -> None:
@@ -55,10 +65,12 @@ def open_branch(catalog: Catalog, name: str, branch: str) -> None:
 
 
 def renew_branch(catalog: Catalog, name: str, branch: str) -> None:
-    """Set the branch to main's head. Raises CommitFailedException if it moves meanwhile."""
+    """Set the branch to main's head, or make it there. Raises CommitFailedException if it moves meanwhile."""
     table = fitness.load_table(catalog, name)
     at = _head(table.metadata, branch)
-    if at is not None and at.snapshot_id != ledger_store.head_of(table.metadata):
+    if at is None:
+        open_branch(catalog, name, branch)
+    elif at.snapshot_id != ledger_store.head_of(table.metadata):
         _set(catalog, table, branch, at.snapshot_id)
 
 
@@ -79,15 +91,15 @@ def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
     return metadata.snapshot_by_id(ref.snapshot_id)
 
 
-def _own_since(table: Table, branch: str, published: int, positions: Positions) -> list[Snapshot]:
-    """Return the engine's snapshots since the marker, newest first, up to where the branch came off main.
+def _own_since(table: Table, branch: str, base: int, positions: Positions) -> list[Snapshot]:
+    """Return the engine's snapshots above a sequence number, newest first, up to where the branch came off main.
 
-    Raises BranchRewritten for one of the engine's that is no append, and for another's in the midst of them;
-    MainHasBranch where one is in main's own history.
+    Raises BranchRewritten for one of the engine's that is no append, or of a job that is not in the line, and for
+    another's in the midst of them; MainHasBranch where one is in main's own history.
     """
     metadata = table.metadata
     name, at = ledger_store.name_of(table), metadata.refs[branch].snapshot_id
-    chain = [s for s in ledger_store.ancestors(metadata, at) if (s.sequence_number or 0) > published]
+    chain = [s for s in ledger_store.ancestors(metadata, at) if (s.sequence_number or 0) > base]
     main = {s.snapshot_id for s in ledger_store.live_ancestors(metadata)}
     own: list[Snapshot] = []
     strange: Snapshot | None = None
@@ -97,6 +109,8 @@ def _own_since(table: Table, branch: str, published: int, positions: Positions) 
             continue
         if snapshot.snapshot_id in main:
             raise MainHasBranch(name, branch, snapshot.snapshot_id)
+        if positions.line is not None and not positions.is_of_line(ledger_store.summary_of(snapshot)):
+            raise BranchRewritten(name, branch, snapshot.snapshot_id, "was made by another job of the engine")
         if strange is not None:
             raise BranchRewritten(name, branch, strange.snapshot_id, "was made by something else than the engine")
         if snapshot.summary is not None and snapshot.summary.operation is not Operation.APPEND:
@@ -106,11 +120,11 @@ def _own_since(table: Table, branch: str, published: int, positions: Positions) 
     return own
 
 
-def _floor(metadata: TableMetadata, head: Snapshot, own: Sequence[Snapshot], marker: Published | None) -> int:
+def _floor(metadata: TableMetadata, head: Snapshot, own: Sequence[Snapshot], base: int) -> int:
     """Return the sequence number up to which all files of the branch are on main, or were there when it was made."""
     mine = {s.snapshot_id for s in own}
     others = (s for s in ledger_store.ancestors(metadata, head.snapshot_id) if s.snapshot_id not in mine)
-    return max([0 if marker is None else marker.sequence, *(s.sequence_number or 0 for s in others)])
+    return max([base, *(s.sequence_number or 0 for s in others)])
 
 
 def _files_above(table: Table, branch: str, head: Snapshot, floor: int) -> Iterator[tuple[int, int, BranchFile]]:

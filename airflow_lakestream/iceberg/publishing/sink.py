@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.manifest import DataFile, FileFormat
-from pyiceberg.schema import index_name_by_id
+from pyiceberg.schema import index_by_name, index_name_by_id
 from pyiceberg.table import FileScanTask, Table
 
 from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.ledger import Landing, TopicIdentity, union
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.published import Published
-from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, Positions, Step
-from airflow_lakestream.core.publishing.refusals import CHECKED_AGAIN, BranchFileGone
+from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, News, Positions
+from airflow_lakestream.core.publishing.refusals import CHECKED_AGAIN, BranchFileGone, ColumnsMoved
 from airflow_lakestream.iceberg.checked.branch import drop_superseded
 from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
 from airflow_lakestream.iceberg.publishing import branch as branches
@@ -74,13 +74,14 @@ class PublishingSink(IcebergSink):
         drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
         return snapshot_id
 
-    def news(self, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
-        """Return what came to the branch since the marker, oldest first; None without such a branch."""
+    def news(self, branch: str, marker: Published | None, positions: Positions) -> News | None:
+        """Return what came to the branch since the marker; None without such a branch."""
         self._branch = branch
         return None if self._table is None else branches.news(self._table, branch, marker, positions)
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
-        """Read the positions of a file's rows. Raises BranchFileGone."""
+        """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
+        self._check_columns_of(file)
         parts: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         strange = 0
         for rows in self._rows_of(file, COORDINATES):
@@ -97,8 +98,8 @@ class PublishingSink(IcebergSink):
         """Take the branch's files for the next commit; those of another partitioning are written anew.
 
         A commit puts files into one partitioning only, the table's own. Another schema of the table does no harm: rows
-        are read by the ids of their columns. But by checks they are read by name: files with other names are written
-        anew for these.
+        are read by the ids of their columns, and `positions_of` refuses a file whose names are other columns' now. By
+        checks they are read by name: files with other names are written anew for these.
         """
         table = self._there()
         for one in files:
@@ -115,7 +116,7 @@ class PublishingSink(IcebergSink):
         branches.open_branch(self._catalog, self._name, branch)
 
     def renew_branch(self, branch: str) -> None:
-        """Set the branch to main's head."""
+        """Set the branch to main's head, or make it there."""
         branches.renew_branch(self._catalog, self._name, branch)
 
     def _there(self) -> Table:
@@ -138,13 +139,25 @@ class PublishingSink(IcebergSink):
             raise BranchFileGone(self._name, self._branch, file.path) from e
         return without_bounds(file.file, columns) if columns else file.file
 
-    def _has_names_of(self, table: Table, file: BranchFile) -> bool:
-        """Tell whether a file has the table's columns, by their names of today, as DuckDB can read it."""
-        if file.file.file_format is not FileFormat.PARQUET:
-            return False
+    def _check_columns_of(self, file: BranchFile) -> None:
+        """Refuse a file with columns whose names others have now: the engine meant those. Raises ColumnsMoved."""
+        ids = index_by_name(self._there().schema())
+        moved = [name for number, name in self._columns_of(file).items() if ids.get(name, number) != number]
+        if moved:
+            raise ColumnsMoved(self._name, self._branch, file.path, moved)
+
+    def _columns_of(self, file: BranchFile) -> dict[int, str]:
+        """Return the columns of a file by their ids, those within others included. Raises BranchFileGone."""
+        table = self._there()
+        form = ds.OrcFileFormat() if file.file.file_format is FileFormat.ORC else ds.ParquetFileFormat()
         try:
             with table.io.new_input(file.path).open() as stream:
-                found = pyarrow_to_schema(pq.read_schema(stream), name_mapping=table.name_mapping())
+                found = form.make_fragment(stream).physical_schema
         except FileNotFoundError as e:
             raise BranchFileGone(self._name, self._branch, file.path) from e
-        return index_name_by_id(found) == index_name_by_id(table.schema())
+        return index_name_by_id(pyarrow_to_schema(found, table.name_mapping(), downcast_ns_timestamp_to_us=True))
+
+    def _has_names_of(self, table: Table, file: BranchFile) -> bool:
+        """Tell whether a file has the table's columns, by their names of today, as DuckDB can read it."""
+        is_read = file.file.file_format is FileFormat.PARQUET
+        return is_read and self._columns_of(file) == index_name_by_id(table.schema())

@@ -115,8 +115,9 @@ class FreshnessCheck:
         part, lows = covered_part(backlog.entry, at_ms), None
         if part is not None:
             lows = yield completing.boundaries(backlog, part[0])
-        idle_closes = after is not None and now_ms - at_ms >= after * 1000
-        found = completeness(backlog, highs, lows, self.wanted.table, idle_closes=idle_closes)
+        is_idle = after is not None and now_ms - at_ms >= after * 1000
+        ends = (yield completing.ends(backlog)) if is_idle else None
+        found = completeness(backlog, highs, lows, self.wanted.table, ends=ends)
         return found.reasons(group, iso(at_ms))
 
     def _ask(self, what: str, table: Table, answer: Any) -> Ask:

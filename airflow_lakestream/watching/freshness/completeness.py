@@ -30,7 +30,8 @@ class Completeness:
     """What keeps a time from being complete; nothing if it is complete.
 
     `missing` are offsets below the boundaries that are not landed. `open` are the partitions whose boundary is open,
-    `before` those in which the group begins after the time. `covered`: the ledger says where the time's offsets begin.
+    `before` those in which the group begins after the time. `unsettled` are open ones that would be closed, but for a
+    transaction under way. `covered`: the ledger says where the time's offsets begin.
     """
 
     topic: str
@@ -38,6 +39,7 @@ class Completeness:
     missing: RangeSet
     open: tuple[int, ...]
     before: tuple[int, ...]
+    unsettled: tuple[int, ...] = ()
     covered: bool = True
 
     @property
@@ -60,7 +62,10 @@ class Completeness:
         if self.missing:
             text = f"group {group} lacks {self.missing.width} offsets from before {at}: {some(self.missing)}"
             found.append(Reason(Cause.SLOW_CONSUMER, text))
-        if self.open and len(self.open) < self.partitions:
+        if self.unsettled:
+            text = f"a transaction is open in {_names(self.topic, self.unsettled)}: its records may be from before {at}"
+            found.append(Reason(Cause.OPEN_INTERVAL, text))
+        elif self.open and len(self.open) < self.partitions:
             where = _names(self.topic, self.open)
             found.append(Reason(Cause.LATE_PARTITION, f"{where} have no record at or after {at} yet; the others have"))
         elif self.open:
@@ -80,13 +85,14 @@ def completeness(
     lows: Mapping[int, Boundary] | None,
     table: str,
     *,
-    idle_closes: bool,
+    ends: Mapping[int, int] | None,
 ) -> Completeness:
     """Decide whether all of a topic is landed up to a time.
 
     :param highs: the boundary of the time, by partition.
     :param lows: where the covered time that reaches up to it begins; None without one.
-    :param idle_closes: a partition without a record at or after the time counts as closed once all of it is landed.
+    :param ends: by partition, the log's end, records of open transactions included: a partition without a record at or
+        after the time counts as closed once all up to there is landed. None: it never does.
 
     Raises DataLoss for offsets that Kafka no longer has.
     """
@@ -99,10 +105,12 @@ def completeness(
     if lost := missing & below_low:
         raise DataLoss(lost, table)
     is_open = [p for p, high in highs.items() if high.is_open]
-    if idle_closes:
-        is_open = [p for p in is_open if missing.intervals(topic, p)]
+    unsettled: tuple[int, ...] = ()
+    if ends is not None:
+        unsettled = tuple(sorted(p for p in is_open if ends[p] > state.marks[p].end))
+        is_open = [p for p in is_open if missing.intervals(topic, p) or p in unsettled]
     before = tuple(sorted(p for p, high in highs.items() if begins[p] > high.offset))
-    return Completeness(topic, len(highs), missing, tuple(sorted(is_open)), before)
+    return Completeness(topic, len(highs), missing, tuple(sorted(is_open)), before, unsettled)
 
 
 def begins_of(
@@ -145,6 +153,13 @@ class Completing:
         except LogTruncated:
             # The shared answer may be older than the ledger: ask Kafka once more.
             return backlog_of(ledger, (yield Ask((*key, False), answer, keep=0.0)), self.table)
+
+    def ends(self, backlog: Backlog) -> Ask:
+        """Ask for the log's ends behind a backlog's own, records of open transactions included."""
+        state = backlog.state
+        # An older answer would not have a transaction that was begun since.
+        key = ("high watermarks", self.conn_id, state.identity)
+        return Ask(key, partial(self.watch.high_watermarks, state), keep=0.0)
 
     def boundaries(self, backlog: Backlog, at_ms: int) -> Ask:
         """Ask for the boundary of a time, by partition."""

@@ -149,6 +149,7 @@ class _OfTopic:
         self._now_ms = now_ms
         self._begun = begun
         self._bounds: dict[int, Mapping[int, Boundary]] = {}
+        self._ends: Mapping[int, int] | None = None
         self._why: dict[Interval, list[Reason]] = {}
         self.losses: list[DataLoss] = []
         self.by_origin: set[Interval] = set()
@@ -205,8 +206,10 @@ class _OfTopic:
         """Tell whether something of the span is not landed, or may still come."""
         highs = yield from self._at(span[1])
         idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
+        if idle and self._ends is None:
+            self._ends = yield self._completing.ends(self._backlog)
         try:
-            found = completeness(self._backlog, highs, lows, self._completing.table, idle_closes=idle)
+            found = completeness(self._backlog, highs, lows, self._completing.table, ends=self._ends if idle else None)
         except DataLoss as e:
             self.losses.append(e)
             return True

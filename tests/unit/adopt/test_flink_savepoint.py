@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.adopt.claim import CannotAdopt
+from airflow_lakestream.adopt.sources.flink_savepoint import FlinkSavepoint
 from airflow_lakestream.flink.savepoint import SavepointUnreadable, read_savepoint
 
 HEAD = struct.pack(">iiq", 0x4960672D, 4, 17)
@@ -80,8 +83,54 @@ def test_an_unfinished_checkpoint_is_refused(tmp_path: Path) -> None:
         read_savepoint(str(tmp_path), "clicks")
 
 
+JOB, OTHER = "45506b6aa580d5c2a0fca2dd9841db8b", "a" * 32
+
+
+class Table:
+    """What adopting asks of a table: what commits say of themselves, newest first."""
+
+    def __init__(self, *marks: dict[str, str]) -> None:
+        self._marks = marks
+
+    def marks(self) -> Iterator[dict[str, str]]:
+        return iter(self._marks)
+
+
+def marked(job: str, checkpoint: int) -> dict[str, str]:
+    return {"flink.job-id": job, "flink.max-committed-checkpoint-id": str(checkpoint)}
+
+
+def savepoint_of(folder: Path, job: str, *, by_place: bool = False) -> str:
+    """Write a savepoint of number 17, of a job that it names in the sink's state, or only by its place."""
+    folder = folder / job / "chk-17" if by_place else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    text = b"" if by_place or not job else b"\x21" + job.encode()
+    return write(folder, HEAD + split("clicks", 0, 7), state=text)
+
+
+@pytest.mark.parametrize("by_place", [False, True], ids=["by the sink's state", "by its place"])
+def test_a_savepoint_of_the_tables_own_job_is_proved(tmp_path: Path, by_place: bool) -> None:
+    claim = FlinkSavepoint(savepoint_of(tmp_path, JOB, by_place=by_place), Table(marked(JOB, 17))).read("clicks")
+    assert claim.ends == {0: 7}
+    assert any(f"of job {JOB}, checkpoint 17: this one" in line for line in claim.proved)
+
+
+@pytest.mark.parametrize("committed", [17, 16], ids=["of the same number", "of a later one"])
+@pytest.mark.parametrize("by_place", [False, True], ids=["by the sink's state", "by its place"])
+def test_a_savepoint_of_another_job_is_refused(tmp_path: Path, by_place: bool, committed: int) -> None:
+    place = savepoint_of(tmp_path, OTHER, by_place=by_place)
+    with pytest.raises(CannotAdopt, match=f"is of job {OTHER}, and the table's last snapshot of Flink is of job {JOB}"):
+        FlinkSavepoint(place, Table(marked(JOB, committed))).read("clicks")
+
+
+def test_a_savepoint_that_names_no_job_is_never_called_proved(tmp_path: Path) -> None:
+    claim = FlinkSavepoint(savepoint_of(tmp_path, ""), Table(marked(JOB, 17))).read("clicks")
+    assert claim.proved == ()
+    assert any(f"that it is of job {JOB}" in line and "it names none" in line for line in claim.trusted)
+
+
 def test_a_savepoint_of_flink_2_0() -> None:
     # Of an INSERT from Kafka into Iceberg, of parallelism 2, stopped at these offsets of three partitions.
     found = read_savepoint(str(Path(__file__).parent / "savepoint"), "clicks")
-    assert (found.number, found.ends) == (4, {0: 45, 1: 41, 2: 42})
+    assert (found.number, found.ends, found.job) == (4, {0: 45, 1: 41, 2: 42}, JOB)
     assert read_savepoint(found.location, "click").ends == {}

@@ -162,6 +162,7 @@ WRONG = [
     ({"sql": "SELEC 1"}, "checks.sql: 'SELEC 1': DuckDB does not understand it"),
     ({"sql": "DROP TABLE landing"}, "checks.sql: 'DROP TABLE landing': only a SELECT"),
     ({"sql": "SELECT 1; SELECT 2"}, "several statements"),
+    ({"sql": "SELECT * FROM landing WHERE name = 'a\0b'"}, "it has a zero byte"),
     ({"sql": "SELECT * FROM read_csv('/etc/passwd')"}, "checks.sql: DuckDB can't bind .*disabled by configuration"),
     ({"sql": "SELECT * FROM other"}, "checks.sql: DuckDB can't bind .*other"),
     ({"not_null": ["Name"]}, "checks.not_null: there is no column 'Name'. The columns are: id, name, _kafka_topic"),

@@ -48,7 +48,10 @@ def test_a_sink_gets_a_branch_positions_and_a_control_topic_of_its_own() -> None
         ({"iceberg.tables.auto-create-enabled": "true"}, "auto-create-enabled"),
         ({"iceberg.table.lake.orders.commit-branch": "main"}, "commit-branch"),
         ({"iceberg.table.lake.orders.route-regex": "x"}, "route-regex"),
-        ({"iceberg.tables.default-commit-branch": "main"}, "is main"),
+        *[
+            ({"iceberg.tables.default-commit-branch": name}, "default-commit-branch is '")
+            for name in ("main", "MAIN", " main ", "refs/heads/main", "", "own ")
+        ],
         ({"iceberg.connect.group-id": "mine"}, "group-id"),
         ({"errors.tolerance": "all"}, "errors.tolerance"),
         ({"consumer.override.auto.offset.reset": "latest"}, "earliest"),

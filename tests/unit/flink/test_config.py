@@ -47,7 +47,7 @@ def test_it_goes_through_its_file_unchanged() -> None:
         ({"format": "csv"}, "format"),
         ({"format": "avrò"}, "format"),
         ({"format": "raw"}, "columns"),
-        *[({"branch": branch}, "branch") for branch in ("main", "MAIN", " main", "main\n", "own ")],
+        *[({"branch": branch}, "branch") for branch in ("main", "MAIN", " main", "main\n", "own ", "refs/heads/main")],
         ({"start_offset": "timestamp"}, "start_timestamp"),
         ({"on_data_loss": "ignore"}, "on_data_loss"),
         ({"checks": {"sql": "DELETE FROM landing"}}, "checks.sql"),

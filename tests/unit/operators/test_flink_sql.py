@@ -37,6 +37,7 @@ def operator(**changed: Any) -> FlinkSqlOperator:
         ("checkpoint_interval", "soon"),
         ("publish_interval", 0),
         ("parallelism", "none at all"),
+        *[("branch", name) for name in ("main", "MAIN", " main ", "refs/heads/main", "own ")],
         ("start_offset", "somewhere"),
         ("on_data_loss", "ignore"),
         ("sql", "SELECT 'http://me:secret@host' FROM source"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import StringType
+from pyiceberg.types import LongType, StringType
 
 from airflow_lakestream.core.landing.plan import DataLoss, LandedByAnotherGroup
 from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
@@ -22,6 +24,7 @@ from airflow_lakestream.core.publishing.refusals import (
     BranchFileGone,
     BranchHistoryLost,
     BranchRewritten,
+    ColumnsMoved,
     LandedAhead,
     MainHasBranch,
     PositionsUnknown,
@@ -440,6 +443,48 @@ def test_a_schema_evolved_takes_files_of_both(world: World) -> None:
     found = world.table().scan().to_arrow()
     assert sorted(found["number"].to_pylist()) == sorted(p * 1_000_000 + o for p, o in world.rows())
     assert found["note"].null_count == 25
+
+
+# What is done to the column n, one change after the other.
+MOVED: dict[str, list[Callable[[UpdateSchema], object]]] = {
+    "dropped and added again": [lambda u: u.delete_column("n"), lambda u: u.add_column("n", LongType())],
+    "renamed, and a new one": [lambda u: u.rename_column("n", "k"), lambda u: u.add_column("n", LongType())],
+    "renamed, and another": [lambda u: u.rename_column("n", "k"), lambda u: u.rename_column("m", "n")],
+}
+
+
+@pytest.mark.parametrize("checks", [None, {"unique": "n"}], ids=["unchecked", "checked"])
+@pytest.mark.parametrize("changes", MOVED.values(), ids=MOVED)
+def test_files_with_columns_whose_names_others_have_now_are_refused(
+    tmp_path: Path, changes: list[Callable[[UpdateSchema], object]], checks: Any
+) -> None:
+    world = World(tmp_path, schema=parse_schema("n bigint, m bigint"))
+    world.begin()
+    world.records(0, 5)
+    world.step()
+    for change in changes:
+        with world.table().update_schema() as update:
+            change(update)
+    assert refused(world, ColumnsMoved, schema=None, checks=checks).columns == ("n",)
+    # The way out that the error names.
+    world.table().manage_snapshots().remove_branch(BRANCH).commit()
+    world.begin_anew(schema=None)
+    world.step()
+    world.publish(schema=None, checks=checks)
+    assert world.rows() == world.expected()
+    assert world.table().scan().to_arrow()["n"].to_pylist() == [*range(5)]
+
+
+def test_a_struct_whose_field_was_dropped_and_added_again_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, schema=parse_schema("n bigint, s struct<a: bigint, b: bigint>"))
+    world.begin()
+    world.records(0, 1)
+    world.step(s=pa.array([{"a": 1, "b": 2}], pa.struct([("a", pa.int64()), ("b", pa.int64())])))
+    with world.table().update_schema() as update:
+        update.delete_column("s.a")
+    with world.table().update_schema() as update:
+        update.add_column(("s", "a"), LongType())
+    assert refused(world, ColumnsMoved, schema=None).columns == ("s.a",)
 
 
 def test_a_partitioning_changed_has_the_files_written_anew(world: World) -> None:

@@ -43,6 +43,7 @@ FROM = "FROM {{ input }}"
         ("SELECT key FROM {{ input }} TABLESAMPLE 10%", "a sample is not allowed"),
         ("SELECT key FROM {{ input }} USING SAMPLE 10", "a sample is not allowed"),
         ("PIVOT {{ input }} ON key USING count(*)", "only a SELECT"),
+        ("SELECT key FROM {{ input }} WHERE value = 'a\0b'", "it has a zero byte"),
         ("SELECT 1 AS n", "does not read from {{ input }}"),
         ("SELECT '{{ input }}' AS n", "is not allowed"),
         ("SELECT '{{ input }}' AS n FROM {{ input }}", "{{ input }} inside a string"),

@@ -21,11 +21,11 @@ def found(
     *,
     low: int = 0,
     lows: dict[int, Boundary] | None = None,
-    idle_closes: bool = False,
+    ends: dict[int, int] | None = None,
 ) -> Completeness:
     state = TopicState(TOPIC, {p: Watermarks(low, 100) for p in highs})
     backlog = backlog_of(Ledger("g", {TOPIC: entry}), state, "lake.t")
-    return completeness(backlog, highs, lows, "lake.t", idle_closes=idle_closes)
+    return completeness(backlog, highs, lows, "lake.t", ends=ends)
 
 
 def landed(*ranges: tuple[int, int, int], **more: object) -> TopicEntry:
@@ -68,10 +68,18 @@ def test_a_time_that_no_partition_has_passed_is_open() -> None:
 def test_an_idle_partition_closes_only_when_all_of_it_is_landed() -> None:
     highs = {p: Boundary(100, is_open=True) for p in RESUMED}
     entry = landed((0, 0, 100), (1, 0, 100), origin=RESUMED)
-    assert found(entry, highs, idle_closes=True).is_complete
-    one = found(landed((0, 0, 100), (1, 0, 99), origin=RESUMED), highs, idle_closes=True)
+    ends = {0: 100, 1: 100}
+    assert found(entry, highs, ends=ends).is_complete
+    one = found(landed((0, 0, 100), (1, 0, 99), origin=RESUMED), highs, ends=ends)
     assert one.open == (1,)
     assert one.missing == RangeSet.of("t", 1, 99, 100)
+
+
+def test_an_idle_partition_with_an_open_transaction_stays_open() -> None:
+    highs = {0: Boundary(100, is_open=True), 1: Boundary(100, is_open=True)}
+    one = found(landed((0, 0, 100), (1, 0, 100), origin=RESUMED), highs, ends={0: 100, 1: 103})
+    assert (one.is_complete, one.open, causes(one)) == (False, (1,), [Cause.OPEN_INTERVAL])
+    assert "a transaction is open in t[1]" in one.reasons("g", "noon")[0].text
 
 
 def test_a_partition_that_came_later_begins_at_0() -> None:

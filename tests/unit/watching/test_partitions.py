@@ -36,10 +36,15 @@ class Log:
         self.stamps: list[list[int]] = [[] for _ in range(partitions)]
         self.lows = [0] * partitions
         self.asked = 0
+        # What stands behind, from a transaction on that is under way.
+        self.behind: list[list[int]] = [[] for _ in range(partitions)]
 
     def topic(self, topic: str) -> TopicState:
         marks = {p: Watermarks(self.lows[p], len(stamps)) for p, stamps in enumerate(self.stamps)}
         return TopicState(TOPIC, marks)
+
+    def high_watermarks(self, state: TopicState) -> dict[int, int]:
+        return {p: len(self.stamps[p]) + len(behind) for p, behind in enumerate(self.behind)}
 
     def boundaries(self, state: TopicState, at_ms: int) -> dict[int, Boundary]:
         self.asked += 1
@@ -77,7 +82,16 @@ class World:
         for _ in range(self.rng.randint(1, 4)):
             late = self.has_late and self.rng.random() < 0.2
             at = self.now - (self.rng.randint(0, 6 * HOUR) if late else self.rng.randint(0, HOUR // 20))
-            self.log.stamps[p].append(max(0, at))
+            (self.log.behind[p] or self.log.stamps[p]).append(max(0, at))
+
+    def transact(self) -> None:
+        """Begin a transaction in a partition, or end it."""
+        p = self.rng.randrange(len(self.log.stamps))
+        behind, self.log.behind[p] = self.log.behind[p], []
+        if behind:
+            self.log.stamps[p] += behind
+        else:
+            self.log.behind[p] = [self.now]
 
     def land(self) -> None:
         if self.by_intervals and self.rng.random() < 0.9:
@@ -184,15 +198,16 @@ class World:
             idle = self.idle_after is not None and self.now - span[1] >= self.idle_after * 1000
             if not begins or min(begins) > first or not set(range(min(begins), end)) <= held:
                 return False
-            if is_open and not (idle and set(range(min(begins), len(stamps))) <= held):
+            if is_open and (self.log.behind[p] or not (idle and set(range(min(begins), len(stamps))) <= held)):
                 return False
         return True
 
     def settle(self) -> None:
         """Let each partition go on, land everything, and tell until nothing is left."""
         self.now += HOUR
-        for stamps in self.log.stamps:
-            stamps.append(self.now)
+        for p, stamps in enumerate(self.log.stamps):
+            stamps += [*self.log.behind[p], self.now]
+            self.log.behind[p] = []
         for start in range(BEGIN - 8 * HOUR, self.now, HOUR) if self.by_intervals else ():
             self.entry += TopicEntry(covered=((start, start + HOUR),))
         begins = dict.fromkeys(range(len(self.log.stamps)), 0)
@@ -209,13 +224,13 @@ class World:
         return RangeSet(OffsetRange(TOPIC.topic, p, start, end) for p, start, end in parts if start < end)
 
 
-STEPS = ("produce", "produce", "produce", "land", "land", "look", "killed", "wait", "roll_back", "retain")
+STEPS = ("produce", "produce", "produce", "transact", "land", "land", "look", "killed", "wait", "roll_back", "retain")
 
 
 def play(seed: int) -> World:
     world = World(seed)
     for _ in range(60):
-        step = world.rng.choices(STEPS, weights=(1, 1, 1, 1, 1, 2, 0.5, 1.5, 0.3, 0.4))[0]
+        step = world.rng.choices(STEPS, weights=(1, 1, 1, 0.2, 1, 1, 2, 0.5, 1.5, 0.3, 0.4))[0]
         if step == "wait":
             world.now += world.rng.randint(HOUR // 10, HOUR)
         elif step in ("look", "killed"):
@@ -242,7 +257,7 @@ def test_each_complete_hour_is_told_and_told_again_when_rows_land_late(seed: int
 
 
 def test_the_histories_have_all_that_matters() -> None:
-    worlds = [play(seed) for seed in range(40)]
+    worlds = [play(seed) for seed in range(60)]
     assert sum(world.again for world in worlds) > 20
     assert sum(len(world.seen) for world in worlds) > 100
     assert len({world.by_intervals for world in worlds}) == 2
@@ -324,6 +339,21 @@ def test_a_group_that_begins_anew_has_not_begun_by_what_was_seen_before() -> Non
     assert not begun.holds((0, HOUR), entry)
     assert not begun.holds((HOUR, 2 * HOUR), TopicEntry(origin={0: 9, 1: 0}))
     assert Begun.first_of([], entry) is None
+
+
+def test_an_hour_is_not_told_while_a_transaction_may_bring_records_of_it() -> None:
+    world = World(0)
+    world.log, world.since, world.idle_after = Log(1), BEGIN, 60
+    world.log.stamps, world.log.behind = [[BEGIN]], [[BEGIN + 1]]
+    world.entry = TopicEntry(landed=world._ranges([(0, 0, 1)]), origin={0: 0})
+    world.now = BEGIN + 2 * HOUR
+    found = world.look()
+    assert (found.telling, "a transaction is open in clicks[0]" in found.text) == (None, True)
+    world.transact()
+    world.entry += TopicEntry(landed=world._ranges([(0, 1, 2)]))
+    told = world.look().telling
+    assert told is not None
+    assert told.new == (BEGIN,)
 
 
 def test_why_nothing_is_told_is_said() -> None:

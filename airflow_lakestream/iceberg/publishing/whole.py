@@ -1,0 +1,98 @@
+"""Whether a branch still has all that an engine has written to it, by all snapshots that its table has had since.
+
+Sequence numbers are given without a gap, each to one snapshot of the table, in whatever branch. So nothing is missed
+where each number since the last publication is known; those of snapshots that have expired are in older metadata files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from airflow_lakestream.core.publishing.branch import Positions
+from airflow_lakestream.core.publishing.refusals import BranchCut
+from airflow_lakestream.iceberg import ledger_store
+
+_EXPIRED = (
+    "snapshots that the table got since the last publication have expired, and no metadata file that is left shows "
+    "them, so they may have been the engine's"
+)
+
+
+def why_not_whole(table: Table, branch: str, base: int, last: int | None, positions: Positions) -> str:
+    """Return why nobody can tell whether the branch has all of the engine's snapshots; empty where it has.
+
+    :param base: the sequence number above which they are.
+    :param last: the one that was published last, of which the branch's head is to be a descendant.
+
+    Raises BranchCut where it lacks one of them.
+    """
+    newest = ledger_store.newest_sequence(table.metadata)
+    seen = _Seen(base, table.metadata.refs[branch].snapshot_id, last)
+    for one in ledger_store.metadata_files(table):
+        seen.learn(one)
+        if (lacking := seen.lacking(positions)) is not None:
+            raise BranchCut(ledger_store.name_of(table), branch, lacking)
+        if seen.is_decided and (ledger_store.newest_sequence(one) <= base or seen.has_all(newest)):
+            return ""
+    return _EXPIRED
+
+
+@dataclass
+class _Seen:
+    """What the metadata files looked at so far say of the snapshots above a sequence number."""
+
+    base: int
+    head: int
+    last: int | None
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    below: set[int] = field(default_factory=set)
+    parents: dict[int, int] = field(default_factory=dict)
+
+    def learn(self, metadata: TableMetadata) -> None:
+        """Take in the next older file: expiry takes snapshots, and by PyIceberg the parents of their children."""
+        for one in metadata.snapshots:
+            if (one.sequence_number or 0) <= self.base:
+                self.below.add(one.snapshot_id)
+                continue
+            self.snapshots.setdefault(one.snapshot_id, one)
+            if one.parent_snapshot_id is not None:
+                self.parents.setdefault(one.snapshot_id, one.parent_snapshot_id)
+
+    def has_all(self, newest: int) -> bool:
+        """Tell whether each sequence number above is known up to the newest."""
+        return len({one.sequence_number for one in self.snapshots.values()}) == newest - self.base
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the head's ancestors are known down to the first one that is not above."""
+        line, end = self._walk()
+        return end == self.last if self.last is not None else end in self.below or self._lowest(line) == 1
+
+    def lacking(self, positions: Positions) -> int | None:
+        """Return a snapshot of the engine's that is certainly none of the head's ancestors; None without one."""
+        line, end = self._walk()
+        if self.last is not None and end != self.last and end in self.below:
+            return self.last
+        # Numbers fall along the parents: what is below the last one met may be an ancestor that has expired.
+        lowest = 0 if self.is_decided else self._lowest(line)
+        for one in self.snapshots.values():
+            is_known = (one.sequence_number or 0) >= lowest and one.snapshot_id not in line
+            if is_known and positions.is_of_line(ledger_store.summary_of(one)):
+                return one.snapshot_id
+        return None
+
+    def _lowest(self, line: set[int]) -> int:
+        return min((self.snapshots[one].sequence_number or 0 for one in line), default=0)
+
+    def _walk(self) -> tuple[set[int], int | None]:
+        """Return the head's ancestors above, and the one behind; None where that is not known."""
+        line: set[int] = set()
+        at: int | None = self.head
+        while at is not None and at in self.snapshots:
+            line.add(at)
+            at = self.parents.get(at)
+        return line, at
