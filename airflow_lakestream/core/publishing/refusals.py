@@ -41,8 +41,8 @@ class RowsOnMain(PublicationRefused):
             "checkpoint or savepoint, or at offsets that were set back; or another run landed these meanwhile."
         )
         remedy = (
-            "Stop what else writes to the branch, and run this task again: the branch begins anew, and the engine where "
-            "the ledger ends."
+            "Stop what else writes to the branch, and run this task again: the branch begins anew, and the engine "
+            "where the ledger ends."
         )
         super().__init__(table, branch, what, remedy)
 

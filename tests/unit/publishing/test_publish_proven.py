@@ -9,6 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.core.ledger import TopicEntry
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.publishing.publish import Rowless
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsUnseen
@@ -16,7 +19,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.run.publication import DecodedAgain, sample
 from tests.support.fault_log import Kind, ModelReader, Shape
-from tests.support.publishing import BRANCH, TOPIC, World
+from tests.support.publishing import BRANCH, GROUP, TABLE, TOPIC, World
 
 COLUMNS = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.struct([pa.field("a", pa.int64(), nullable=False)]))])
 
@@ -143,6 +146,15 @@ def test_the_ledger_says_whose_values_nobody_has_compared(world: World) -> None:
     world.log.partitions[0].low = 65
     proven(world, on_data_loss=OnDataLoss.RECORD)
     assert world.entry().unproven == RangeSet.of(TOPIC, 0, 20, 50) | RangeSet.of(TOPIC, 0, 60, 65)
+    audit = Audit(table=TABLE, consumer_group=GROUP).run(world.catalog())
+    assert audit.verdict is AuditVerdict.CLEAN
+    assert [note for note in audit.notes if "their values are not proven" in note] == [
+        f"{world.entry().unproven}: rows of Flink's or Kafka Connect's, not each of which was compared with what the "
+        "extract makes of its record: their values are not proven."
+    ]
+    # A replace makes the rows anew.
+    replaced = TopicEntry(replaced=RangeSet.of(TOPIC, 0, 0, 45))
+    assert (world.entry() + replaced).unproven == RangeSet.of(TOPIC, 0, 45, 50) | RangeSet.of(TOPIC, 0, 60, 65)
 
 
 def test_of_a_share_whole_stretches_are_looked_at_and_what_differs_there_is_found(world: World) -> None:
