@@ -127,6 +127,7 @@ class TopicEntry:
     table has is known by that tool's own word, and no audit can verify it.
 
     `unproven` are landed offsets whose rows another engine has made, and whose values nobody has compared with ours.
+    They stay so if a replace makes the rows anew.
     """
 
     landed: RangeSet = RangeSet()
@@ -185,7 +186,7 @@ class TopicEntry:
             streamed=later.streamed or self.streamed,
             adopted=self.adopted | later.adopted,
             published={**self.published, **later.published},
-            unproven=(self.unproven - later.replaced) | later.unproven,
+            unproven=self.unproven | later.unproven,
         )
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.core.ledger import TopicEntry
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.publishing.publish import Rowless
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsUnseen
@@ -152,9 +151,6 @@ def test_the_ledger_says_whose_values_nobody_has_compared(world: World) -> None:
         f"{world.entry().unproven}: rows of Flink's or Kafka Connect's, not each of which was compared with what the "
         "extract makes of its record: their values are not proven."
     ]
-    # A replace makes the rows anew.
-    replaced = TopicEntry(replaced=RangeSet.of(TOPIC, 0, 0, 45))
-    assert (world.entry() + replaced).unproven == RangeSet.of(TOPIC, 0, 45, 50) | RangeSet.of(TOPIC, 0, 60, 65)
 
 
 def test_of_a_share_whole_stretches_are_looked_at_and_what_differs_there_is_found(world: World) -> None:
