@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import TimestamptzType
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
@@ -122,6 +124,28 @@ def test_a_timestamp_that_no_column_holds_is_a_bad_record(world: World) -> None:
     world.step()
     with pytest.raises(RecordDoubted, match=rf"{TOPIC}\[0\] offset 5: the record's timestamp .* is out of range"):
         proven(world)
+
+
+@pytest.mark.parametrize("wrong", [1_700_000_000_001_000, 2**62, -(2**63), 253_402_300_800_000_000, None])
+def test_another_time_of_kafka_s_is_named_also_one_that_python_has_no_name_for(
+    tmp_path: Path, wrong: int | None
+) -> None:
+    world = World(tmp_path)
+    world.begin()
+    with world.table().update_schema() as change:
+        change.add_column("_kafka_timestamp", TimestamptzType())
+    with world.table().transaction() as transaction:
+        # Bounds of such times PyIceberg does not write, other engines do.
+        transaction.set_properties({"write.metadata.metrics.column._kafka_timestamp": "none"})
+    world.records(0, 9)
+    kind, right = pa.timestamp("us", "UTC"), 1_700_000_000_000_000
+    read = world.read()
+    world.write(read[:5], _kafka_timestamp=pa.array([right] * 5, kind))
+    proven(world)
+    world.write(read[5:], _kafka_timestamp=pa.array([right, wrong, right, right], kind))
+    with pytest.raises(RowsDiffer) as differ:
+        proven(world)
+    assert [str(one) for one in differ.value.named] == [f"{TOPIC}[0] offset 6: _kafka_timestamp"]
 
 
 def test_the_ledger_says_whose_values_nobody_has_compared(world: World) -> None:
