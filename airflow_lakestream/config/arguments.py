@@ -19,6 +19,7 @@ from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 
 AVAILABLE_NOW = "available_now"
+ALL, OFF = "all", "off"
 # Milliseconds since 1970.
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
@@ -98,6 +99,20 @@ def reject_limit(argument: str, value: object) -> RejectLimit:
     if number > 1:
         raise InvalidArgument(argument, f"{value!r} is more than all records.", 'Write a share such as 0.01 or "1%".')
     return RejectLimit(share=number)
+
+
+def proven_share(argument: str, value: object) -> float:
+    """Return the share of the records whose rows are to be compared: 1 for "all", 0 for "off". Raises InvalidArgument.
+
+    A share is written as a number between 0 and 1, or its text.
+    """
+    text = str(value).strip().lower()
+    if text in (ALL, OFF):
+        return float(text == ALL)
+    if isinstance(value, bool) or not re.fullmatch(r"0?\.\d+", text) or float(text) == 0:
+        problem = f"{value!r} is no share of the records."
+        raise InvalidArgument(argument, problem, 'Write "all", a number between 0 and 1 such as 0.05, or "off".')
+    return float(text)
 
 
 def flag(argument: str, value: object) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ConfigRefused, check_errors, check_keys, difference
-from airflow_lakestream.connect.connector import ConnectorSpec
+from airflow_lakestream.connect.connector import ConnectorSpec, Publisher
 from airflow_lakestream.connect.iceberg_sink import HANDED_ON, IcebergSink
 from airflow_lakestream.connect.status import ConnectorStatus, State
+from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsOnMain
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.kafka.groups import Groups
 
@@ -37,8 +38,8 @@ class Applying:
     """Applies one connector.
 
     :param groups: where offsets are set; for a sink with a ledger.
-    :param begin: see `Publisher.begin`; for a sink with a ledger.
-    :param publish: publishes what a stopped sink has committed; likewise.
+    :param publisher: for a sink with a ledger.
+    :param publish: publishes what the sink has committed, given whether it is stopped; likewise.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
@@ -47,14 +48,14 @@ class Applying:
         spec: ConnectorSpec,
         client: ConnectClient,
         groups: Groups | None,
-        begin: Callable[[], Mapping[int, int]] | None,
-        publish: Callable[[], None] | None,
+        publisher: Publisher | None,
+        publish: Callable[[bool], None],
         wait: Callable[[float], None],
     ) -> None:
         self._spec = spec
         self._client = client
         self._groups = groups
-        self._begin = begin
+        self._publisher = publisher
         self._publish = publish
         self._wait = wait
 
@@ -75,7 +76,9 @@ class Applying:
         status = self.status()
         state = status.state
         sink = self._spec.sink
-        if sink is not None and (state is State.STOPPED or (status.failed and self._is_ahead(sink))):
+        if sink is not None and (
+            state is State.STOPPED or (status.failed and self._is_ahead(sink)) or self._is_refused(is_stopped=False)
+        ):
             # One that is stopped somebody may have resumed a moment ago, which its state does not show yet.
             self._client.stop(self._spec.name)
             if changed:
@@ -128,9 +131,18 @@ class Applying:
     def _is_ahead(self, sink: IcebergSink) -> bool:
         """Tell whether the ledger is ahead of the tasks: by a receipt for what they can't read, or by an extract."""
         assert self._groups is not None, "a sink with a ledger has them"
-        assert self._begin is not None, "likewise"
-        begins, committed = self._begin(), self._groups.committed(sink.group, sink.topic)
+        assert self._publisher is not None, "likewise"
+        begins, committed = self._publisher.begin(), self._groups.committed(sink.group, sink.topic)
         return any(begin > committed.get(p, begin) for p, begin in begins.items())
+
+    def _is_refused(self, *, is_stopped: bool) -> bool:
+        """Publish; tell whether the branch has what nobody may land, and a sink that begins anew reads again."""
+        try:
+            self._publish(is_stopped)
+        except (RecordDoubted, RowsDiffer, RowsOnMain) as e:
+            log.warning("The records are read anew, from where the ledger ends. %s", e)
+            return True
+        return False
 
     def _refuse_other(self, changed: list[str]) -> None:
         if self._spec.sink is not None and (kept := [name for name in _KEPT if name in changed]):
@@ -144,9 +156,9 @@ class Applying:
         if sink is None:
             self._client.configure(name, self._spec.config)
             return "made it"
-        assert self._begin is not None, "a sink with a ledger has it"
+        assert self._publisher is not None, "a sink with a ledger has it"
         # What is wrong with the table is told before anything is made.
-        self._begin()
+        self._publisher.begin()
         # Stopped: a task that runs before its offsets are set would read what the ledger has.
         self._client.create_stopped(name, self._spec.config)
         return f"made it; {self._start(sink)}"
@@ -154,18 +166,20 @@ class Applying:
     def _start(self, sink: IcebergSink) -> str:
         """Start a stopped sink where the ledger ends.
 
-        1. Make its control topic, and publish what it has committed to its branch.
+        1. Make its control topic, and publish what it has committed to its branch, which then begins anew: what nobody
+           may land of it is read again.
         2. Let its coordinator begin at that topic's end: else the first round of a coordinator
            that is killed would never be seen. What earlier tasks wrote and no coordinator committed is read again.
         3. Let its tasks begin at the first offset that the ledger lacks.
+
+        Raises LandedAhead where the ledger has offsets above that: the sink stays stopped.
         """
         assert self._groups is not None, "a sink with a ledger has them"
-        assert self._begin is not None, "likewise"
-        assert self._publish is not None, "likewise"
+        assert self._publisher is not None, "likewise"
         self.await_state(State.STOPPED)
         self._groups.make_topic(sink.control_topic)
-        self._publish()
-        begins = self._begin()
+        self._is_refused(is_stopped=True)
+        begins = self._publisher.begin_anew()
         ends = {p: marks.end for p, marks in self._groups.watch.topic(sink.control_topic).marks.items()}
         self._groups.set_committed(sink.coordinator_group, sink.control_topic, ends)
         self._groups.await_empty(sink.group)

@@ -73,7 +73,13 @@ class Publisher(Protocol):
     """Puts on main what a sink has committed to its branch."""
 
     def begin(self) -> Mapping[int, int]:
-        """Make table and branch ready; return, by partition, where the sink is to begin."""
+        """Make table and branch ready; return, by partition, the first offset that the ledger lacks."""
+
+    def begin_anew(self) -> Mapping[int, int]:
+        """Let the branch begin anew at main's head; return, by partition, where the sink is to begin.
+
+        Raises LandedAhead where the ledger has offsets above the first one that it lacks.
+        """
 
     def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:
         """Publish what is new; return what that was, or None for nothing.

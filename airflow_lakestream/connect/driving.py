@@ -12,6 +12,7 @@ from airflow_lakestream.connect.applying import Applying
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.connector import ConnectorSpec, OnKillConnector, Publisher
 from airflow_lakestream.connect.failures import ConnectorAtDamage
+from airflow_lakestream.connect.iceberg_sink import session_of
 from airflow_lakestream.connect.judging import Memory, Seen
 from airflow_lakestream.connect.observer import Observer
 from airflow_lakestream.connect.status import State
@@ -53,12 +54,15 @@ class ConnectDriving:
         self._publisher = publisher
         self._wait = wait
         head = publisher.head if publisher else None
-        begin = publisher.begin if publisher else None
         self._observer = Observer(spec, client, groups, head)
-        self._applying = Applying(spec, client, groups, begin, self._publish_stopped if publisher else None, wait)
+        self._applying = Applying(spec, client, groups, publisher, self._publish, wait)
         self._progress = Progress.of_sums(memory.get("sums", {}))
         self._watch = ConnectorWatch(
-            self._observer.see, spec.limits, History(time.time()), Memory.parse(memory.get("memory", {}))
+            self._observer.see,
+            spec.limits,
+            History(time.time()),
+            Memory.parse(memory.get("memory", {})),
+            session_of(spec.config),
         )
         self._batches: list[BatchProgress] = []
 
@@ -101,7 +105,11 @@ class ConnectDriving:
             self._applying.restart(only_failed=True)
         memory = replace(memory, has_run=False)
         self._watch = ConnectorWatch(
-            self._observer.see, self.spec.limits, history or History(submitted_at=time.time()), memory
+            self._observer.see,
+            self.spec.limits,
+            history or History(submitted_at=time.time()),
+            memory,
+            session_of(self.spec.config),
         )
 
     def at_damage(self, seen: Seen | None = None) -> ConnectorAtDamage | None:
@@ -152,9 +160,6 @@ class ConnectDriving:
         """Return the traces of the tasks that have failed."""
         status = self._watch.seen.status
         return [line for task in (status.failed if status else ()) for line in task.trace.splitlines()[:20]]
-
-    def _publish_stopped(self) -> None:
-        self._publish(is_stopped=True)
 
     def _publish(self, is_stopped: bool) -> None:
         if self._publisher is None:

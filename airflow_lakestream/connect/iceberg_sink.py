@@ -19,7 +19,7 @@ HANDED_ON = (
     "iceberg.tables.write-props.",
 )
 _OF_A_TABLE = ("id-columns", "partition-by")
-_TRANSFORM = "lakestreamPosition"
+POSITION_TRANSFORM = "lakestreamPosition"
 _INSERT_FIELD = "org.apache.kafka.connect.transforms.InsertField$Value"
 _COLUMNS = {
     "topic.field": "_kafka_topic",
@@ -31,7 +31,8 @@ _COLUMNS = {
 POSITIONS = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 _COMMIT_INTERVAL = "iceberg.control.commit.interval-ms"
 _COMMIT_TIMEOUT = "iceberg.control.commit.timeout-ms"
-_SESSION = "iceberg.kafka.session.timeout.ms"
+SESSION = "iceberg.kafka.session.timeout.ms"
+_USUAL_SESSION_MS = 45_000
 # Brokers take none below; a coordinator looks at its control topic each time that the worker's flush interval is over.
 _LEAST_SESSION_MS = 6_000
 _REFUSED = {
@@ -80,6 +81,11 @@ class IcebergSink:
         return 2 * (interval + timeout)
 
 
+def session_of(config: Mapping[str, str]) -> float:
+    """Return the session's time-out of a sink's coordinator, in seconds; without one Kafka's own default."""
+    return int(config.get(SESSION, _USUAL_SESSION_MS)) / 1000
+
+
 def complete(connector: str, given: Mapping[str, str], catalog: str, publish_interval: float) -> IcebergSink:
     """Return the sink that writes a branch with positions in its rows. Raises ConfigRefused.
 
@@ -115,10 +121,10 @@ def complete(connector: str, given: Mapping[str, str], catalog: str, publish_int
 def _with_positions(given: Mapping[str, str]) -> dict[str, str]:
     names = [name.strip() for name in given.get("transforms", "").split(",") if name.strip()]
     # Last: others may replace the value by a part of it.
-    added = {f"transforms.{_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()}
+    added = {f"transforms.{POSITION_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()}
     return {
-        "transforms": ",".join([*names, _TRANSFORM]),
-        f"transforms.{_TRANSFORM}.type": _INSERT_FIELD,
+        "transforms": ",".join([*names, POSITION_TRANSFORM]),
+        f"transforms.{POSITION_TRANSFORM}.type": _INSERT_FIELD,
         **added,
     }
 
@@ -161,7 +167,7 @@ def _check(config: Mapping[str, str], catalog: str) -> None:
     for name, needed in _CONSUMER.items():
         if config[name] != needed:
             raise ConfigRefused(f"{name} is {config[name]}, not {needed}.", "A ledger needs it so: leave it out.")
-    for name, least in ((_COMMIT_INTERVAL, 1), (_COMMIT_TIMEOUT, 1), (_SESSION, _LEAST_SESSION_MS)):
+    for name, least in ((_COMMIT_INTERVAL, 1), (_COMMIT_TIMEOUT, 1), (SESSION, _LEAST_SESSION_MS)):
         _check_number(config, name, least)
 
 

@@ -11,10 +11,19 @@ from typing import Any
 
 from airflow_lakestream.connect.status import ConnectorStatus, State
 from airflow_lakestream.connect.traces import Culprit, cause_of, culprit_of
+from airflow_lakestream.core.publishing.refusals import BY_THE_EXTRACT
 from airflow_lakestream.driver.supervisor import DriverState, Sight
 
 # Tasks that blame a record so often, each time after a restart, fail at it for good.
 _TRACES = 2
+# By whether it is a sink with a ledger.
+_REMEDIES = {
+    True: BY_THE_EXTRACT.removesuffix("."),
+    False: (
+        "Correct or skip it: let a transformation or another converter take it, or move the connector's offset behind "
+        "it, while it is stopped"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Seen:
     :param commits: changes with each commit of the sink to its branch.
     :param coordinators: how many of the sink's coordinators are at work.
     :param unreadable: the record that a converter can't read, found by a look into the topic; empty where none was.
+    :param has_ledger: it is Iceberg's sink, which begins where the ledger ends.
     """
 
     status: ConnectorStatus | None = None
@@ -36,13 +46,15 @@ class Seen:
     commits: str = ""
     coordinators: int = 0
     unreadable: str = ""
+    has_ledger: bool = False
 
 
 @dataclass(frozen=True)
 class Memory:
     """What one look leaves for the next; plain values, so that it can be handed on.
 
-    `blamed` are the records that failed tasks named before they were restarted, with how often.
+    `blamed` are the records that failed tasks named before they were restarted, with how often. `crowded_since` is the
+    time since which there is more than one coordinator; 0 where there is none, below that if somebody was told.
     """
 
     has_run: bool = False
@@ -51,7 +63,7 @@ class Memory:
     blamed: Mapping[str, int] = field(default_factory=dict)
     published_at: float = 0.0
     published: str = ""
-    coordinators: int = 0
+    crowded_since: float = 0.0
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Memory:
@@ -72,7 +84,6 @@ class Memory:
 
 def judge(seen: Seen, memory: Memory) -> tuple[Sight, Memory]:
     """Return what a look means, and what to remember of it."""
-    memory = replace(memory, coordinators=seen.coordinators)
     if seen.is_gone:
         return Sight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
     if seen.status is None:
@@ -110,10 +121,7 @@ def _name(culprit: Culprit, seen: Seen) -> str:
 def _failed(seen: Seen, status: ConnectorStatus, memory: Memory, doing: str) -> Sight:
     poison = sorted(name for name in blamed(seen) if memory.blamed.get(name, 0) + 1 >= _TRACES)
     if poison:
-        error = (
-            f"its tasks fail at the same record again and again: {poison[0]}. Correct or skip it: let a transformation "
-            "or another converter take it, or move the connector's offset behind it, while it is stopped"
-        )
+        error = f"its tasks fail at the same record again and again: {poison[0]}. {_REMEDIES[seen.has_ledger]}"
         return Sight(DriverState.FAILED, memory.moves, error, terminal=True, doing=doing)
     traces = {task.task: task.trace for task in status.failed}
     causes = dict.fromkeys(cause_of(trace) for trace in (*traces.values(), status.trace) if trace)

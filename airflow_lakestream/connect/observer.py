@@ -80,6 +80,7 @@ class Observer:
             commits=self._head() if self._head else "",
             coordinators=coordinators,
             unreadable=self._unreadable(status, groups, group.offsets),
+            has_ledger=bool(coordinating),
         )
 
     def _unreadable(self, status: ConnectorStatus, groups: Groups, offsets: Mapping[str, Mapping[int, int]]) -> str:

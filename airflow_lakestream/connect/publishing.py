@@ -14,10 +14,11 @@ from airflow_lakestream.connect.connector import HeadUnknown
 from airflow_lakestream.connect.events import Event, events_of
 from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
 from airflow_lakestream.connect.positions import ConnectPositions
+from airflow_lakestream.connect.proof import proof_of
 from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, Engine
-from airflow_lakestream.core.publishing.publish import Publication, begin, publish
+from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.progress import BatchProgress, Progress
@@ -52,6 +53,7 @@ class BranchPublisher:
     :param group: whose ledger it is.
     :param run_id: the same in every try of one task run.
     :param auditor: checks the rows before they show; None: nothing does.
+    :param share: of the records whose rows are compared with the extract's before they show.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class BranchPublisher:
         group: str,
         run_id: str,
         auditor: Auditor | None = None,
+        share: float = 1.0,
     ) -> None:
         self._sink = sink
         self._catalog = catalog
@@ -71,6 +74,7 @@ class BranchPublisher:
         self._group = group
         self._run_id = run_id
         self._auditor = auditor
+        self._proof = proof_of(sink.config, self._reader, share)
         self._groups = Groups(kafka, where)
 
     def check_table(self) -> None:
@@ -86,9 +90,16 @@ class BranchPublisher:
             raise ConfigRefused(f"the table {table} has no {' and '.join(missing)}.", remedy)
 
     def begin(self) -> Mapping[int, int]:
-        """Make table and branch ready; return, by partition, where the sink is to begin."""
+        """Make table and branch ready; return, by partition, the first offset that the ledger lacks."""
         self.check_table()
         return begin(self._publication(is_stopped=False))
+
+    def begin_anew(self) -> Mapping[int, int]:
+        """Let the branch begin anew at main's head; return, by partition, where the sink is to begin.
+
+        Raises LandedAhead where the ledger has offsets above the first one that it lacks.
+        """
+        return begin_anew(self._publication(is_stopped=True))
 
     def head(self) -> str:
         """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""
@@ -114,10 +125,14 @@ class BranchPublisher:
             branch=sink.branch,
             engine=Engine.CONNECT,
             source=KafkaSource(self._kafka, sink.topic, group, StartAt(), self._where),
-            log=LookIntoLog(KafkaReader(self._kafka, group, poll_timeout=_POLL_TIMEOUT_S, where=self._where)),
+            log=LookIntoLog(self._reader()),
             sink=PublishingSink(self._catalog, sink.table, group, design, self._auditor),
             positions=ConnectPositions(sink, self._events, self._committed if is_stopped else None),
+            proof=self._proof,
         )
+
+    def _reader(self) -> KafkaReader:
+        return KafkaReader(self._kafka, self._group, poll_timeout=_POLL_TIMEOUT_S, where=self._where)
 
     def _events(self) -> list[Event]:
         return events_of(self._groups.records(self._sink.control_topic))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from airflow_lakestream.connect.judging import Memory, Seen, judge
 from airflow_lakestream.driver.progress import Progress
@@ -13,33 +14,46 @@ from airflow_lakestream.driver.watch import Look
 
 log = logging.getLogger(__name__)
 
+_TOLD = -1.0
+
 
 class ConnectorWatch:
     """Watches one connector.
 
     :param see: see `Observer.see`.
     :param history: what earlier looks left, perhaps in another process; so is `memory`.
+    :param session: seconds for which a coordinator that has ended is still in its group.
     """
 
-    def __init__(self, see: Callable[[], Seen], limits: Limits, history: History, memory: Memory) -> None:
+    def __init__(
+        self, see: Callable[[], Seen], limits: Limits, history: History, memory: Memory, session: float
+    ) -> None:
         self._see = see
         self._limits = limits
         self.history = history
         self.memory = memory
+        self._session = session
         self.seen = Seen()
 
     def look(self) -> Look:
         """Look, and decide."""
-        before = self.memory.coordinators
+        now = time.time()
         self.seen = self._see()
         sight, self.memory = judge(self.seen, self.memory)
-        if self.seen.coordinators > 1 >= before:
+        since = self.memory.crowded_since
+        if self.seen.coordinators <= 1:
+            self.memory = replace(self.memory, crowded_since=0.0)
+        elif not since:
+            # One that was restarted leaves its last life in the group until that one's session is over.
+            self.memory = replace(self.memory, crowded_since=now)
+        elif 0 < since < now - 2 * self._session:
+            self.memory = replace(self.memory, crowded_since=_TOLD)
             log.warning(
                 "%s coordinators of the sink are at work at once: a worker did not answer for a while, and another one "
                 "took over. Rows that both commit are found when the branch is published.",
                 self.seen.coordinators,
             )
-        decision = decide(self.history, self._limits, sight, time.time())
+        decision = decide(self.history, self._limits, sight, now)
         self.history = decision.history
         return Look(decision, sight, None, Progress(doing=sight.doing), ())
 

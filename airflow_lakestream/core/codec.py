@@ -359,6 +359,7 @@ def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]
             branch: [one.snapshot_id, one.sequence, _by_partition_to_text(one.ends)]
             for branch, one in sorted(entry.published.items())
         },
+        "unproven": encode_ranges(entry.unproven, identity.topic),
     }
     return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
 
@@ -383,6 +384,7 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
                 branch: Published(snapshot_id, sequence, _by_partition_from_text(ends))
                 for branch, (snapshot_id, sequence, ends) in item.get("published", {}).items()
             },
+            unproven=decode_ranges(item.get("unproven", ""), identity.topic),
         )
     return topics
 

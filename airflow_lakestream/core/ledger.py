@@ -125,6 +125,9 @@ class TopicEntry:
 
     `adopted` are landed offsets that another tool wrote as rows without topic, partition and offset: which of them the
     table has is known by that tool's own word, and no audit can verify it.
+
+    `unproven` are landed offsets whose rows another engine has made, and whose values nobody has compared with ours.
+    They stay so if a replace makes the rows anew.
     """
 
     landed: RangeSet = RangeSet()
@@ -139,6 +142,7 @@ class TopicEntry:
     streamed: Streamed | None = None
     adopted: RangeSet = RangeSet()
     published: Mapping[str, Published] = field(default_factory=dict)
+    unproven: RangeSet = RangeSet()
 
     @property
     def held(self) -> RangeSet:
@@ -182,6 +186,7 @@ class TopicEntry:
             streamed=later.streamed or self.streamed,
             adopted=self.adopted | later.adopted,
             published={**self.published, **later.published},
+            unproven=self.unproven | later.unproven,
         )
 
 

@@ -56,6 +56,7 @@ class FlinkConfig(JobConfig):
     table_properties: Mapping[str, str] = field(default_factory=dict)
     on_data_loss: str = OnDataLoss.FAIL
     checks: Mapping[str, Any] | None = None
+    prove: str | float = arguments.ALL
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +71,7 @@ class FlinkConfig(JobConfig):
         check_branch("branch", self.on_branch)
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
-        _ = self.start, self.design, self.auditor
+        _ = self.start, self.design, self.auditor, self.proven_share
 
     def _check_columns(self) -> None:
         """Refuse what the format can't fill, whatever the records are. Raises InvalidArgument."""
@@ -122,6 +123,11 @@ class FlinkConfig(JobConfig):
     def auditor(self) -> Auditor | None:
         """What looks at the rows before they show; None where nothing does."""
         return auditor_of(vars(self))
+
+    @property
+    def proven_share(self) -> float:
+        """The share of the records whose rows are compared with the extract's before they show."""
+        return arguments.proven_share("prove", self.prove)
 
     @property
     def on_branch(self) -> str:

@@ -15,16 +15,22 @@ from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
-from airflow_lakestream.core.publishing.branch import Proof
+from airflow_lakestream.core.publishing.branch import Proof, Written
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
-from airflow_lakestream.core.publishing.refusals import ColumnsMoved, PositionsUnknown, RecordDoubted
+from airflow_lakestream.core.publishing.refusals import (
+    ColumnsMoved,
+    PositionsUnknown,
+    RecordDoubted,
+    RowsDiffer,
+    RowsOnMain,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.formats.proof import avro_proof, json_proof, raw_proof
+from airflow_lakestream.flink.formats.proof import proof_of
 from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
@@ -97,7 +103,7 @@ class FlinkStream(JobStream):
             if not self.jobs.are_changed():
                 raise
             log.warning("The program was changed, so the records are read anew. %s", e)
-        except (RecordDoubted, JobSpoilt) as e:
+        except (RecordDoubted, RowsDiffer, RowsOnMain, JobSpoilt) as e:
             log.warning("The records are read anew. %s", e)
             return False
         return True
@@ -160,12 +166,13 @@ class FlinkStream(JobStream):
 
     def _bad_record(self) -> BadRecord | None:
         """Return the first record that can't be decoded, of those that main lacks: Flink does not name its place."""
-        publication = self._publication(None)
-        if publication.proof is None:
+        publication, proof = self._publication(None), self._proof(1.0)
+        if proof is None:
             return None
         try:
-            now = publication.source.look()
-            publication.proof.check(self._lacking(publication, now), now, publication.stop)
+            table, now = publication.sink.load(publication.run_id), publication.source.look()
+            nothing = Written(lambda: iter(()), table.schema)
+            proof.check(self._lacking(publication, now), nothing, now, publication.stop)
         except BadRecord as bad:
             return bad
         except LakestreamError as e:
@@ -240,7 +247,7 @@ class FlinkStream(JobStream):
             # A statement may leave records out; without one each record with a value has a row.
             rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,
             on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
-            proof=self._proof(),
+            proof=self._proof(config.proven_share),
         )
 
     def _positions(self, savepoint: str | None) -> FlinkPositions:
@@ -250,18 +257,15 @@ class FlinkStream(JobStream):
         line = known.line(topic, self.jobs.newest_reads().begins)
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
-    def _proof(self) -> Proof | None:
-        """Return what looks again at what the newest job has decoded."""
+    def _proof(self, share: float) -> Proof | None:
+        """Return what looks again at what the newest job has decoded; None where nobody is to, or can."""
         config = self.config
         reads = self.jobs.newest_reads()
-        if reads.format != config.format:
+        if not share or reads.format != config.format:
             return None
-        if reads.format == "json":
-            return json_proof(config.source_columns, reads, self._reader)
-        if reads.format == "avro":
-            registry = RegistryClient(config.registry_config)
-            return avro_proof(config.source_columns, registry, reads, self._reader)
-        return raw_proof(config.source_columns, reads, self._reader)
+        registry = RegistryClient(config.registry_config) if config.format == "avro" else None
+        compares = config.sql is None
+        return proof_of(config.source_columns, reads, self._reader, registry, compares=compares, share=share)
 
     def _reader(self, with_keys: bool = False, with_headers: bool = False) -> KafkaReader:
         config = self.config

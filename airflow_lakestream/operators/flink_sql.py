@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg or Arrow up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.config.arguments import positive_seconds
+from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.names import check_branch
 from airflow_lakestream.core.policies import is_given
@@ -24,6 +24,7 @@ _CHECKS: dict[str, Check] = {
     "branch": check_branch,
     "format": check_format,
     "publish_interval": positive_seconds,
+    "prove": proven_share,
 }
 
 
@@ -59,6 +60,8 @@ class FlinkSqlOperator(FlinkOperator):
         (templated)
     :param checks: what has to hold of the rows of each publication before they show, such as `{"not_null": ["id"]}`;
         see docs/checks.md (templated)
+    :param prove: `"all"`: before they show, rows are compared with what the extract makes of the same records; a share
+        of them between 0 and 1; or `"off"`. The ledger says of which rows nobody has (templated)
     :param kwargs: of `FlinkOperator`: the cluster, parallelism, and checkpoint_interval (each checkpoint with rows is a
         snapshot of the branch); of `SupervisedOperator`: checkpoint_location (which Flink's processes have to share),
         restarts, time-outs, what a kill does, deferring
@@ -85,6 +88,7 @@ class FlinkSqlOperator(FlinkOperator):
         table_properties: Mapping[str, str] | None = None,
         on_data_loss: str = "fail",
         checks: Mapping[str, Any] | None = None,
+        prove: str | float = "all",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -108,6 +112,7 @@ class FlinkSqlOperator(FlinkOperator):
         self.table_properties = table_properties
         self.on_data_loss = on_data_loss
         self.checks = checks
+        self.prove = prove
         own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
         check_literals({name: value for name, value in own.items() if name in _CHECKS}, _CHECKS)
         others = (

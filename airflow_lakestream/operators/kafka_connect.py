@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg, Arrow or Kafka's client up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.config.arguments import positive_seconds
+from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.literals import Check, check_literals, is_literal
 from airflow_lakestream.connect.configuration import as_text, refuse_literal_secrets
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
@@ -32,6 +32,7 @@ _STALL = 1_800.0
 _CHECKS: dict[str, Check] = {
     "kind": partial(choose, ConnectorKind),
     "publish_interval": positive_seconds,
+    "prove": proven_share,
 }
 
 
@@ -60,6 +61,8 @@ class KafkaConnectOperator(SupervisedOperator):
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
     :param checks: what has to hold of the rows of each publication of Iceberg's sink before they show, such as
         `{"not_null": ["id"]}`; see docs/checks.md (templated)
+    :param prove: `"all"`: before they show, rows of Iceberg's sink are compared with what the extract makes of the same
+        records; a share of them between 0 and 1; or `"off"`. The ledger says of which rows nobody has (templated)
     :param stall_timeout: tasks that run, and have records to take, and neither get on nor commit for so long are
         restarted; default: two commits of the sink with their time-outs, else half an hour (templated)
     :param on_kill_action: what a person's clear or "mark failed" does to the connector: `"stop"`, `"pause"` or
@@ -89,6 +92,7 @@ class KafkaConnectOperator(SupervisedOperator):
         consumer_group: str | None = None,
         publish_interval: float | str = "60s",
         checks: Mapping[str, Any] | None = None,
+        prove: float | str = "all",
         stall_timeout: float | str | None = None,
         on_kill_action: str = OnKillConnector.STOP.value,
         **kwargs: Any,
@@ -108,6 +112,7 @@ class KafkaConnectOperator(SupervisedOperator):
         self.consumer_group = consumer_group
         self.publish_interval = publish_interval
         self.checks = checks
+        self.prove = prove
         check_literals({name: getattr(self, name) for name in (*_CHECKS, "consumer_group", "checks")}, _CHECKS)
         if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
             self.spec()

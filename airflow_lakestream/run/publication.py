@@ -5,22 +5,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ports import Reader
-from airflow_lakestream.core.publishing.branch import Shown
+from airflow_lakestream.core.publishing.branch import Looked, Shown, Written
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, coalesce
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.values.outcome import Decoded, pick
+from airflow_lakestream.decode.keys import Decoder as PayloadDecoder
+from airflow_lakestream.decode.metadata import METADATA_NAMES, bad_timestamps, metadata_columns, metadata_schema
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, all_but, pick
+from airflow_lakestream.run.comparing import EngineRows
 from airflow_lakestream.tables.coordinates import ranges_of
+from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 # A reader takes up one stretch after the other; it is faster to read over so many offsets that nobody asked for.
 NEAR = 10_000
+# Offsets that are looked at, or are not, together.
+_BLOCK = 1_000
+# The columns that say where a record was are none of its payload.
+_BESIDE = frozenset(metadata_schema(METADATA_NAMES).names)
+_TIMESTAMP = "_kafka_timestamp"
 
 
 class LookIntoLog:
@@ -59,42 +71,76 @@ class LookIntoLog:
         return Shown(found & ranges, bare & ranges, gone)
 
 
+@dataclass(frozen=True, kw_only=True)
 class DecodedAgain:
     """`core.publishing.branch.Proof` by our own decoder.
 
+    :param decoder: makes one for the columns of a table.
     :param begins: by partition, where the engine began; what is below it has not read.
     :param tombstones: records without a value are rows, too.
+    :param beyond_rows: records without a row are decoded, too: the engine's decoder may read over them.
+    :param compares: rows are compared; else records are decoded alone.
+    :param share: of the records that are looked at, 1 for all. Where it is less, no row counts as compared.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        decode: Callable[[RawBatch], Decoded],
-        begins: Mapping[int, int],
-        *,
-        tombstones: bool,
-    ) -> None:
-        self._reader = reader
-        self._decode = decode
-        self._begins = begins
-        self._tombstones = tombstones
+    reader: Reader
+    decoder: Callable[[pa.Schema], PayloadDecoder]
+    begins: Mapping[int, int] = field(default_factory=dict)
+    tombstones: bool = False
+    beyond_rows: bool = True
+    compares: bool = True
+    share: float = 1.0
 
-    def check(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> RangeSet:
-        """Return at which of these offsets Kafka shows what has to be a row. Raises BadRecord, and as `shown` does."""
+    def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
+        """Look at these offsets, and at those of the rows. Raises BadRecord, and as `LookIntoLog.shown` does."""
+        topic = state.identity.topic
+        payload = pa.schema([one for one in written.columns if one.name not in _BESIDE])
+        decoder = self.decoder(payload)
+        theirs = EngineRows(written.rows if self.compares else lambda: iter(()), topic, _compared(decoder.schema))
+        wanted = (ranges if self.beyond_rows else RangeSet()) | theirs.positions
+        wanted -= _below(state) | union(RangeSet.of(topic, p, 0, o) for p, o in self.begins.items())
+        asked = sample(wanted, self.share)
         found: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
-        wanted = (
-            ranges - _below(state) - union(RangeSet.of(state.identity.topic, p, 0, o) for p, o in self._begins.items())
-        )
-        with closing(self._reader.read(Plan(state, wanted), stop)) as chunks:
+        with closing(self.reader.read(Plan(state, asked), stop)) as chunks:
             for chunk in chunks:
                 batch = chunk.batch
-                if batch.values.null_count and not self._tombstones:
+                if batch.values.null_count and not self.tombstones:
                     batch = pick(batch, np.flatnonzero(batch.values.is_valid().to_numpy(zero_copy_only=False)))
-                self._decode(batch).whole(batch)
-                found.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
+                if len(batch):
+                    theirs.compare(batch.partition, batch.offsets, _row(decoder, batch))
+                    found.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
         if stop.is_set():
             raise Stopped
-        return union(ranges_of(key, np.concatenate(some)) for key, some in found.items())
+        seen = union(ranges_of(key, np.concatenate(some)) for key, some in found.items()) | (wanted - asked)
+        return Looked(seen, theirs.equal if asked == wanted else RangeSet(), theirs.different, theirs.named())
+
+
+def sample(ranges: RangeSet, share: float) -> RangeSet:
+    """Return a share of the offsets: whole stretches of them, the same ones each time."""
+    if share >= 1:
+        return ranges
+    return ranges & RangeSet(
+        OffsetRange(topic, p, block * _BLOCK, (block + 1) * _BLOCK)
+        for topic, p in ranges.partitions
+        for start, end in ranges.intervals(topic, p)
+        for block in range(start // _BLOCK, (end - 1) // _BLOCK + 1)
+        if crc32(f"{topic}/{p}/{block}".encode()) < share * 2**32
+    )
+
+
+def _compared(payload: pa.Schema) -> list[str]:
+    return [*payload.names, _TIMESTAMP]
+
+
+def _row(decoder: PayloadDecoder, batch: RawBatch) -> pa.Table:
+    """Return the rows that the extract makes of records. Raises BadRecord for the first one that it rejects."""
+    timed = bad_timestamps(batch)
+    decoded = decoder.decode(batch)
+    places = all_but(len(batch), [row.index for row in decoded.bad])
+    beyond = [BadRow(int(places[at]), reason) for at, reason in out_of_range(decoded.rows).items()]
+    bad = sorted([*timed, *decoded.bad, *beyond], key=lambda row: row.index)
+    rows = Decoded(decoded.rows, bad).whole(batch)
+    return rows.append_column(_TIMESTAMP, metadata_columns(batch, ["timestamp"])[0])
 
 
 def _below(state: TopicState) -> RangeSet:

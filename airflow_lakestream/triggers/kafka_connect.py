@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
 from airflow_lakestream.connect.driving import stop_connector
+from airflow_lakestream.connect.iceberg_sink import session_of
 from airflow_lakestream.connect.judging import Memory
 from airflow_lakestream.connect.observer import Observer
 from airflow_lakestream.connect.publishing import head_of
@@ -67,7 +68,9 @@ class KafkaConnectTrigger(DriverTrigger):
         groups = None if kafka is None else Groups(kafka.configuration(), kafka.where)
         observer = Observer(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), groups, head)
         memory = Memory.parse(self.handed_on["memory"])
-        self._watched = ConnectorWatch(observer.see, limits, History.parse(self.history), memory)
+        self._watched = ConnectorWatch(
+            observer.see, limits, History.parse(self.history), memory, session_of(spec.config)
+        )
         return self._watched
 
     def _stop(self) -> str:

@@ -49,6 +49,8 @@ RATIOS = (
     Ratio("app-json-warm", "json", None),
     Ratio("app-joined-warm", "spark-joined-warm", None, most_cpu=2 / 3),
     Ratio("fan-out-executors", "fan-out-one", 1.5),
+    Ratio("connect", "connect-unproven", None),
+    Ratio("flink", "flink-unproven", None),
 )
 # Where nothing but the start counts: a large topic's first commit comes when `max_batch_bytes` is full.
 FIRST_COMMIT_ROW = "json-few"

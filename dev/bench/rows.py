@@ -59,6 +59,13 @@ def _landing_app(name: str, title: str, topic: str, runs: int | None, **options:
     return warm, cold, start
 
 
+def _with_and_without_proof(peer: str, title: str) -> tuple[Row, Row]:
+    return (
+        Row(peer, f"{title}, each row compared", peer, runs=2),
+        Row(f"{peer}-unproven", f'{title}, `prove="off"`', peer, runs=2, options={"prove": "off"}),
+    )
+
+
 ROWS = (
     Row("kcat", "kcat to nowhere: the limit of reading", "kcat"),
     *_extract("json", "extract JSON 200 B", "json"),
@@ -81,8 +88,8 @@ ROWS = (
         options={"max_batch_size": 10_000},
     ),
     Row("dlt", "dlt, Kafka to Iceberg", "dlt", most=300_000),
-    Row("connect", "Kafka Connect's Iceberg sink, published", "connect", runs=2),
-    Row("flink", "Flink SQL, published", "flink", runs=2),
+    *_with_and_without_proof("connect", "Kafka Connect's Iceberg sink, published"),
+    *_with_and_without_proof("flink", "Flink SQL, published"),
     Row("spark-warm", "Spark availableNow, warm", "spark", group="spark"),
     Row("spark-cold", "Spark availableNow, cold, start not counted", "spark", group="spark"),
     Row("spark-start", "Spark availableNow, cold, start counted", "spark", group="spark"),

@@ -50,6 +50,10 @@ CASES = {
         "integration/test_audit.py::test_a_receipt_of_a_loss_is_shown_and_is_no_damage",
         "sensors/test_sensor_retention.py::test_it_fires_before_a_real_topic_loses_the_first_record",
     ],
+    "An engine has made other values": [
+        "engines/test_odd_values.py::test_by_connect",
+        "engines/test_odd_values.py::test_by_flink",
+    ],
     "A batch is damaged": [
         "integration/test_damaged_log.py::test_a_damaged_batch_is_given_up_by_a_receipt_and_the_stream_goes_on",
     ],

@@ -54,6 +54,7 @@ def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
         covered=covered(),
         forgotten=range_sets(topic),
         adopted=range_sets(topic),
+        unproven=range_sets(topic),
         streamed=st.none() | st.builds(Streamed, st.text(max_size=3), st.integers(0, 9), st.integers(0, 99)),
         published=st.dictionaries(
             st.text(max_size=3), st.builds(Published, st.integers(), st.integers(0, 99), by_partition()), max_size=2

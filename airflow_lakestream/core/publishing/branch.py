@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from airflow_lakestream.core.landing.plan import TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.ports import RowSchema, Sink
 from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,9 @@ class BranchSink(Sink, Protocol):
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
         """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
 
+    def rows_of(self, file: BranchFile) -> Iterator[Rows]:
+        """Yield a file's rows, in the table's columns of today. Raises BranchFileGone."""
+
     def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
         """Take the branch's files for the next commit.
 
@@ -156,11 +160,45 @@ class Log(Protocol):
         """Return what Kafka shows at these offsets. Raises Stopped."""
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A record of which an engine has made other values than ours does, and the columns that have them."""
+
+    topic: str
+    partition: int
+    offset: int
+    columns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offset {self.offset}: {', '.join(self.columns)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a second look at an engine's records and rows has found.
+
+    :param seen: where Kafka shows what has to be a row, and our decoder takes it; or nobody was to look there.
+    :param equal: where the engine's rows are known to have our values.
+    :param different: where they have others.
+    :param named: the first of these, with their columns.
+    """
+
+    seen: RangeSet
+    equal: RangeSet = RangeSet()
+    different: RangeSet = RangeSet()
+    named: Sequence[Difference] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an engine has written: the rows of its files, each time anew, and the columns of the table's payload."""
+
+    rows: Callable[[], Iterator[Rows]]
+    columns: RowSchema
+
+
 class Proof(Protocol):
-    """Looks again at records that an engine has read by a decoder of its own, which notices less than ours."""
+    """Looks again at what an engine has read by a decoder of its own, and compares its rows with ours."""
 
-    def check(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> RangeSet:
-        """Return at which of these offsets Kafka shows a record; each of them is one that ours decodes, too.
-
-        Raises BadRecord for the first one that ours does not, and Stopped.
-        """
+    def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
+        """Look at these offsets, and at those of the rows. Raises BadRecord for one that ours rejects, and Stopped."""

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, pause
@@ -36,9 +36,15 @@ from airflow_lakestream.core.landing.unaccounted import Asked
 from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Source, TableState
-from airflow_lakestream.core.publishing.branch import BranchSink, Log, Positions, Proof, Step
+from airflow_lakestream.core.publishing.branch import BranchSink, Log, Looked, Positions, Proof, Step, Written
 from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, Rows, check_left_out, check_rows, reckon
-from airflow_lakestream.core.publishing.refusals import LandedAhead, PositionsUnknown, RecordDoubted, RowsUnseen
+from airflow_lakestream.core.publishing.refusals import (
+    LandedAhead,
+    PositionsUnknown,
+    RecordDoubted,
+    RowsDiffer,
+    RowsUnseen,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import BadRecord
 
@@ -60,8 +66,8 @@ class Publication:
     """What to publish: from which branch, of which table, for which group.
 
     `run_id` is the same in every try of one task run. `source` tells where a group without an origin begins.
-    `committed` is called with each commit, and raises nothing. `proof` looks again at what the engine has decoded;
-    None where its decoder is trusted.
+    `committed` is called with each commit, and raises nothing. `proof` looks again at what the engine has decoded, and
+    compares its rows with ours; None where nobody does: the ledger says of which rows.
     """
 
     run_id: str
@@ -141,9 +147,8 @@ def publish(job: Publication) -> LandingReport:
 
     1. Look at the table, its ledger and its branch; look at the topic.
     2. Take the branch's new snapshots, oldest first, up to one whose position the engine proves.
-    3. Claim the offsets from the last publication to that position. Read the positions of the files' rows, and refuse
-       what contradicts the claim or the ledger.
-       Where the engine's own decoder is not trusted, its records are looked at again.
+    3. Claim the offsets from the last publication to that position. Compare the files' rows with those that our decoder
+       makes of the same records. Read the rows' positions, and refuse what contradicts the claim or the ledger.
     4. Look into Kafka what is at the claimed offsets that have no row.
     5. Commit files and ledger together, with the marker of the snapshot. Go to 1; also on a conflict.
 
@@ -192,10 +197,10 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     begins = entry.origin or first_origin(entry, now, job.source.starts(now))
     claim = Claim(now, entry, begins, ends, before)
     claim.check_ends(job.table, job.branch)
-    seen = _look_again(job, claim)
+    looked = _look_again(job, claim, steps, table)
     rows = check_rows(job.sink, steps, claim, job.table, job.branch)
-    if seen is not None:
-        _check_seen(job, rows, seen)
+    if looked is not None:
+        _check_seen(job, rows, looked.seen)
     shown = job.log.shown(rowless, now, job.stop) if (rowless := claim.new - rows.positions) else None
     line = job.positions.line if job.rowless is Rowless.FILTERED else None
     if job.rowless is Rowless.FILTERED and shown is not None:
@@ -205,21 +210,27 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
         return False
     _refuse_others(job, table, claim, reckoning.landed)
     job.sink.take_files(rows.files, now.identity)
-    _commit(job, claim, reckoning, steps[-1] if steps else None, report)
+    unproven = rows.positions if looked is None else rows.positions - looked.equal
+    _commit(job, claim, replace(reckoning, unproven=unproven), steps[-1] if steps else None, report)
     return True
 
 
-def _look_again(job: Publication, claim: Claim) -> RangeSet | None:
-    """Return at which new offsets there are records that our decoder takes, too; None where nobody asks.
+def _look_again(job: Publication, claim: Claim, steps: Sequence[Step], table: TableState) -> Looked | None:
+    """Compare the new rows with ours, of what another run has landed, too; None where nobody asks.
 
-    Also of what another run has landed: a record that is bad may have spoilt those behind it. Raises RecordDoubted.
+    A record that is bad may have spoilt those behind it. Raises RecordDoubted, RowsDiffer.
     """
     if job.proof is None:
         return None
+    files = [file for step in steps for file in step.files]
+    written = Written(lambda: (rows for file in files for rows in job.sink.rows_of(file)), table.schema)
     try:
-        return job.proof.check(claim.read, claim.state, job.stop)
+        looked = job.proof.check(claim.read, written, claim.state, job.stop)
     except BadRecord as bad:
         raise RecordDoubted(job.table, job.branch, bad) from bad
+    if looked.different:
+        raise RowsDiffer(job.table, job.branch, looked.different, looked.named)
+    return looked
 
 
 def _check_seen(job: Publication, rows: Rows, seen: RangeSet) -> None:
@@ -279,7 +290,11 @@ def _refuse_others(job: Publication, table: TableState, claim: Claim, landed: Ra
 
 
 def _commit(
-    job: Publication, claim: Claim, reckoning: Reckoning, last: Step | None, report: LandingReport | None
+    job: Publication,
+    claim: Claim,
+    reckoning: Reckoning,
+    last: Step | None,
+    report: LandingReport | None,
 ) -> None:
     identity = claim.state.identity
     if (found := job.source.identity()) != identity:
@@ -291,6 +306,7 @@ def _commit(
         origin={} if claim.entry.origin else claim.begins,
         epochs=leader_epochs(claim.state),
         published=claim.marker(job.branch, None if last is None else last.snapshot),
+        unproven=reckoning.unproven,
     )
     lows = {p: marks.low for p, marks in claim.state.marks.items()}
     by_partition = {identity: reckoning.counts}

@@ -94,13 +94,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Reckoning:
-    """What is landed, what is lost, and what stays to be landed; the counts by partition."""
+    """What is landed, what is lost, and what stays to be landed; the counts by partition.
+
+    :param unproven: where rows are landed whose values nobody has compared with ours.
+    """
 
     landed: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     missing: RangeSet = RangeSet()
     counts: Mapping[int, Counts] = field(default_factory=dict)
     bad: BadRecords = BadRecords()
+    unproven: RangeSet = RangeSet()
 
     @property
     def total(self) -> Counts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from airflow_lakestream.core.publishing.branch import Difference
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal, Transient
 
@@ -15,6 +16,10 @@ CHECKED_AGAIN = (
     "Loosen the check, and run the task again (clear it): the branch is checked anew, and published. Or mend what "
     "writes the records, stop the engine's job, drop the branch (ALTER TABLE ... DROP BRANCH), and run the task again: "
     "it begins where the ledger ends. A changed statement of Flink's needs no dropping."
+)
+BY_THE_EXTRACT = (
+    "Run KafkaExtractOperator once with the same group: it lands the good records and rejects the bad ones. Then run "
+    "this task again: it begins where the ledger ends."
 )
 
 
@@ -35,7 +40,11 @@ class RowsOnMain(PublicationRefused):
             f"its new files have rows of {ranges}, which the ledger has already. The engine began again at an older "
             "checkpoint or savepoint, or at offsets that were set back; or another run landed these meanwhile."
         )
-        super().__init__(table, branch, what)
+        remedy = (
+            "Stop what else writes to the branch, and run this task again: the branch begins anew, and the engine "
+            "where the ledger ends."
+        )
+        super().__init__(table, branch, what, remedy)
 
 
 class RowsTwice(PublicationRefused):
@@ -80,7 +89,10 @@ class RowsUnseen(PublicationRefused):
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         what = f"the records at {ranges} have left Kafka, so that nobody can tell whether its rows of them are right."
-        remedy = 'Take the rows as they are: on_data_loss="record". Publish more often, or keep the records longer.'
+        remedy = (
+            'Take the rows as they are: prove="off", or on_data_loss="record" of Flink. Publish more often, or keep '
+            "the records longer."
+        )
         super().__init__(table, branch, what, remedy)
 
 
@@ -92,10 +104,19 @@ class RecordDoubted(PublicationRefused):
             f"{bad}. The engine has read over that, and what it made of this record, or of those behind it, may be "
             "wrong."
         )
-        remedy = (
-            "Run KafkaExtractOperator once with the same group: it lands the good records and rejects this one. Then "
-            "run this task again: it begins where the ledger ends."
-        )
+        super().__init__(table, branch, what, BY_THE_EXTRACT)
+
+
+class RowsDiffer(PublicationRefused):
+    """The engine has made other values of records than the extract does."""
+
+    def __init__(self, table: str, branch: str, ranges: RangeSet, named: Sequence[Difference]) -> None:
+        self.ranges, self.named = ranges, tuple(named)
+        count, first = ranges.width, "; ".join(map(str, named))
+        rows = "1 row has" if count == 1 else f"{count} rows have"
+        more = f"; all of them: {ranges}" if count > len(named) else ""
+        what = f"{rows} other values than the extract makes of the records ({first}{more})."
+        remedy = f'{BY_THE_EXTRACT} To take the values as the engine makes them, say prove="off".'
         super().__init__(table, branch, what, remedy)
 
 

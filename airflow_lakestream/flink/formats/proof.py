@@ -1,8 +1,11 @@
-"""The proof of what Flink has decoded, where its decoder notices less than ours: each record is decoded again by ours.
+"""The proof of what Flink has decoded: each record is decoded again by ours, and the rows are compared.
 
 Flink's Avro leaves bytes behind a record in its buffer and takes them for the beginning of the next one, makes a text
 of what is no UTF-8, and NULL of a decimal that is too long. Its JSON makes NULL of such a decimal, too, 1 of 1.5, and
-`false` of any text. A record that ours takes is none of these.
+`false` of any text. A record that ours takes is none of these. A key that comes twice shifts its columns, it rounds
+large numbers, and prints JSON anew that is kept as text: this the rows show.
+
+A statement's rows are nothing that we can make: with one only the records are decoded again.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pyiceberg import types as iceberg
+import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ports import Reader
@@ -20,6 +23,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.header_ids import VALUE, bad_rows
 from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.keys import Decoder
 from airflow_lakestream.decode.raw import RawDecoder
 from airflow_lakestream.decode.values.outcome import Decoded, SchemaRefused
 from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
@@ -69,30 +73,52 @@ class Reads:
         return json.dumps([self.format, dict(self.places), dict(self.begins)])
 
 
-def avro_proof(columns: Schema, registry: SchemaSource, reads: Reads, reader: MakeReader) -> Proof:
-    """Return the proof of Avro that a job has read."""
-    ways = Ways(dict(reads.places))
-    decoder = AvroDecoder(arrow_schema(columns), registry=_OfTheseWays(columns, registry, ways))
+def proof_of(
+    columns: Schema, reads: Reads, reader: MakeReader, registry: SchemaSource | None, *, compares: bool, share: float
+) -> Proof:
+    """Return the proof of what a job has read.
 
-    def decode(batch: RawBatch) -> Decoded:
-        # Flink takes a value by the id in it, whatever a header says.
-        bare = list(bad_rows(batch, (VALUE,), reads.format))
-        return Decoded(no_rows(decoder.schema), bare) if bare else decoder.decode(batch)
+    :param columns: of the records.
+    :param registry: for Avro.
+    :param compares: see `DecodedAgain`; so is `share`.
+    """
+    is_raw = reads.format == "raw"
+    if reads.format == "avro":
+        assert registry is not None, "the configuration asks for it"
+        source = _OfTheseWays(columns, registry, Ways(dict(reads.places)))
+        make: Callable[[pa.Schema], Decoder] = lambda schema: _Framed(AvroDecoder(schema, registry=source))  # noqa: E731
+    else:
+        make = RawDecoder if is_raw else JsonDecoder
+    wanted = arrow_schema(columns)
 
-    return DecodedAgain(reader(False, True), decode, reads.begins, tombstones=False)
+    def decoder(table: pa.Schema) -> Decoder:
+        """Decode into the table's own types: they may be wider by now than what the job was told."""
+        known = set(table.names) if compares else set[str]()
+        return make(pa.schema([table.field(one.name) if one.name in known else one for one in wanted]))
+
+    return DecodedAgain(
+        reader=reader(is_raw and "key" in wanted.names, reads.format == "avro"),
+        decoder=decoder,
+        begins=reads.begins,
+        tombstones=is_raw,
+        compares=compares,
+        share=share,
+    )
 
 
-def json_proof(columns: Schema, reads: Reads, reader: MakeReader) -> Proof:
-    """Return the proof of JSON that a job has read."""
-    return DecodedAgain(reader(False), JsonDecoder(arrow_schema(columns)).decode, reads.begins, tombstones=False)
+@dataclass(frozen=True)
+class _Framed:
+    """Decodes Avro as Flink reads it: a value by the id in it, whatever a header says."""
 
+    decoder: AvroDecoder
 
-def raw_proof(columns: Schema, reads: Reads, reader: MakeReader) -> Proof | None:
-    """Return the proof of raw records; None for bytes, which are what they are."""
-    if all(isinstance(one.field_type, iceberg.BinaryType) for one in columns.fields):
-        return None
-    with_keys = any(one.name == "key" for one in columns.fields)
-    return DecodedAgain(reader(with_keys), RawDecoder(arrow_schema(columns)).decode, reads.begins, tombstones=True)
+    @property
+    def schema(self) -> pa.Schema:
+        return self.decoder.schema
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        bare = list(bad_rows(batch, (VALUE,), "avro"))
+        return Decoded(no_rows(self.schema), bare) if bare else self.decoder.decode(batch)
 
 
 class _OfTheseWays:

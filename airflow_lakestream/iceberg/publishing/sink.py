@@ -84,7 +84,7 @@ class PublishingSink(IcebergSink):
         self._check_columns_of(file)
         parts: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         strange = 0
-        for rows in self._rows_of(file, COORDINATES):
+        for rows in self.rows_of(file, COORDINATES):
             known = rows.filter(pc.equal(rows[TOPIC], identity.topic)).drop_null()
             strange += rows.num_rows - known.num_rows
             of, at = known[PARTITION].to_numpy(), known[OFFSET].to_numpy()
@@ -108,7 +108,7 @@ class PublishingSink(IcebergSink):
             if fits and file.spec_id == table.metadata.default_spec_id:
                 self._adopted.append(self._with_right_bounds(table, one))
                 continue
-            for rows in self._rows_of(one):
+            for rows in self.rows_of(one):
                 self.write(rows, identity)
 
     def open_branch(self, branch: str) -> None:
@@ -124,7 +124,8 @@ class PublishingSink(IcebergSink):
         check_columns(self._table.schema().column_names, self._name)
         return self._table
 
-    def _rows_of(self, file: BranchFile, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+    def rows_of(self, file: BranchFile, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield a file's rows, in the table's columns of today or in these of them. Raises BranchFileGone."""
         table = self._there()
         try:
             yield from read_rows(table.metadata, table.io, FileScanTask(file.file), columns=columns)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.config.arguments import proven_share
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
+from airflow_lakestream.connect.iceberg_sink import SESSION
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 
 # What a look in the triggerer needs of the configuration; the rest stays out of Airflow's database.
-_LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter")
+_LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION)
 
 
 def driving_of(
@@ -39,7 +41,8 @@ def driving_of(
             catalog = IcebergHook(operator.iceberg_conn_id).open_catalog()
             auditor = auditor_of({"checks": operator.checks})
             run_id, group = run_key(context), operator.group()
-            publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, group, run_id, auditor)
+            share = proven_share("prove", operator.prove)
+            publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, group, run_id, auditor, share)
     elif spec.sink is not None:
         raise InvalidArgument("kafka_conn_id", "is None; where the sink begins is set by it, and checked.")
     return ConnectDriving(spec, client, groups, publisher, wait, handed_on)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+from airflow_lakestream.config.arguments import ALL, proven_share
 from airflow_lakestream.connect.client import ConnectClient, Workers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
@@ -49,7 +50,8 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         land(build_job(config, kafka, lake.catalog(), run_id="first"))
         before = lake.landed("landed")
         name, worker, own = f"bench-{uuid.uuid4().hex[:8]}", psutil.Process(connect.pid), psutil.Process()
-        driving = _driving(name, topic.name, lake, kafka, client)
+        share = proven_share("prove", row.options.get("prove", ALL))
+        driving = _driving(name, topic.name, lake, kafka, client, share)
         used, began = _cpu(worker) + _cpu(own), time.time()
         driving.begin()
         ended = 0.0
@@ -84,7 +86,9 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         }
 
 
-def _driving(name: str, topic: str, lake: Lake, kafka: Mapping[str, str], client: ConnectClient) -> ConnectDriving:
+def _driving(
+    name: str, topic: str, lake: Lake, kafka: Mapping[str, str], client: ConnectClient, share: float
+) -> ConnectDriving:
     given = {
         "topics": topic,
         "iceberg.tables": _TABLE,
@@ -101,7 +105,7 @@ def _driving(name: str, topic: str, lake: Lake, kafka: Mapping[str, str], client
     limits = Limits(stall_timeout=sink.commit_bound)
     kind, group = ConnectorKind.ICEBERG_SINK, sink.coordinator_group
     spec = ConnectorSpec(name, kind, sink.config, limits, 0.5, _INTERVAL_S, sink, group)
-    publisher = BranchPublisher(sink, lake.catalog(), kafka, "the broker", _GROUP, name)
+    publisher = BranchPublisher(sink, lake.catalog(), kafka, "the broker", _GROUP, name, share=share)
     return ConnectDriving(spec, client, Groups(kafka, "the broker"), publisher, time.sleep)
 
 

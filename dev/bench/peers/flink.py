@@ -42,7 +42,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     topic, flink = lab.topic(row.topic), lab.stack.up_flink()
     daemons = [psutil.Process(one.pid) for one in (flink.manager, flink.worker, flink.gateway)]
     with lab.lake(f"{row.name}-{number}") as lake:
-        config = _config(lab, lake, topic, flink)
+        config = _config(lab, lake, topic, flink, row)
         file = lake.folder / "app.json"
         file.write_text(json.dumps(config.to_dict()))
         used, began = sum(map(_cpu, daemons)), time.time()
@@ -81,7 +81,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         }
 
 
-def _config(lab: Lab, lake: Lake, topic: Filled, flink: Flink) -> FlinkConfig:
+def _config(lab: Lab, lake: Lake, topic: Filled, flink: Flink, row: Row) -> FlinkConfig:
     catalog = {"type": "sql", "uri": f"sqlite:///{lake.database}", "warehouse": lake.uri}
     return FlinkConfig(
         catalog={"name": CATALOG, "properties": catalog},
@@ -96,6 +96,7 @@ def _config(lab: Lab, lake: Lake, topic: Filled, flink: Flink) -> FlinkConfig:
         checkpoint_location=str(lake.folder / "checkpoint"),
         checkpoint_interval=2.0,
         publish_interval=5.0,
+        **row.options,
     )
 
 

@@ -13,11 +13,22 @@ import pytest
 from airflow_lakestream.connect.applying import Applying
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
-from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
+from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector, Publisher
 from airflow_lakestream.connect.driving import ConnectDriving, stop_connector
 from airflow_lakestream.connect.iceberg_sink import complete
 from airflow_lakestream.connect.status import ConnectorStatus, State, TaskStatus
+from airflow_lakestream.core.publishing.branch import Difference
+from airflow_lakestream.core.publishing.refusals import (
+    LandedAhead,
+    PublicationRefused,
+    RecordDoubted,
+    RowsDiffer,
+    RowsOnMain,
+    RowsTwice,
+)
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.supervisor import Action, History, Limits
+from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.kafka.groups import Groups
 
 GIVEN = {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}
@@ -42,6 +53,8 @@ class Model:
     # What its tasks found when they began to run.
     began_at: list[dict[str, Mapping[int, int]]] = field(default_factory=list)
     failed: bool = False
+    # The ledger has offsets above the first one that it lacks.
+    ahead: bool = False
     # By the tasks' group.
     committed: Mapping[int, int] = field(default_factory=dict)
 
@@ -138,11 +151,17 @@ def spec(interval: float = 5, **settings: str) -> ConnectorSpec:
     return ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, Limits(), 0.01, 5, sink, sink.coordinator_group)
 
 
-def applying(model: Model, wanted: ConnectorSpec | None = None, publish: Callable[[], None] | None = None) -> Applying:
-    def begin() -> Mapping[int, int]:
+def applying(
+    model: Model, wanted: ConnectorSpec | None = None, publish: Callable[[bool], None] = lambda _: None
+) -> Applying:
+    def begin_anew() -> Mapping[int, int]:
+        assert model.state is State.STOPPED
+        if model.ahead:
+            raise LandedAhead("a.b", "g", RangeSet.of("orders", 0, 8, 9))
         return LEDGER_END
 
-    return Applying(wanted or spec(), model.client(), model.groups(), begin, publish or (lambda: None), lambda _: None)
+    publisher = cast(Publisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_anew=begin_anew))
+    return Applying(wanted or spec(), model.client(), model.groups(), publisher, publish, lambda _: None)
 
 
 STARTED = {"tasks": LEDGER_END, "coordinator": CONTROL_END}
@@ -199,8 +218,51 @@ def test_a_difference_is_sent_once_and_another_topic_is_refused() -> None:
 def test_a_stopped_sink_is_published_first_and_starts_where_the_ledger_ends() -> None:
     model = Model(dict(spec().config), State.STOPPED)
     seen: list[list[str]] = []
-    applying(model, publish=lambda: seen.append(list(model.calls))).apply()
-    assert seen == [["stop", "topic"]]
+    applying(model, publish=lambda is_stopped: seen.append([str(is_stopped), *model.calls])).apply()
+    assert seen == [["True", "stop", "topic"]]
+    assert model.began_at == [STARTED]
+
+
+REFUSALS = (
+    RowsOnMain("a.b", "b", RangeSet.of("orders", 0, 8, 9)),
+    RowsDiffer("a.b", "b", RangeSet.of("orders", 0, 8, 9), [Difference("orders", 0, 8, ("id",))]),
+    RecordDoubted("a.b", "b", BadRecord("orders", 0, 8, "it is bad")),
+)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("state", [State.RUNNING, State.STOPPED])
+def test_what_nobody_may_land_is_read_again_from_where_the_ledger_ends(
+    refusal: PublicationRefused, state: State
+) -> None:
+    model = Model(dict(spec().config), state)
+
+    def publish(_: bool) -> None:
+        raise refusal
+
+    applying(model, publish=publish).apply()
+    assert model.calls[:2] == ["stop", "topic"]
+    assert model.began_at == [STARTED]
+
+
+def test_other_refusals_are_a_persons_matter() -> None:
+    model = Model(dict(spec().config), State.RUNNING)
+
+    def publish(_: bool) -> None:
+        raise RowsTwice("a.b", "b", 2, "orders[0] 8")
+
+    with pytest.raises(RowsTwice):
+        applying(model, publish=publish).apply()
+    assert model.calls == []
+
+
+def test_a_sink_does_not_begin_below_what_the_ledger_has_and_does_once_the_hole_is_filled() -> None:
+    model = Model(dict(spec().config), State.STOPPED, ahead=True)
+    with pytest.raises(LandedAhead, match="Run KafkaExtractOperator once"):
+        applying(model).apply()
+    assert (model.state, model.began_at) == (State.STOPPED, [])
+    model.ahead = False
+    applying(model).apply()
     assert model.began_at == [STARTED]
 
 
@@ -221,11 +283,11 @@ def test_a_paused_one_goes_on_where_it_was() -> None:
 def test_a_connector_without_a_ledger_is_made_running() -> None:
     model = Model()
     wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, Limits(), 1, 5)
-    Applying(wanted, model.client(), None, None, None, lambda _: None).apply()
+    Applying(wanted, model.client(), None, None, lambda _: None, lambda _: None).apply()
     assert (model.calls, model.state) == (["configure"], State.RUNNING)
     unknown = ConnectorSpec("d", ConnectorKind.SOURCE, {"connector.class": "x.Sink"}, Limits(), 1, 5)
     with pytest.raises(ConfigRefused, match="is on no worker"):
-        Applying(unknown, Model().client(), None, None, None, lambda _: None).apply()
+        Applying(unknown, Model().client(), None, None, lambda _: None, lambda _: None).apply()
 
 
 def test_failed_tasks_that_are_found_are_restarted_and_what_another_process_knew_stays_known() -> None:

@@ -62,6 +62,11 @@ def test_the_same_record_in_two_traces_is_poison_and_in_one_it_is_not() -> None:
     sight, memory = judge(fails, memory.restarted(fails))
     assert sight.terminal
     assert "orders[3] offset 55" in sight.error
+    assert "move the connector's offset behind it" in sight.error
+    # A sink with a ledger begins where that ends, wherever its offset was moved to.
+    own, _ = judge(replace(fails, has_ledger=True), memory)
+    assert "Run KafkaExtractOperator once with the same group" in own.error
+    assert "move" not in own.error
     # Another record is another matter.
     other = Seen(status(State.FAILED, trace=POISON.replace("55", "56")))
     assert not judge(other, memory)[0].terminal

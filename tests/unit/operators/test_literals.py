@@ -124,6 +124,8 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (stream, {"app_config": {"checks": {"notnull": "id"}}}, "checks: 'notnull' is not one of 'sql', 'not_null'"),
     (flink, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
     (connect, {"checks": {"notnull": ["id"]}}, "checks: 'notnull' is not one of 'sql', 'not_null', 'unique'"),
+    (flink, {"prove": "some"}, "prove: 'some' is no share of the records"),
+    (connect, {"prove": 5}, "prove: 5 is no share of the records"),
     (connect, {"checks": {"unique": "id"}}, "checks: go with kind='iceberg_sink'; no branch of another is published."),
     (group, {"checks": {"row_count": 1}}, "checks.row_count: 1 says no bounds"),
     (group, {"mode": "append"}, "mode: 'append' is not one of"),

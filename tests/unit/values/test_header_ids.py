@@ -13,15 +13,17 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.publishing.branch import Written
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.flink.formats.avro import ways_of
-from airflow_lakestream.flink.formats.proof import Reads, avro_proof
+from airflow_lakestream.flink.formats.proof import Reads, proof_of
 from airflow_lakestream.onramp.guess import guess_format
 from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
 from tests.support.given_records import FORMATS, TOPIC, GivenLake, GivenTopic, Record
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
@@ -166,10 +168,12 @@ def test_flink_publishes_no_row_of_a_value_that_a_header_calls_bare(headers: Any
     columns = to_schema("a bigint")
     registry = FakeRegistry({1: SCHEMAS["avro"]})
     ways = ways_of(columns, [registry.schema(1)])
-    proof = avro_proof(columns, registry, Reads("avro", ways.places, {0: 0}), lambda keys, headers: topic)
+    reads = Reads("avro", ways.places, {0: 0})
+    proof = proof_of(columns, reads, lambda keys, headers: topic, registry, compares=True, share=1.0)
+    nothing = Written(lambda: iter(()), arrow_schema(columns))
     state, wanted = topic.look(), RangeSet.of(TOPIC.topic, 0, 0, 2)
     if headers is None:
-        assert proof.check(wanted, state, threading.Event()) == wanted
+        assert proof.check(wanted, nothing, state, threading.Event()).seen == wanted
     else:
         with pytest.raises(BadRecord, match=r"offset 1: the id of its schema stands in the header __value_schema_id"):
-            proof.check(wanted, state, threading.Event())
+            proof.check(wanted, nothing, state, threading.Event())

@@ -1,0 +1,117 @@
+"""The rows of an engine's files compared with those that we make of the same records, by their hashes.
+
+The hashes of a publication's rows are held, 20 bytes for each row, never the rows: the files are read again where a
+column has to be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.publishing.branch import Difference
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
+from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
+
+# More help nobody; all offsets are told.
+_NAMED = 5
+
+Offsets = npt.NDArray[np.int64]
+ReadRows = Callable[[], Iterator[pa.Table]]
+
+
+class EngineRows:
+    """What an engine has made of a topic's records.
+
+    :param read: reads the rows of its files, in the table's columns.
+    :param columns: those that are compared.
+    """
+
+    def __init__(self, read: ReadRows, topic: str, columns: Sequence[str]) -> None:
+        self._read, self._topic, self._columns = read, topic, list(columns)
+        self._hashes = RowHashes()
+        self._parts: dict[int, tuple[Offsets, Hashes]] = {}
+        # By position, what we have made of the first records that differ.
+        self._ours: dict[tuple[int, int], Hashes] = {}
+        self._different: list[tuple[PartitionKey, Offsets]] = []
+        self._equal: list[tuple[PartitionKey, Offsets]] = []
+        self._load()
+
+    @property
+    def positions(self) -> RangeSet:
+        """Where there are rows."""
+        return union(ranges_of((self._topic, p), offsets) for p, (offsets, _) in self._parts.items())
+
+    @property
+    def equal(self) -> RangeSet:
+        """Where the rows that were compared have our values, and no others."""
+        return union(ranges_of(*one) for one in self._equal) - self.different
+
+    @property
+    def different(self) -> RangeSet:
+        """Where they have not."""
+        return union(ranges_of(*one) for one in self._different)
+
+    def compare(self, partition: int, offsets: Sequence[int], ours: pa.Table) -> None:
+        """Compare with our rows of these offsets, which rise."""
+        if partition not in self._parts or not len(offsets):
+            return
+        at, their = self._parts[partition]
+        mine = np.asarray(offsets, np.int64)
+        first, end = np.searchsorted(at, (mine[0], mine[-1] + 1))
+        at, their = at[first:end], their[first:end]
+        places = np.searchsorted(mine, at)
+        both = mine[places] == at
+        at, their, places = at[both], their[both], places[both]
+        columns = self._hashes.of_columns(ours.select(self._columns))
+        differs = self._hashes.of_rows(columns)[places] != their
+        key = self._topic, partition
+        self._equal.append((key, at[~differs]))
+        if differs.any():
+            self._different.append((key, at[differs]))
+            for place in np.unique(places[differs])[: max(0, _NAMED - len(self._ours))].tolist():
+                self._ours[partition, int(mine[place])] = columns[:, place]
+
+    def named(self) -> list[Difference]:
+        """Name the columns by which the first rows differ."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for partition, offsets, rows in self._by_partition():
+            for offset in sorted({o for p, o in self._ours if p == partition} & set(offsets.tolist())):
+                theirs = self._hashes.of_columns(rows.filter(pa.array(offsets == offset)).select(self._columns))
+                differ = (theirs != self._ours[partition, offset][:, None]).any(axis=1)
+                names = {name for name, is_other in zip(self._columns, differ, strict=True) if is_other}
+                found.setdefault((partition, offset), set()).update(names)
+        return [
+            Difference(self._topic, p, o, tuple(name for name in self._columns if name in names))
+            for (p, o), names in sorted(found.items())
+        ]
+
+    def _load(self) -> None:
+        parts: dict[int, list[tuple[Offsets, Hashes]]] = {}
+        for partition, offsets, rows in self._by_partition():
+            columns = self._hashes.of_columns(rows.select(self._columns))
+            parts.setdefault(partition, []).append((offsets, self._hashes.of_rows(columns)))
+        for partition, some in parts.items():
+            offsets, hashes = (np.concatenate(one) for one in zip(*some, strict=True))
+            order = np.argsort(offsets, kind="stable")
+            self._parts[partition] = offsets[order], hashes[order]
+
+    def _by_partition(self) -> Iterator[tuple[int, Offsets, pa.Table]]:
+        """Yield rows that have a position in the topic; what others there are is another check's matter."""
+        for rows in self._read():
+            # A table need not have a column for each thing that is known of a record.
+            self._columns = [name for name in self._columns if name in rows.column_names]
+            known = rows.filter(pc.equal(rows[TOPIC], self._topic))
+            for name in COORDINATES[1:]:
+                known = known.filter(known[name].is_valid())
+            of: Any = known[PARTITION].to_numpy()
+            for partition in np.unique(of).tolist():
+                part = known.filter(pa.array(of == partition))
+                yield partition, np.asarray(part[OFFSET].to_numpy(), np.int64), part
