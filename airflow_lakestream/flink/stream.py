@@ -14,9 +14,9 @@ from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
-from airflow_lakestream.core.publishing.branch import Proof
+from airflow_lakestream.core.publishing.branch import Log, Proof
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
-from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted
+from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
@@ -27,6 +27,7 @@ from airflow_lakestream.flink.formats.proof import avro_proof, json_proof, raw_p
 from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.landing_job import LandingJobs
+from airflow_lakestream.flink.leftovers import Extract, LeftOut, RowsDiffer
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.java import DamageTold, find_damage, near
@@ -47,6 +48,12 @@ _UNREADABLE = (
     "lands the good records and rejects this one. Then run this task again."
 )
 _UPSERT = "write.upsert.enabled"
+# What of the branch is not what the extract makes, which then lands it.
+_DOUBTED = (RecordDoubted, RowsDiffer)
+
+
+class BeginAnew(JobSpoilt):
+    """The extract has to land what the job has read, and the next job begins behind that."""
 
 
 class FlinkStream(JobStream):
@@ -60,6 +67,27 @@ class FlinkStream(JobStream):
         self._published_at = self._moved_at = time.monotonic()
         self._is_published = True
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
+        self._extract = Extract(config, self._catalog, WHERE) if config.leaves_to_extract else None
+        self._is_behind = False
+
+    def run(self) -> None:
+        """Look after the stream until it is asked to end; see `JobStream.run`."""
+        while True:
+            try:
+                return super().run()
+            except BeginAnew as e:
+                log.warning("%s", e)
+                self._land_all()
+
+    def _land_all(self) -> None:
+        """Let the extract land all that main lacks; the next job begins where the ledger ends then."""
+        assert self._extract is not None, "else nobody asks for it"
+        if (note := self.jobs.note()) is not None and not note.savepoint:
+            self.jobs.end(note.job)
+        self.lease.check()
+        started = time.monotonic()
+        self._tell(self._extract.land(), time.monotonic() - started)
+        self._is_behind = True
 
     def start(self) -> str:
         """Publish what is left of earlier jobs, and submit a new one."""
@@ -68,7 +96,8 @@ class FlinkStream(JobStream):
         publication = self._publication(note.finished if note is not None and note.finished else None)
         self._check_table()
         has_branch = self._has_branch()
-        doubted = has_branch and not self._land_rest(publication)
+        doubted = has_branch and (self._is_behind or not self._land_rest(publication))
+        self._is_behind = False
         starts = begin(publication)
         state = self.jobs.state_for(starts) if has_branch and not doubted else ""
         if not state:
@@ -79,7 +108,7 @@ class FlinkStream(JobStream):
     def _land_rest(self, publication: Publication) -> bool:
         """Land what earlier jobs have left; return False where the branch has what nobody may land."""
         read = self.jobs.newest_reads().format
-        if read not in (self.config.format, ""):
+        if read not in (self.config.read_as, ""):
             log.warning("The branch has records that were read as %s. They are read anew.", read)
             return False
         try:
@@ -90,7 +119,10 @@ class FlinkStream(JobStream):
             if not self.jobs.are_changed():
                 raise
             log.warning("The program was changed, so the records are read anew. %s", e)
-        except (RecordDoubted, JobSpoilt) as e:
+        except (*_DOUBTED, RowsOnMain, JobSpoilt) as e:
+            if isinstance(e, RowsOnMain) and self._extract is None:
+                raise
+            # Rows on main: a driver was killed behind the extract's landing.
             log.warning("The records are read anew. %s", e)
             return False
         return True
@@ -118,6 +150,8 @@ class FlinkStream(JobStream):
         if told is not None and (damaged := self._damaged(told)) is not None:
             raise self._at_damage(damaged)
         if any("deserialize" in cause for cause in causes):
+            if self._extract is not None:
+                raise BeginAnew(f"Flink's job {job} has met a record that it can't read. The extract lands it.")
             raise JobEnded(job, state, f"{self._bad_record() or causes[-1]}. {_UNREADABLE}")
         raise self.why(job, state)
 
@@ -156,7 +190,11 @@ class FlinkStream(JobStream):
 
     def stopped(self, savepoint: str) -> None:
         """Land all that the job has read."""
-        self._land(self._publication(savepoint))
+        try:
+            self._land(self._publication(savepoint))
+        except BeginAnew as e:
+            log.warning("%s", e)
+            self._land_all()
 
     def _publish(self) -> None:
         """Publish; what a later publication may do better is only told. Raises Terminal ones, JobSpoilt, LeaseLost."""
@@ -175,10 +213,20 @@ class FlinkStream(JobStream):
 
     def _land(self, publication: Publication) -> None:
         started = time.monotonic()
-        report = publish(publication)
+        try:
+            report = publish(publication)
+        except _DOUBTED as e:
+            if self._extract is None:
+                raise
+            raise BeginAnew(f"{e} The extract lands what main lacks, and a new job begins behind it.") from e
         if report.snapshot_ids or not report.remaining_lag:
             self._moved_at = time.monotonic()
         self._tell(report, time.monotonic() - started)
+        if self._extract is not None and isinstance(publication.log, LeftOut) and publication.log.ranges:
+            self.lease.check()
+            started = time.monotonic()
+            self._tell(self._extract.land(publication.log.ranges), time.monotonic() - started)
+            self._moved_at = time.monotonic()
 
     def _tell(self, report: LandingReport, duration: float) -> None:
         if not report.snapshot_ids:
@@ -205,6 +253,7 @@ class FlinkStream(JobStream):
 
     def _publication(self, savepoint: str | None) -> Publication:
         config = self.config
+        sink, proof, log_of = self._parts()
         return Publication(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
@@ -212,20 +261,29 @@ class FlinkStream(JobStream):
             branch=config.on_branch,
             engine=Engine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
-            log=LookIntoLog(self._reader()),
-            sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor),
+            log=log_of,
+            sink=sink,
             positions=FlinkPositions(self.jobs.checkpoints, config.topic, savepoint),
             # A statement may leave records out; without one each record with a value has a row.
-            rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,
+            rowless=Rowless.FILTERED if config.sql and self._extract is None else Rowless.MISSING,
             on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
-            proof=self._proof(),
+            proof=proof,
         )
+
+    def _parts(self) -> tuple[PublishingSink, Proof | None, Log]:
+        """Return sink, proof and log of a publication."""
+        config, look = self.config, LookIntoLog(self._reader())
+        if self._extract is not None:
+            sink = self._extract.sink(self.jobs.newest_reads().begins)
+            return sink, sink, LeftOut(look)
+        plain = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
+        return plain, self._proof(), look
 
     def _proof(self) -> Proof | None:
         """Return what looks again at what the newest job has decoded."""
         config = self.config
         reads = self.jobs.newest_reads()
-        if reads.format != config.format:
+        if reads.format != config.read_as:
             return None
         if reads.format == "json":
             return json_proof(config.source_columns, reads, self._reader)

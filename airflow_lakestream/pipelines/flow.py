@@ -11,7 +11,7 @@ from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.model import Pipeline, Sink, Source, Transformation
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
-_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
+INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 _PATH: Path = ("transformations",)
 
 
@@ -45,7 +45,7 @@ class Way:
         parts, source = [], "{{ input }}"
         for step in self.steps:
             # On a line of its own, since a statement may end with a comment.
-            parts.append((step.name, _INPUT.sub(source, step.sql.strip().rstrip(";"))))
+            parts.append((step.name, INPUT.sub(source, step.sql.strip().rstrip(";"))))
             source = f'"{step.name}"'
         if not parts:
             return None
@@ -53,6 +53,16 @@ class Way:
         if not before:
             return last
         return "WITH " + ",\n".join(f'"{name}" AS (\n{sql}\n)' for name, sql in before) + f"\n{last}"
+
+    def step_at(self, line: int) -> tuple[Transformation, int]:
+        """Return the transformation that a line of the statement is of, and which line of it that is; from 1."""
+        for step in self.steps[:-1]:
+            # The line with its name, and the one that closes it.
+            line -= 1
+            if line <= (length := step.sql.strip().count("\n") + 1):
+                return step, line
+            line -= length + 1
+        return self.steps[-1], line
 
 
 def ways(pipeline: Pipeline) -> list[Way]:
@@ -85,7 +95,7 @@ def _of_names(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
         path = (*_PATH, at)
         if times[step.name] > 1:
             yield document.problem((*path, "name"), f"{step.name} is the name of another step or of a source.")
-        if not _INPUT.search(step.sql):
+        if not INPUT.search(step.sql):
             yield document.problem((*path, "sql"), "it does not read from {{ input }}. Write FROM {{ input }}.")
         if step.input not in times:
             yield document.problem((*path, "input"), _unknown(step.input, times))

@@ -17,7 +17,7 @@ Node = dict[str, Any]
 
 INPUT = f"{HIDDEN}input"
 METADATA = "_kafka_"
-_PLACEHOLDER = re.compile(r"\{\{-?\s*input\s*-?\}\}")
+PLACEHOLDER = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 
 _ROW_BY_ROW = "a statement turns each record of {{ input }} into one row, or none, by itself"
 _BATCHES = (
@@ -83,7 +83,7 @@ def with_input(sql: str) -> str:
     """
     if HIDDEN in sql.lower():
         raise refuse(f"a name with {HIDDEN} in it", "such names are taken")
-    replaced, count = _PLACEHOLDER.subn(INPUT, sql)
+    replaced, count = PLACEHOLDER.subn(INPUT, sql)
     if not count:
         raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
     return replaced
