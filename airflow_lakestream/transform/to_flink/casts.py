@@ -19,9 +19,9 @@ from airflow_lakestream.transform.to_flink.part import (
 
 # What a double holds exactly, and what its text may be so that no engine rounds twice.
 EXACT_DIGITS = 15
-_WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
+# That has a place in the type, whatever its digits are.
+_WHOLE = {"INTEGER": r"^-?(0|[1-9][0-9]{0,8})$", "BIGINT": r"^-?(0|[1-9][0-9]{0,17})$"}
 _DOUBLE = r"^-?[0-9]{1,15}(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?$"
-_DATE = r"^(19|2[0-9])[0-9]{2}-[0-9]{2}-[0-9]{2}$"
 _TIME = r"^(19|2[0-9])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
 _TIME_UTC = _TIME.removesuffix("$") + "(Z|[+]00:?00|[+]00)?$"
 _RANGES = {"INTEGER": (-(2**31), 2**31 - 1), "BIGINT": (-(2**53), 2**53)}
@@ -58,15 +58,14 @@ Made = tuple[str, list[str]]
 
 
 def _text_to_whole(sql: str, _: str, kind: str) -> Made:
-    made = f"TRY_CAST({sql} AS {flink_type(kind)})"
-    return made, [unlike(sql, _WHOLE), is_lost(sql, made)]
+    return f"TRY_CAST({sql} AS {flink_type(kind)})", [unlike(sql, _WHOLE[kind])]
 
 
 def _text_to_decimal(sql: str, _: str, kind: str) -> Made:
     digits, scale = digits_of(kind) or (0, 0)
     behind = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
-    made = f"TRY_CAST({sql} AS {flink_type(kind)})"
-    return made, [unlike(sql, rf"^-?[0-9]{{1,{max(digits - scale, 1)}}}{behind}$"), is_lost(sql, made)]
+    before = f"[0-9]{{1,{digits - scale}}}" if digits > scale else "0"
+    return f"TRY_CAST({sql} AS {flink_type(kind)})", [unlike(sql, f"^-?{before}{behind}$")]
 
 
 def _text_to_double(sql: str, _: str, kind: str) -> Made:
@@ -80,14 +79,14 @@ def _text_to_boolean(sql: str, _: str, kind: str) -> Made:
 def _text_to_date(sql: str, _: str, kind: str) -> Made:
     made = f"TRY_CAST({sql} AS DATE)"
     # Flink makes a day of the next month of one that the month has not.
-    return made, [unlike(sql, _DATE), is_lost(sql, made), f"(CAST({made} AS STRING) <> {sql})"]
+    return made, [f"(COALESCE(CAST({made} AS STRING), '') <> {sql})"]
 
 
 def _text_to_timestamp(sql: str, _: str, kind: str, pattern: str = _TIME) -> Made:
     plain = f"REPLACE(REGEXP_EXTRACT({sql}, '^([0-9]+-[0-9]+-[0-9]+[ T][0-9:.]+)', 1), 'T', ' ')"
     made = f"TRY_CAST({plain} AS TIMESTAMP(6))"
-    other = f"(SUBSTRING(CAST({made} AS STRING), 1, 19) <> SUBSTRING({plain}, 1, 19))"
-    return made, [unlike(sql, pattern), is_lost(sql, made), other]
+    other = f"(COALESCE(SUBSTRING(CAST({made} AS STRING), 1, 19), '') <> SUBSTRING({plain}, 1, 19))"
+    return made, [unlike(sql, pattern), other]
 
 
 def _text_to_instant(sql: str, of: str, kind: str) -> Made:

@@ -187,7 +187,9 @@ class Expressions:
         kind = self._kind_of(node)
         made = form.flink.format(*expressions)
         doubts = tuple(doubt.format(*expressions) for doubt in form.doubts)
-        return Part(f"CAST({made} AS {flink_type(kind, node)})", kind, (*doubts_of(parts), *doubts))
+        # Of texts, Flink's types differ by their length only.
+        cast_to = made if kind == "VARCHAR" else f"CAST({made} AS {flink_type(kind, node)})"
+        return Part(cast_to, kind, (*doubts_of(parts), *doubts))
 
     def _given(self, node: Node) -> Part:
         if node["class"] == "CONSTANT":

@@ -18,7 +18,7 @@ WRITTEN, COUNT, UNIT, FORMAT, PATH, PATTERN, ZONE = (
     *("a text that is written out", "a number that is written out", "a unit that is written out"),
     *("a format that is written out", "a path that is written out", "a pattern that is written out", "'UTC'"),
 )
-_NOT_ASCII = "({0} IS NOT NULL AND NOT REGEXP({0}, '^[\\x00-\\x7F]*$'))"
+_NOT_ASCII = "REGEXP({0}, '[^\\x00-\\x7F]')"
 _PRINTED = "^-?[0-9]+(\\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
 _UNITS = ("second", "minute", "hour", "day", "month", "quarter", "year")
 _PATH = re.compile(r"""\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"*'\\]+)"|\[(\d+)\]""")
@@ -139,7 +139,9 @@ def _path(node: Node) -> str | None:
 
 def _pattern(node: Node) -> str | None:
     found = constant(node)
-    return text(found) if found is not None and _PORTABLE.fullmatch(found) else None
+    if found is None or not _PORTABLE.fullmatch(found) or "(?" in found.replace("(?:", ""):
+        return None
+    return text(found)
 
 
 def _written(node: Node) -> str | None:

@@ -116,8 +116,8 @@ def matches(sql: str, pattern: str) -> str:
 
 
 def unlike(sql: str, pattern: str) -> str:
-    """Return the condition that there is a text which is none of a pattern."""
-    return f"({sql} IS NOT NULL AND NOT {matches(sql, pattern)})"
+    """Return the condition that there is a text which is none of a pattern; unknown where there is none."""
+    return f"(NOT {matches(sql, pattern)})"
 
 
 def is_lost(sql: str, made: str) -> str:
