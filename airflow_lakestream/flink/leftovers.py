@@ -79,12 +79,12 @@ class ProvenSink(PublishingSink):
 
     job: Job
     begins: Mapping[int, int]
-    _state: TableState
+    _looked: TableState
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again."""
-        self._state = super().load(run_id)
-        return self._state
+        self._looked = super().load(run_id)
+        return self._looked
 
     def check(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> RangeSet:
         """Make the extract's rows of these offsets, and return at which of them Kafka shows a record.
@@ -93,20 +93,20 @@ class ProvenSink(PublishingSink):
         """
         topic, job = state.identity.topic, self.job
         below = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
-        self._checked = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
-        self._made: dict[int, list[_Numbers]] = {}
+        self._asked = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
+        self._of_extract: dict[int, list[_Numbers]] = {}
         seen: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         read, bad, decoder = 0, BadRecords(), None
-        with closing(job.reader.read(Plan(state, self._checked), stop)) as chunks:
+        with closing(job.reader.read(Plan(state, self._asked), stop)) as chunks:
             for chunk in chunks:
                 batch = chunk.batch
-                decoder = decoder or job.decoders(self._state.schema, batch)
+                decoder = decoder or job.decoders(self._looked.schema, batch)
                 seen.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
                 if decoder is None:
                     continue
                 decoded = decoder.decode(batch)
                 read, bad = read + decoded.counts.read, bad + decoded.bad
-                self._made.setdefault(batch.partition, []).append(self._numbers(decoded.rows))
+                self._of_extract.setdefault(batch.partition, []).append(self._numbered(decoded.rows))
         if stop.is_set():
             raise Stopped
         job.limits.max_rejected.check(job.table, read, bad, 0, at_commit=True)
@@ -121,17 +121,17 @@ class ProvenSink(PublishingSink):
         return super().positions_of(file, identity)
 
     def _compare(self, rows: pa.Table, topic: str, partition: int) -> None:
-        at, numbers = self._numbers(rows)
-        made = self._made.get(partition, [])
+        at, numbers = self._numbered(rows)
+        made = self._of_extract.get(partition, [])
         known = np.concatenate([one for one, _ in made] or [at[:0]])
         wanted = np.concatenate([one for _, one in made] or [numbers[:0]])
         place = np.searchsorted(known, at)
         there = np.append(known, -1)[place] == at
         same = there & (np.append(wanted, np.uint64(0))[place] == numbers)
-        if differ := ranges_of((topic, partition), np.sort(at[~same])) & self._checked:
+        if differ := ranges_of((topic, partition), np.sort(at[~same])) & self._asked:
             raise RowsDiffer(self._name, self._branch, differ)
 
-    def _numbers(self, rows: pa.Table) -> _Numbers:
+    def _numbered(self, rows: pa.Table) -> _Numbers:
         """Return the offsets of rows, and a number for each, equal for equal values of the table's columns."""
         columns = [self._as_in_table(rows, field) for field in self._there().schema().as_arrow()]
         table = pa.Table.from_arrays(columns, names=[f"c{n}" for n in range(len(columns))])

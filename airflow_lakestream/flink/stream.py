@@ -19,14 +19,15 @@ from airflow_lakestream.core.publishing.publish import Publication, Rowless, beg
 from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import Lease
-from airflow_lakestream.driver.progress import BatchProgress, read_progress
-from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.driver.progress import read_progress
+from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal
+from airflow_lakestream.flink.batches import batch_of
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.formats.proof import avro_proof, json_proof, raw_proof
 from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
-from airflow_lakestream.flink.landing_job import LandingJobs
+from airflow_lakestream.flink.landing_job import LandingJobs, check_table
 from airflow_lakestream.flink.leftovers import Extract, LeftOut, RowsDiffer
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
@@ -47,7 +48,6 @@ _UNREADABLE = (
     "Where it is the record that is bad, every try ends there. Run KafkaExtractOperator once with the same group: it "
     "lands the good records and rejects this one. Then run this task again."
 )
-_UPSERT = "write.upsert.enabled"
 # What of the branch is not what the extract makes, which then lands it.
 _DOUBTED = (RecordDoubted, RowsDiffer)
 
@@ -94,7 +94,7 @@ class FlinkStream(JobStream):
         note = self.jobs.note()
         self.lease.check()
         publication = self._publication(note.finished if note is not None and note.finished else None)
-        self._check_table()
+        check_table(self._catalog, self.config.table)
         has_branch = self._has_branch()
         doubted = has_branch and (self._is_behind or not self._land_rest(publication))
         self._is_behind = False
@@ -124,6 +124,8 @@ class FlinkStream(JobStream):
                 raise
             # Rows on main: a driver was killed behind the extract's landing.
             log.warning("The records are read anew. %s", e)
+            if isinstance(e, BeginAnew):
+                self._land_all()
             return False
         return True
 
@@ -233,21 +235,7 @@ class FlinkStream(JobStream):
             return
         config = self.config
         done = read_progress(config.checkpoint_location, config.store_properties).batches
-        counts = report.counts
-        batch = BatchProgress(
-            batch_id=done,
-            rows_in=counts.read,
-            rows_out=report.rows,
-            skipped=counts.skipped,
-            filtered=counts.filtered,
-            input_rate=counts.read / max(config.publish_interval, 1e-3),
-            processing_rate=counts.read / max(duration, 1e-3),
-            duration=duration,
-            ranges=tuple((r.topic, r.partition, r.from_offset, r.until_offset) for r in report.entry.landed),
-            lag=report.remaining_lag,
-            snapshot_ids=tuple(map(str, report.snapshot_ids)),
-            tables={config.table: report.rows},
-        )
+        batch = batch_of(report, done, max(config.publish_interval, 1e-3), max(duration, 1e-3))
         self.progress.report(batch)
         log.info("%s", batch)
 
@@ -307,17 +295,3 @@ class FlinkStream(JobStream):
             return self.config.on_branch in self._catalog.load_table(self.config.table).metadata.refs
         except NoSuchTableError:
             return False
-
-    def _check_table(self) -> None:
-        """Refuse a table whose rows Flink would replace by their keys. Raises InvalidArgument."""
-        try:
-            properties = self._catalog.load_table(self.config.table).metadata.properties
-        except NoSuchTableError:
-            return
-        if properties.get(_UPSERT, "").lower() == "true":
-            raise InvalidArgument(
-                "table",
-                f"{self.config.table} has {_UPSERT}: Flink would delete rows by their keys, and only appends can be "
-                "published.",
-                "Land into another table; for mirrors of databases there is kafka_mirror, and cdc_to_iceberg.",
-            )

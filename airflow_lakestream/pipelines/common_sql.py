@@ -35,8 +35,8 @@ def uncommon(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Probl
             translated(sql, _decoded(way.source.schema_), raw=False)
     except NotCommon as refused:
         if refused.place is not None:
-            step, line = way.step_at(refused.place[0])
-            place = f"line {line}, column {refused.place[1]}: "
+            step, line, column = way.step_at(*refused.place)
+            place = f"line {line}, column {column}: "
         text = f"{place}{refused.what} {refused.why}. {refused.remedy}"
         yield document.problem(("transformations", pipeline.transformations.index(step), "sql"), text)
     except InvalidArgument as refused:

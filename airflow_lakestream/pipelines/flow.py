@@ -54,15 +54,23 @@ class Way:
             return last
         return "WITH " + ",\n".join(f'"{name}" AS (\n{sql}\n)' for name, sql in before) + f"\n{last}"
 
-    def step_at(self, line: int) -> tuple[Transformation, int]:
-        """Return the transformation that a line of the statement is of, and which line of it that is; from 1."""
-        for step in self.steps[:-1]:
-            # The line with its name, and the one that closes it.
-            line -= 1
-            if line <= (length := step.sql.strip().count("\n") + 1):
-                return step, line
-            line -= length + 1
-        return self.steps[-1], line
+    def step_at(self, line: int, column: int) -> tuple[Transformation, int, int]:
+        """Return the transformation at a place in the statement, and which place that is in its own; from 1."""
+        first, *later = self.steps
+        for step in [first, *later]:
+            # The line with its name, and the one that closes it; the last one has neither.
+            is_last = step is self.steps[-1]
+            line -= 0 if is_last else 1
+            lines = step.sql.strip().split("\n")
+            if is_last or line <= len(lines):
+                break
+            line -= len(lines) + 1
+        before = self.steps[self.steps.index(step) - 1].name if step is not first else None
+        for found in INPUT.finditer(lines[line - 1]) if before and line <= len(lines) else ():
+            # What it reads has another name in the statement.
+            if column > found.start() + 1:
+                column += len(found[0]) - len(before) - 2
+        return step, line, column
 
 
 def ways(pipeline: Pipeline) -> list[Way]:

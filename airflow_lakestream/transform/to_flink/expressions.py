@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from airflow_lakestream.transform.statement import Node, arguments_of, constant
 from airflow_lakestream.transform.to_flink.casts import alike, cast, out_of
-from airflow_lakestream.transform.to_flink.functions import FORMS, SAME, argument
+from airflow_lakestream.transform.to_flink.functions import FORMS, SAME, fitting, written
 from airflow_lakestream.transform.to_flink.part import (
     INTEGERS,
     NULL,
@@ -179,10 +179,11 @@ class Expressions:
             arguments = [*arguments, {"class": "CONSTANT", "literal": {"kind": "INTEGER", "text": "999999999"}}]
         if len(arguments) != len(form.takes):
             raise NotCommon(f"{name} with {len(arguments)} arguments", node)
-        parts, expressions = [], []
+        parts, expressions = list[Part](), list[str]()
         for takes, one in zip(form.takes, arguments, strict=True):
-            found, sql = argument(takes, self._given(one), one, name, node)
-            parts.append(found)
+            if (sql := written(takes, one, name, node)) is None:
+                parts.append(found := self.of(one))
+                sql = fitting(takes, found, name, node)
             expressions.append(sql)
         kind = self._kind_of(node)
         made = form.flink.format(*expressions)
@@ -190,11 +191,6 @@ class Expressions:
         # Of texts, Flink's types differ by their length only.
         cast_to = made if kind == "VARCHAR" else f"CAST({made} AS {flink_type(kind, node)})"
         return Part(cast_to, kind, (*doubts_of(parts), *doubts))
-
-    def _given(self, node: Node) -> Part:
-        if node["class"] == "CONSTANT":
-            return Part("", "VARCHAR") if constant(node) is None else Part(text(str(constant(node))), "VARCHAR")
-        return self.of(node)
 
     def _like(self, node: Node, name: str, arguments: list[Node]) -> Part:
         part, pattern = self.as_kind(arguments[0], "VARCHAR"), constant(arguments[1])

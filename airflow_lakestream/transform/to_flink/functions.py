@@ -98,14 +98,17 @@ SAME: Mapping[str, str] = {
 }
 
 
-def argument(takes: str, part: Part, node: Node, function: str, here: Node) -> tuple[Part, str]:
-    """Return an argument as a form has it, and the expression in the place of its number. Raises NotCommon."""
-    written = _WRITTEN.get(takes)
-    if written is not None:
-        found = written(node)
-        if found is None:
-            raise NotCommon(function, here, f"takes {takes} here, of a kind that Flink has")
-        return part, found
+def written(takes: str, node: Node, function: str, here: Node) -> str | None:
+    """Return an argument that has to be written out, as Flink has it; None for any other. Raises NotCommon."""
+    if (read := _WRITTEN.get(takes)) is None:
+        return None
+    if (found := read(node)) is None:
+        raise NotCommon(function, here, f"takes {takes} here, of a kind that Flink has")
+    return found
+
+
+def fitting(takes: str, part: Part, function: str, here: Node) -> str:
+    """Return the expression of an argument, of a type that the form takes. Raises NotCommon."""
     fits = {
         TEXT: part.kind == "VARCHAR",
         NUMBER: part.kind in (*INTEGERS, "DOUBLE") or digits_of(part.kind) is not None,
@@ -115,8 +118,7 @@ def argument(takes: str, part: Part, node: Node, function: str, here: Node) -> t
     if not fits[takes]:
         raise NotCommon(f"{function} of {part.kind}", here, f"is not in the SQL that Flink takes: it takes a {takes}")
     # Of times Flink has all units and formats for those without a zone only; sessions are in UTC.
-    sql = f"CAST({part.sql} AS TIMESTAMP(6))" if takes == INSTANT and part.kind != "TIMESTAMP" else part.sql
-    return part, sql
+    return f"CAST({part.sql} AS TIMESTAMP(6))" if takes == INSTANT and part.kind != "TIMESTAMP" else part.sql
 
 
 def number_of(node: Node) -> int | None:
@@ -144,7 +146,7 @@ def _pattern(node: Node) -> str | None:
     return text(found)
 
 
-def _written(node: Node) -> str | None:
+def _some(node: Node) -> str | None:
     found = constant(node)
     return text(found) if found else None
 
@@ -174,5 +176,5 @@ def _zone(node: Node) -> str | None:
 
 
 _WRITTEN = {
-    **{WRITTEN: _written, COUNT: _count, UNIT: _unit, FORMAT: _format, PATH: _path, PATTERN: _pattern, ZONE: _zone}
+    **{WRITTEN: _some, COUNT: _count, UNIT: _unit, FORMAT: _format, PATH: _path, PATTERN: _pattern, ZONE: _zone}
 }

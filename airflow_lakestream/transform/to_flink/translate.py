@@ -80,8 +80,10 @@ class _Selects:
             (inner, columns), alias, is_base = tables[called], called, False
         alias = source["alias"] or alias or "inner_rows"
         scope = _Scope(self._database, alias, columns, self._raw and is_base)
-        parts = [(one, scope.expressions.of(item)) if isinstance(item, dict) else (one, item)
-                 for one, item in scope.items(node["select_list"])]
+        parts = [
+            (one, scope.expressions.of(item)) if isinstance(item, dict) else (one, item)
+            for one, item in scope.items(node["select_list"])
+        ]
         condition = node["where_clause"]
         doubts = [_NO_TIME] if is_base else []
         doubts += [doubt for _, part in parts for doubt in part.doubts]

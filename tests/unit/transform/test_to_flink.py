@@ -43,7 +43,10 @@ def selected(expression: str) -> str:
         ("coalesce(key, 'none')", "COALESCE(`key`, 'none')"),
         ("nullif(key, '')", "CASE WHEN (`key` = '') THEN NULL ELSE `key` END"),
         ("substr(key, 2)", "SUBSTRING(`key`, 2, 999999999)"),
-        ("split_part(key, '-', 2)", "CASE WHEN `key` IS NOT NULL THEN COALESCE(SPLIT_INDEX(`key`, '-', 2 - 1), '') END"),
+        (
+            "split_part(key, '-', 2)",
+            "CASE WHEN `key` IS NOT NULL THEN COALESCE(SPLIT_INDEX(`key`, '-', 2 - 1), '') END",
+        ),
         ("key::BIGINT", "TRY_CAST(`key` AS BIGINT)"),
         ("TRY_CAST(key AS DECIMAL(10, 2))", "TRY_CAST(`key` AS DECIMAL(10, 2))"),
         ("year(event_timestamp)", "CAST(EXTRACT(YEAR FROM CAST(`event_timestamp` AS TIMESTAMP(6))) AS BIGINT)"),
@@ -68,7 +71,9 @@ def test_a_chain_carries_the_positions_and_a_star_is_written_out() -> None:
 
 def test_a_decoded_column_needs_no_doubt_and_a_list_is_refused() -> None:
     made = flink("SELECT id, name FROM {{ input }} WHERE id > 3", DECODED)
-    assert made.startswith(f"SELECT `id` AS `id`, `name` AS `name`, {POSITIONS} FROM source AS `_lakestream_input` WHERE")
+    assert made.startswith(
+        f"SELECT `id` AS `id`, `name` AS `name`, {POSITIONS} FROM source AS `_lakestream_input` WHERE"
+    )
     with pytest.raises(NotCommon, match=r"line 1, column 8: the column tags of type VARCHAR\[\]"):
         flink("SELECT tags FROM {{ input }}", DECODED)
 
