@@ -79,7 +79,7 @@ class FlinkConfig(JobConfig):
             _ = self.extract, self.select
         else:
             self._check_own()
-        if not self.reads_texts:
+        if not self.reads_texts and not self.finds_columns:
             self._check_columns()
         if self.on_branch.strip().lower() == MAIN_BRANCH or self.on_branch != self.on_branch.strip():
             problem = f"{self.on_branch!r} can't be the branch: Flink's rows would show before the ledger has them."
@@ -90,9 +90,10 @@ class FlinkConfig(JobConfig):
 
     def _check_own(self) -> None:
         """Refuse what goes with a statement of the common subset only. Raises InvalidArgument."""
-        if not is_given(self.columns):
+        if not is_given(self.columns) and not self.finds_columns:
             problem = "is missing: Flink has to be told the columns of the records."
-            raise InvalidArgument("columns", problem, 'Write such as "id bigint, name string".')
+            remedy = 'Write such as "id bigint, name string"; or give on_error, and the first records tell them.'
+            raise InvalidArgument("columns", problem, remedy)
         if choose(SqlInput, "sql_input", self.sql_input) is not SqlInput.RAW:
             raise InvalidArgument("sql_input", "goes with sql that reads from {{ input }}.")
         if not self.on_error:
@@ -132,6 +133,11 @@ class FlinkConfig(JobConfig):
         return self.is_common or bool(self.on_error)
 
     @property
+    def finds_columns(self) -> bool:
+        """Whether the table has to tell the columns, which the extract makes from the registry or the first records."""
+        return not is_given(self.columns) and not is_given(self.sql) and bool(self.on_error)
+
+    @property
     def read_as(self) -> str:
         """How Flink reads the records; the format, or `sql` for texts that a statement takes apart."""
         return "sql" if self.reads_texts else self.format
@@ -158,7 +164,7 @@ class FlinkConfig(JobConfig):
             consumer_group=self.consumer_group,
             format=self.format,
             schema_registry=self.registry_config if decodes and self.registry else None,
-            schema=self.columns if decodes else self.schema if is_given(self.schema) else None,
+            schema=(self.columns if decodes else self.schema) or None,
             sql=self.sql if self.is_common else None,
             sql_input=self.sql_input,
             start_offset=self.start_offset,

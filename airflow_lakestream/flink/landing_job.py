@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
-
 from airflow_lakestream.core.ranges import shown
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.driver.lease_record import fingerprint_of
@@ -29,7 +26,6 @@ log = logging.getLogger(__name__)
 
 # An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
 LEAST_KEPT = 20
-_UPSERT = "write.upsert.enabled"
 _OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
 _OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
@@ -179,17 +175,3 @@ class LandingJobs(Jobs):
                 f"{self._landing.table} has no column {', '.join(strange)}.",
                 "Add it to the table, or leave it out.",
             )
-
-
-def check_table(catalog: Catalog, name: str) -> None:
-    """Refuse a table whose rows Flink would replace by their keys. Raises InvalidArgument."""
-    try:
-        properties = catalog.load_table(name).metadata.properties
-    except NoSuchTableError:
-        return
-    if properties.get(_UPSERT, "").lower() == "true":
-        raise InvalidArgument(
-            "table",
-            f"{name} has {_UPSERT}: Flink would delete rows by their keys, and only appends can be published.",
-            "Land into another table; for mirrors of databases there is kafka_mirror, and cdc_to_iceberg.",
-        )

@@ -79,7 +79,7 @@ class ProvenSink(PublishingSink):
 
     job: Job
     begins: Mapping[int, int]
-    _looked: TableState
+    _looked: TableState | None = None
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again."""
@@ -92,6 +92,7 @@ class ProvenSink(PublishingSink):
         Raises BadRecord where `on_error` is "fail", TooManyRejected, and Stopped.
         """
         topic, job = state.identity.topic, self.job
+        looked = self._looked or self.load(job.run_id)
         below = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
         self._asked = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
         self._of_extract: dict[int, list[_Numbers]] = {}
@@ -100,7 +101,7 @@ class ProvenSink(PublishingSink):
         with closing(job.reader.read(Plan(state, self._asked), stop)) as chunks:
             for chunk in chunks:
                 batch = chunk.batch
-                decoder = decoder or job.decoders(self._looked.schema, batch)
+                decoder = decoder or job.decoders(looked.schema, batch)
                 seen.setdefault((batch.topic, batch.partition), []).append(np.asarray(batch.offsets, np.int64))
                 if decoder is None:
                     continue
@@ -162,17 +163,23 @@ class Extract:
         made.job, made.begins = self._job(), begins
         return made
 
-    def land(self, ranges: RangeSet | None = None) -> LandingReport:
-        """Land these offsets; None: all that the group lacks. Raises what a landing raises."""
+    def land(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
+        """Land these offsets; None: all that the group lacks. Raises what a landing raises.
+
+        :param most: so many records at most.
+        """
         job = self._job()
+        job = replace(job, limits=replace(job.limits, max_records=most))
         if ranges is not None:
             given = ((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
             job = replace(job, mode=ByRanges(tuple(given)), limits=replace(job.limits, max_rejected=_ANY))
         with storage_errors_named(job.table, self._catalog):
             report = land(replace(job, engine=Engine.FLINK))
         counts = report.counts
+        if not counts.read:
+            return report
         log.info(
-            "Landed what Flink had left out: %s records, of which %s are rows, %s filtered, %s rejected, %s skipped.",
+            "Landed what Flink has left to the extract: %s records: %s rows, %s filtered, %s rejected, %s skipped.",
             *(counts.read, counts.written, counts.filtered, counts.rejected, counts.skipped),
         )
         return report

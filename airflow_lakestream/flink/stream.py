@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -16,19 +17,17 @@ from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
 from airflow_lakestream.core.publishing.branch import Log, Proof
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
-from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted, RowsOnMain
+from airflow_lakestream.core.publishing.refusals import PositionsUnknown, RecordDoubted
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import Lease
-from airflow_lakestream.driver.progress import read_progress
-from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal
-from airflow_lakestream.flink.batches import batch_of
+from airflow_lakestream.driver.progress import BatchProgress, read_progress
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.formats.proof import avro_proof, json_proof, raw_proof
 from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
-from airflow_lakestream.flink.landing_job import LandingJobs, check_table
-from airflow_lakestream.flink.leftovers import Extract, LeftOut, RowsDiffer
+from airflow_lakestream.flink.landing_job import LandingJobs
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
 from airflow_lakestream.kafka.java import DamageTold, find_damage, near
@@ -48,12 +47,17 @@ _UNREADABLE = (
     "Where it is the record that is bad, every try ends there. Run KafkaExtractOperator once with the same group: it "
     "lands the good records and rejects this one. Then run this task again."
 )
-# What of the branch is not what the extract makes, which then lands it.
-_DOUBTED = (RecordDoubted, RowsDiffer)
+_UPSERT = "write.upsert.enabled"
 
 
-class BeginAnew(JobSpoilt):
-    """The extract has to land what the job has read, and the next job begins behind that."""
+@dataclass(frozen=True)
+class Parts:
+    """What a publication looks with: at Kafka, at the branch, and at the records again."""
+
+    log: Log
+    sink: PublishingSink
+    proof: Proof | None
+    rowless: Rowless
 
 
 class FlinkStream(JobStream):
@@ -67,37 +71,15 @@ class FlinkStream(JobStream):
         self._published_at = self._moved_at = time.monotonic()
         self._is_published = True
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
-        self._extract = Extract(config, self._catalog, WHERE) if config.leaves_to_extract else None
-        self._is_behind = False
-
-    def run(self) -> None:
-        """Look after the stream until it is asked to end; see `JobStream.run`."""
-        while True:
-            try:
-                return super().run()
-            except BeginAnew as e:
-                log.warning("%s", e)
-                self._land_all()
-
-    def _land_all(self) -> None:
-        """Let the extract land all that main lacks; the next job begins where the ledger ends then."""
-        assert self._extract is not None, "else nobody asks for it"
-        if (note := self.jobs.note()) is not None and not note.savepoint:
-            self.jobs.end(note.job)
-        self.lease.check()
-        started = time.monotonic()
-        self._tell(self._extract.land(), time.monotonic() - started)
-        self._is_behind = True
 
     def start(self) -> str:
         """Publish what is left of earlier jobs, and submit a new one."""
         note = self.jobs.note()
         self.lease.check()
         publication = self._publication(note.finished if note is not None and note.finished else None)
-        check_table(self._catalog, self.config.table)
+        self._check_table()
         has_branch = self._has_branch()
-        doubted = has_branch and (self._is_behind or not self._land_rest(publication))
-        self._is_behind = False
+        doubted = has_branch and not self._land_rest(publication)
         starts = begin(publication)
         state = self.jobs.state_for(starts) if has_branch and not doubted else ""
         if not state:
@@ -119,13 +101,8 @@ class FlinkStream(JobStream):
             if not self.jobs.are_changed():
                 raise
             log.warning("The program was changed, so the records are read anew. %s", e)
-        except (*_DOUBTED, RowsOnMain, JobSpoilt) as e:
-            if isinstance(e, RowsOnMain) and self._extract is None:
-                raise
-            # Rows on main: a driver was killed behind the extract's landing.
+        except (RecordDoubted, JobSpoilt) as e:
             log.warning("The records are read anew. %s", e)
-            if isinstance(e, BeginAnew):
-                self._land_all()
             return False
         return True
 
@@ -152,8 +129,6 @@ class FlinkStream(JobStream):
         if told is not None and (damaged := self._damaged(told)) is not None:
             raise self._at_damage(damaged)
         if any("deserialize" in cause for cause in causes):
-            if self._extract is not None:
-                raise BeginAnew(f"Flink's job {job} has met a record that it can't read. The extract lands it.")
             raise JobEnded(job, state, f"{self._bad_record() or causes[-1]}. {_UNREADABLE}")
         raise self.why(job, state)
 
@@ -192,11 +167,7 @@ class FlinkStream(JobStream):
 
     def stopped(self, savepoint: str) -> None:
         """Land all that the job has read."""
-        try:
-            self._land(self._publication(savepoint))
-        except BeginAnew as e:
-            log.warning("%s", e)
-            self._land_all()
+        self._land(self._publication(savepoint))
 
     def _publish(self) -> None:
         """Publish; what a later publication may do better is only told. Raises Terminal ones, JobSpoilt, LeaseLost."""
@@ -215,33 +186,37 @@ class FlinkStream(JobStream):
 
     def _land(self, publication: Publication) -> None:
         started = time.monotonic()
-        try:
-            report = publish(publication)
-        except _DOUBTED as e:
-            if self._extract is None:
-                raise
-            raise BeginAnew(f"{e} The extract lands what main lacks, and a new job begins behind it.") from e
+        report = publish(publication)
         if report.snapshot_ids or not report.remaining_lag:
             self._moved_at = time.monotonic()
         self._tell(report, time.monotonic() - started)
-        if self._extract is not None and isinstance(publication.log, LeftOut) and publication.log.ranges:
-            self.lease.check()
-            started = time.monotonic()
-            self._tell(self._extract.land(publication.log.ranges), time.monotonic() - started)
-            self._moved_at = time.monotonic()
 
     def _tell(self, report: LandingReport, duration: float) -> None:
         if not report.snapshot_ids:
             return
         config = self.config
         done = read_progress(config.checkpoint_location, config.store_properties).batches
-        batch = batch_of(report, done, max(config.publish_interval, 1e-3), max(duration, 1e-3))
+        counts = report.counts
+        batch = BatchProgress(
+            batch_id=done,
+            rows_in=counts.read,
+            rows_out=report.rows,
+            skipped=counts.skipped,
+            filtered=counts.filtered,
+            input_rate=counts.read / max(config.publish_interval, 1e-3),
+            processing_rate=counts.read / max(duration, 1e-3),
+            duration=duration,
+            ranges=tuple((r.topic, r.partition, r.from_offset, r.until_offset) for r in report.entry.landed),
+            lag=report.remaining_lag,
+            snapshot_ids=tuple(map(str, report.snapshot_ids)),
+            tables={config.table: report.rows},
+        )
         self.progress.report(batch)
         log.info("%s", batch)
 
     def _publication(self, savepoint: str | None) -> Publication:
         config = self.config
-        sink, proof, log_of = self._parts()
+        parts = self.parts()
         return Publication(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
@@ -249,23 +224,21 @@ class FlinkStream(JobStream):
             branch=config.on_branch,
             engine=Engine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
-            log=log_of,
-            sink=sink,
+            log=parts.log,
+            sink=parts.sink,
             positions=FlinkPositions(self.jobs.checkpoints, config.topic, savepoint),
-            # A statement may leave records out; without one each record with a value has a row.
-            rowless=Rowless.FILTERED if config.sql and self._extract is None else Rowless.MISSING,
+            rowless=parts.rowless,
             on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
-            proof=proof,
+            proof=parts.proof,
         )
 
-    def _parts(self) -> tuple[PublishingSink, Proof | None, Log]:
-        """Return sink, proof and log of a publication."""
-        config, look = self.config, LookIntoLog(self._reader())
-        if self._extract is not None:
-            sink = self._extract.sink(self.jobs.newest_reads().begins)
-            return sink, sink, LeftOut(look)
-        plain = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
-        return plain, self._proof(), look
+    def parts(self) -> Parts:
+        """Return what a publication looks with."""
+        config = self.config
+        sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
+        # A statement may leave records out; without one each record with a value has a row.
+        rowless = Rowless.FILTERED if config.sql else Rowless.MISSING
+        return Parts(LookIntoLog(self._reader()), sink, self._proof(), rowless)
 
     def _proof(self) -> Proof | None:
         """Return what looks again at what the newest job has decoded."""
@@ -295,3 +268,17 @@ class FlinkStream(JobStream):
             return self.config.on_branch in self._catalog.load_table(self.config.table).metadata.refs
         except NoSuchTableError:
             return False
+
+    def _check_table(self) -> None:
+        """Refuse a table whose rows Flink would replace by their keys. Raises InvalidArgument."""
+        try:
+            properties = self._catalog.load_table(self.config.table).metadata.properties
+        except NoSuchTableError:
+            return
+        if properties.get(_UPSERT, "").lower() == "true":
+            raise InvalidArgument(
+                "table",
+                f"{self.config.table} has {_UPSERT}: Flink would delete rows by their keys, and only appends can be "
+                "published.",
+                "Land into another table; for mirrors of databases there is kafka_mirror, and cdc_to_iceberg.",
+            )

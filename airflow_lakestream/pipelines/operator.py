@@ -156,7 +156,7 @@ def _of_spark(compiled: Compiled, told: Landing) -> dict[str, Any]:
 
 def _of_flink(compiled: Compiled, told: Landing) -> dict[str, Any]:
     landing, own = dict(told.arguments), dict(compiled.own)
-    if "sql" not in landing or landing.get("sql_input") == "decoded":
+    if "schema" in landing and ("sql" not in landing or landing.get("sql_input") == "decoded"):
         landing["columns"] = landing.pop("schema")
     # As the other engines have it: what Flink can't make the same of is landed by the extract's code.
     landing.setdefault("on_error", OnError.REJECT.value)

@@ -151,8 +151,6 @@ def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[P
     yield from _of_their_formats(document, engine, way)
     if way.sink.type != "iceberg" or way.sink.mode != "append":
         yield document.problem((*way.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
-    if engine == "flink" and way.sink.schema_ is None and not way.steps:
-        yield document.problem(way.sink_at, "schema is missing: Flink has to be told the columns of the records.")
     parts: list[tuple[BaseModel, Path]] = [
         (way.source, way.source_at),
         (way.sink, way.sink_at),

@@ -107,7 +107,7 @@ def test_odd_records_come_to_the_rows_rejects_and_counts_of_the_extract(
     lake.folder.mkdir()
     lake.land(landing.topic, **config)
     compared(landing, lake)
-    assert "Landed what Flink had left out" in landing.log
+    assert "Landed what Flink has left to the extract" in landing.log
 
 
 # `LAKESTREAM_STATEMENTS=200` is a soak.

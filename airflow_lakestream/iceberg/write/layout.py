@@ -248,7 +248,8 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
     if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
         column = column[1:-1].replace(column[0] * 2, column[0])
     if column not in schema.column_names:
-        hint = _unit_of_a_time(schema, column) or did_you_mean(column, schema.column_names)
+        unit = _unit_of_a_time(schema, column) if argument == "partition_by" else ""
+        hint = unit or did_you_mean(column, schema.column_names)
         raise InvalidArgument(argument, f"{text!r}: there is no column {column!r}.", hint)
     field = dict(_single_columns(schema.as_struct())).get(column)
     if field is None:

@@ -19,7 +19,8 @@ WRITTEN, COUNT, UNIT, FORMAT, PATH, PATTERN, ZONE = (
     *("a format that is written out", "a path that is written out", "a pattern that is written out", "'UTC'"),
 )
 _NOT_ASCII = "REGEXP({0}, '[^\\x00-\\x7F]')"
-_PRINTED = "^-?[0-9]+(\\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
+# How Java prints a number that DuckDB prints otherwise, or as it is written.
+_PRINTED = "^-?[0-9]+[.]([0-9]{{9,}}|[0-9]+E-?[0-9]+)$"
 _UNITS = ("second", "minute", "hour", "day", "month", "quarter", "year")
 _PATH = re.compile(r"""\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"*'\\]+)"|\[(\d+)\]""")
 # What both RE2 and Java mean the same by.
@@ -49,7 +50,7 @@ def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> Form:
 _NO_JSON = "(NOT ({0} IS JSON AND REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')) OR {0} IS NULL)"
 _ESCAPED = "REGEXP({0}, '\\\\u([dD]|0000)')"
 _VALUE = "JSON_VALUE({0}, {1})"
-_ANEW = f"(REGEXP({_VALUE}, '{_PRINTED}') AND POSITION({_VALUE} IN {{0}}) = 0)"
+_ANEW = f"(REGEXP({_VALUE}, '{_PRINTED}') AND (POSITION('E' IN {_VALUE}) > 0 OR POSITION({_VALUE} IN {{0}}) = 0))"
 _QUERY = "JSON_QUERY({0}, {1})"
 
 FORMS: Mapping[str, Form] = {
