@@ -15,7 +15,7 @@ from airflow_lakestream.flink.columns import columns_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import JobEnded, JobSpoilt
 from airflow_lakestream.flink.landing_job import LandingJobs
-from airflow_lakestream.flink.leftovers import Extract, LeftOut, RowsDiffer
+from airflow_lakestream.flink.leftovers import Extract, LeftOut, RowsDiffer, holes
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.flink.stream import WHERE, FlinkStream, Parts
 from airflow_lakestream.run.publication import LookIntoLog
@@ -43,6 +43,7 @@ class ExtractStream(FlinkStream):
         """Look after the stream until it is asked to end; see `JobStream.run`."""
         if self.config.finds_columns and not self._find_columns():
             return None
+        self._fill_holes()
         while True:
             try:
                 return super().run()
@@ -97,6 +98,13 @@ class ExtractStream(FlinkStream):
         assert isinstance(publication.log, LeftOut), "see `parts`"
         if publication.log.ranges:
             self._tell_landing(publication.log.ranges)
+
+    def _fill_holes(self) -> None:
+        """Land what an earlier driver has left out, and had no time to let the extract land."""
+        identity = self._publication(None).source.identity()
+        entry = self._extract.sink({}).load("holes").ledger.entry(identity)
+        if found := holes(entry, identity.topic, self.config.on_branch):
+            self._tell_landing(found)
 
     def _land_all(self) -> None:
         """Let the extract land all that main lacks; the next job begins where the ledger ends then."""

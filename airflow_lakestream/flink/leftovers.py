@@ -25,7 +25,7 @@ from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.modes import ByRanges
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, TopicIdentity, union
+from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, Log, Shown
 from airflow_lakestream.core.publishing.refusals import PublicationRefused
@@ -50,6 +50,16 @@ class RowsDiffer(PublicationRefused):
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         super().__init__(table, branch, f"its rows of {ranges} are others than the extract makes of these records.")
+
+
+def holes(entry: TopicEntry, topic: str, branch: str) -> RangeSet:
+    """Return what the group lacks below what it has, and below what was published: left out, and not landed since."""
+    marker = entry.published.get(branch)
+    ends = {} if marker is None else dict(marker.ends)
+    for _, p in entry.held.partitions:
+        ends[p] = max(ends.get(p, 0), *(end for _, end in entry.held.intervals(topic, p)))
+    whole = union(RangeSet.of(topic, p, entry.origin.get(p, 0), end) for p, end in ends.items())
+    return whole - entry.held if entry.origin else RangeSet()
 
 
 class LeftOut:
@@ -168,7 +178,7 @@ class Extract:
 
         :param most: so many records at most.
         """
-        job = self._job()
+        job = self._job(ranges is not None)
         job = replace(job, limits=replace(job.limits, max_records=most))
         if ranges is not None:
             given = ((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
@@ -184,7 +194,11 @@ class Extract:
         )
         return report
 
-    def _job(self) -> Job:
-        config = self._config
-        run_id = f"flink/{uuid.uuid4().hex}"
-        return build_job(config.extract, config.kafka, self._catalog, run_id=run_id, where=self._where)
+    def _job(self, of_rest: bool = False) -> Job:
+        config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
+        told = config.extract
+        if of_rest and config.checks:
+            # Of a whole commit, and the rest of one is none.
+            kept = {name: one for name, one in config.checks.items() if name not in ("row_count", "freshness")}
+            told = replace(told, checks=kept or None)
+        return build_job(told, config.kafka, self._catalog, run_id=run_id, where=self._where)

@@ -16,12 +16,12 @@ from airflow_lakestream.core.landing.modes import ByRanges
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.publishing.refusals import RecordDoubted
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.flink.leftovers import LeftOut, ProvenSink, RowsDiffer
+from airflow_lakestream.flink.leftovers import LeftOut, ProvenSink, RowsDiffer, holes
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.publication import LookIntoLog
 from tests.support.fault_log import Kind, ModelReader, ModelSource, Shape
 from tests.support.lake import QUICK_RETRIES
-from tests.support.publishing import GROUP, TABLE, TOPIC, World
+from tests.support.publishing import BRANCH, GROUP, TABLE, TOPIC, World
 
 
 def extract(world: World, **config: Any) -> Job:
@@ -54,9 +54,12 @@ def test_what_has_no_row_is_landed_by_the_extract_as_a_row_or_rejected(world: Wo
     assert report.counts.written == len(rows)
     bare = len(world.log.partitions[0].entries) - 4
     assert left == RangeSet.of(TOPIC, 0, 2, 3) | RangeSet.of(TOPIC, 0, bare, bare + 1) | RangeSet.of(TOPIC, 1, 2, 3)
+    # Where the driver dies here, the next one finds them.
+    assert holes(world.entry(), TOPIC, BRANCH) == left
     counts = land_rest(world, left).counts
     assert (counts.read, counts.written, counts.rejected) == (3, 2, 1)
     entry = world.entry()
+    assert not holes(entry, TOPIC, BRANCH)
     for p, log in enumerate(world.log.partitions):
         assert entry.held.first_missing(TOPIC, p, 0) == log.end
     assert world.rows() == sorted([*rows, (0, 2), (0, bare)])
