@@ -65,8 +65,8 @@ class Way:
             if is_last or line <= len(lines):
                 break
             line -= len(lines) + 1
-        before = self.steps[self.steps.index(step) - 1].name if step is not first else None
-        for found in INPUT.finditer(lines[line - 1]) if before is not None and line <= len(lines) else ():
+        before = self.steps[self.steps.index(step) - 1].name if step is not first else ""
+        for found in INPUT.finditer(lines[line - 1]) if before and line <= len(lines) else ():
             # What it reads has another name in the statement.
             if column > found.start() + 1:
                 column += len(found[0]) - len(before) - 2
