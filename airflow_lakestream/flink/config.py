@@ -11,9 +11,10 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.checks import Auditor
 from airflow_lakestream.core.names import check_branch, check_group, check_table_name, check_topic
-from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, is_given
+from airflow_lakestream.core.policies import OF_INPUT, OnDataLoss, OnError, SqlInput, StartOffset, choose, is_given
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
@@ -26,6 +27,8 @@ from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.transform.raw_input import RAW_SCHEMA
+from airflow_lakestream.transform.to_flink.translate import translated
 
 APP = "flink_sql"
 
@@ -35,6 +38,7 @@ class FlinkConfig(JobConfig):
     """What to land, and by which Flink. See `FlinkSqlOperator` for the arguments of the landing.
 
     :param registry: the fields of `RegistryConfig`, for `format="avro"`; may hold secrets.
+    :param on_error: what becomes of records that Flink leaves to the extract; empty: none are left to it.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -43,8 +47,9 @@ class FlinkConfig(JobConfig):
     topic: str
     table: str
     consumer_group: str
-    columns: str
+    columns: str = ""
     sql: str | None = None
+    sql_input: str = SqlInput.RAW
     schema: str | None = None
     format: str = "json"
     registry: Mapping[str, Any] = field(default_factory=dict)
@@ -57,6 +62,8 @@ class FlinkConfig(JobConfig):
     on_data_loss: str = OnDataLoss.FAIL
     checks: Mapping[str, Any] | None = None
     prove: str | float = arguments.ALL
+    on_error: str = ""
+    max_rejected: int | float | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,11 +74,33 @@ class FlinkConfig(JobConfig):
         check_group(self.consumer_group)
         check_format("format", self.format)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
-        self._check_columns()
+        if self.is_common:
+            _ = self.extract, self.select
+        else:
+            self._check_own()
+        if not self.reads_texts and not self.finds_columns:
+            self._check_columns()
         check_branch("branch", self.on_branch)
         if is_given(self.schema) and not is_given(self.sql):
             raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
         _ = self.start, self.design, self.auditor, self.proven_share
+
+    def _check_own(self) -> None:
+        """Refuse what goes with a statement of the common subset only. Raises InvalidArgument."""
+        if not is_given(self.columns) and not self.finds_columns:
+            problem = "is missing: Flink has to be told the columns of the records."
+            remedy = 'Write such as "id bigint, name string"; or give on_error, and the first records tell them.'
+            raise InvalidArgument("columns", problem, remedy)
+        if choose(SqlInput, "sql_input", self.sql_input) is not SqlInput.RAW:
+            raise InvalidArgument("sql_input", "goes with sql that reads from {{ input }}.")
+        if not self.on_error:
+            if is_given(self.max_rejected):
+                raise InvalidArgument("max_rejected", "goes with on_error.")
+        elif is_given(self.sql):
+            problem = "does not go with SQL of Flink's own, of which the extract knows nothing."
+            raise InvalidArgument("on_error", problem, "Let the statement read from {{ input }}.")
+        else:
+            _ = self.extract
 
     def _check_columns(self) -> None:
         """Refuse what the format can't fill, whatever the records are. Raises InvalidArgument."""
@@ -84,6 +113,66 @@ class FlinkConfig(JobConfig):
             for one in columns.fields:
                 type_of(one.field_type, one.name)
             _check_registry(self.registry_config)
+
+    @property
+    def is_common(self) -> bool:
+        """Whether the statement is one of the common subset, as other engines take it."""
+        return is_given(self.sql) and OF_INPUT.search(str(self.sql)) is not None
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the statement reads keys and values as text."""
+        return self.is_common and self.sql_input == SqlInput.RAW
+
+    @property
+    def leaves_to_extract(self) -> bool:
+        """Whether the driver lands by the extract's own code what Flink can't make the same of."""
+        return self.is_common or bool(self.on_error)
+
+    @property
+    def finds_columns(self) -> bool:
+        """Whether the table has to tell the columns, which the extract makes from the registry or the first records."""
+        return not is_given(self.columns) and not is_given(self.sql) and bool(self.on_error)
+
+    @property
+    def read_as(self) -> str:
+        """How Flink reads the records; the format, or `sql` for texts that a statement takes apart."""
+        return "sql" if self.reads_texts else self.format
+
+    @cached_property
+    def select(self) -> str | None:
+        """The SELECT from `source` that Flink runs. Raises InvalidArgument."""
+        if not self.is_common:
+            return self.sql
+        statement = self.extract.statement
+        assert statement is not None, "it has one"
+        columns = statement.transform.input_schema
+        if self.reads_texts or columns is None:
+            return translated(str(self.sql), RAW_SCHEMA, raw=True)
+        return translated(str(self.sql), columns, raw=False)
+
+    @cached_property
+    def extract(self) -> ExtractConfig:
+        """What the extract is told that lands the same. Raises InvalidArgument."""
+        decodes = not self.reads_texts
+        return ExtractConfig(
+            topic=self.topic,
+            table=self.table,
+            consumer_group=self.consumer_group,
+            format=self.format,
+            schema_registry=self.registry_config if decodes and self.registry else None,
+            schema=(self.columns if decodes else self.schema) or None,
+            sql=self.sql if self.is_common else None,
+            sql_input=self.sql_input,
+            start_offset=self.start_offset,
+            start_timestamp=self.start_timestamp,
+            partition_by=self.partition_by,
+            table_properties=self.table_properties,
+            on_error=self.on_error or OnError.REJECT,
+            max_rejected=self.max_rejected,
+            on_data_loss=self.on_data_loss,
+            checks=self.checks,
+        )
 
     @property
     def registry_config(self) -> RegistryConfig:
@@ -101,6 +190,8 @@ class FlinkConfig(JobConfig):
     @property
     def design(self) -> TableDesign:
         """How the table is created when missing, and what an existing one is held to."""
+        if self.leaves_to_extract:
+            return self.extract.table_design
         payload = parse_schema(str(self.schema)) if is_given(self.schema) else None
         return TableDesign(
             metadata=metadata_schema(METADATA),
@@ -154,6 +245,9 @@ class FlinkConfig(JobConfig):
     def program(self) -> str:
         """A text that is equal for two configurations if a job of one goes on with the state of the other."""
         told = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
+        if self.is_common:
+            # A new version of the package may translate otherwise.
+            told |= {"sql_input": self.sql_input, "select": self.select}
         return fingerprint_of({**told, "branch": self.on_branch, **self.places})
 
 

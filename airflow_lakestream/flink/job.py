@@ -128,11 +128,15 @@ class Jobs:
         if note.program == self.program:
             return note.job
         log.info("Job %s does what is not wanted any more. It is canceled.", note.job)
-        self.cancel(note.job)
-        if self._state_at_end(note.job) in _LIVES:
-            late = TimeoutError(f"job {note.job} goes on {_ENDS_WITHIN:g} s after it was canceled")
-            raise FlinkUnreachable(self._config.manager_address.url, late)
+        self.end(note.job)
         return None
+
+    def end(self, job: str) -> None:
+        """Cancel a job, and wait until it has ended. Raises FlinkUnreachable if it goes on."""
+        self.cancel(job)
+        if self._state_at_end(job) in _LIVES:
+            late = TimeoutError(f"job {job} goes on {_ENDS_WITHIN:g} s after it was canceled")
+            raise FlinkUnreachable(self._config.manager_address.url, late)
 
     def submit_by(self, statements_of: Callable[[SqlSession], None], state: str) -> str:
         """Submit the one job of some statements, which run in a session with our settings; return its id.

@@ -16,7 +16,7 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
 from airflow_lakestream.flink.formats.avro_reader import avro_reading
 from airflow_lakestream.flink.formats.proof import Reads
-from airflow_lakestream.flink.formats.reading import Reading, json_reading, raw_reading
+from airflow_lakestream.flink.formats.reading import Reading, json_reading, raw_reading, text_reading
 from airflow_lakestream.flink.job import Jobs
 from airflow_lakestream.flink.job_line import JobLine
 from airflow_lakestream.flink.rest import FlinkRefused, SqlSession
@@ -55,7 +55,7 @@ class LandingJobs(Jobs):
     @property
     def reads(self) -> str:
         """See `Reads`. Raises what `ways` raises."""
-        return str(Reads(self._landing.format, self.ways.places if self.ways else {}, self._begins))
+        return str(Reads(self._landing.read_as, self.ways.places if self.ways else {}, self._begins))
 
     @cached_property
     def ways(self) -> Ways | None:
@@ -64,7 +64,7 @@ class LandingJobs(Jobs):
         Raises InvalidArgument for columns that Flink would fill with something else, and the registry's errors.
         """
         config = self._landing
-        if config.format != "avro":
+        if config.format != "avro" or config.reads_texts:
             return None
         subject = f"{config.topic}-value"
         try:
@@ -111,10 +111,12 @@ class LandingJobs(Jobs):
 
     def _reading(self) -> Reading:
         config = self._landing
+        if config.reads_texts:
+            return text_reading()
         if config.format == "raw":
             return raw_reading(config.source_columns)
         if self.ways is None:
-            return json_reading(config.source_columns)
+            return json_reading(config.source_columns, passes=config.leaves_to_extract)
         try:
             return avro_reading(config.source_columns, self.ways, config.registry_config)
         except WayRefused as e:
@@ -164,7 +166,7 @@ class LandingJobs(Jobs):
         self._begins = self.newest_reads().begins if state else starts
 
         def run(session: SqlSession) -> None:
-            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
+            session.run(statements.catalog(config.catalog_name, config.catalog_properties, config.table))
             for statement in statements.source(config.topic, reading, config.kafka, config.consumer_group, starts):
                 session.run(statement)
             rows = self._rows(session)
@@ -178,7 +180,7 @@ class LandingJobs(Jobs):
     def _rows(self, session: SqlSession) -> list[str]:
         """Return the columns of the rows to land. Raises InvalidArgument for a statement that Flink refuses."""
         try:
-            session.run(statements.view(self._landing.sql))
+            session.run(statements.view(self._landing.select))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")
             plan, _ = session.run(statements.PLAN)
         except FlinkRefused as e:

@@ -12,6 +12,7 @@ import sys
 from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.program import exit_code_of
 from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.extract_stream import ExtractStream
 from airflow_lakestream.flink.job_stream import JobStream
 from airflow_lakestream.flink.script.config import APP as SCRIPT
 from airflow_lakestream.flink.script.config import ScriptConfig
@@ -49,7 +50,9 @@ def run(path: str) -> None:
 
 
 def _stream_of(config: FlinkConfig | ScriptConfig, lease: Lease) -> JobStream:
-    return ScriptStream(config, lease) if isinstance(config, ScriptConfig) else FlinkStream(config, lease)
+    if isinstance(config, ScriptConfig):
+        return ScriptStream(config, lease)
+    return ExtractStream(config, lease) if config.leaves_to_extract else FlinkStream(config, lease)
 
 
 if __name__ == "__main__":

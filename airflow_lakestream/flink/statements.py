@@ -34,8 +34,11 @@ _BY_ROW = ("TableSourceScan", "Calc", "PythonCalc", "Union", "Reused")
 _REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_id without it."
 
 
-def catalog(name: str, properties: Mapping[str, str]) -> str:
-    """Return the statement that opens PyIceberg's catalog in Flink, under the same name. Raises InvalidArgument."""
+def catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
+    """Return the statement that opens PyIceberg's catalog in Flink, under the same name. Raises InvalidArgument.
+
+    :param table: what is landed in. Flink knows databases of one level only: those above are the catalog's.
+    """
     check_name(name, "Flink")
     found = catalog_options(properties, "Flink", _REMEDY)
     kind = found.pop("type")
@@ -45,6 +48,8 @@ def catalog(name: str, properties: Mapping[str, str]) -> str:
         found["catalog-impl"] = classes[kind]
     else:
         found["catalog-type"] = kind
+    if len(levels := table.split(".")) > 2:
+        found["base-namespace"] = ".".join(levels[:-2])
     return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **found})})"
 
 
@@ -105,7 +110,7 @@ def beyond_rows(plan: str) -> list[str]:
 
 def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -> str:
     """Return the statement that lands the rows in a branch."""
-    path = ".".join(quoted(part) for part in (catalog_name, *table.split(".")))
+    path = ".".join(quoted(part) for part in (catalog_name, *table.split(".")[-2:]))
     names = ", ".join(map(quoted, columns))
     return (
         f"INSERT INTO {path} /*+ OPTIONS({with_options({'branch': branch})}) */ ({names}) SELECT {names} FROM {LANDED}"

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -15,7 +16,7 @@ from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
-from airflow_lakestream.core.publishing.branch import Proof, Written
+from airflow_lakestream.core.publishing.branch import Log, Proof, Written
 from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
 from airflow_lakestream.core.publishing.refusals import (
     ColumnsMoved,
@@ -58,6 +59,16 @@ _UNREADABLE = (
 _UPSERT = "write.upsert.enabled"
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a publication looks with: at Kafka, at the branch, and at the records again."""
+
+    log: Log
+    sink: PublishingSink
+    proof: Proof | None
+    rowless: Rowless
+
+
 class FlinkStream(JobStream):
     """One landing."""
 
@@ -92,7 +103,7 @@ class FlinkStream(JobStream):
     def _land_rest(self, publication: Publication) -> bool:
         """Land what earlier jobs have left; return False where the branch has what nobody may land."""
         read = self.jobs.newest_reads().format
-        if read not in (self.config.format, ""):
+        if read not in (self.config.read_as, ""):
             log.warning("The branch has records that were read as %s. They are read anew.", read)
             return False
         try:
@@ -234,6 +245,7 @@ class FlinkStream(JobStream):
 
     def _publication(self, savepoint: str | None) -> Publication:
         config = self.config
+        parts = self.parts()
         return Publication(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
@@ -241,13 +253,12 @@ class FlinkStream(JobStream):
             branch=config.on_branch,
             engine=Engine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
-            log=LookIntoLog(self._reader()),
-            sink=PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor),
+            log=parts.log,
+            sink=parts.sink,
             positions=self._positions(savepoint),
-            # A statement may leave records out; without one each record with a value has a row.
-            rowless=Rowless.FILTERED if config.sql else Rowless.MISSING,
+            rowless=parts.rowless,
             on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
-            proof=self._proof(config.proven_share),
+            proof=parts.proof,
         )
 
     def _positions(self, savepoint: str | None) -> FlinkPositions:
@@ -257,11 +268,19 @@ class FlinkStream(JobStream):
         line = known.line(topic, self.jobs.newest_reads().begins)
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
+    def parts(self) -> Parts:
+        """Return what a publication looks with."""
+        config = self.config
+        sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
+        # A statement may leave records out; without one each record with a value has a row.
+        rowless = Rowless.FILTERED if config.sql else Rowless.MISSING
+        return Parts(LookIntoLog(self._reader()), sink, self._proof(config.proven_share), rowless)
+
     def _proof(self, share: float) -> Proof | None:
         """Return what looks again at what the newest job has decoded; None where nobody is to, or can."""
         config = self.config
         reads = self.jobs.newest_reads()
-        if not share or reads.format != config.format:
+        if not share or reads.format != config.read_as:
             return None
         registry = RegistryClient(config.registry_config) if config.format == "avro" else None
         compares = config.sql is None

@@ -14,6 +14,7 @@ from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.flink.base import FlinkOperator
+from airflow_lakestream.operators.sql_template import RendersSql
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _CHECKS: dict[str, Check] = {
 }
 
 
-class FlinkSqlOperator(FlinkOperator):
+class FlinkSqlOperator(RendersSql, FlinkOperator):
     """Land a topic by a Flink job that runs on and on, and see to it that there is one, that it moves, and ends well.
 
     Flink writes a branch of the table. A driver beside the worker looks after the job, and publishes the branch: files
@@ -41,11 +42,15 @@ class FlinkSqlOperator(FlinkOperator):
 
     :param topic: the topic (templated)
     :param table: the Iceberg table, `database.table`; created if it is missing (templated)
-    :param columns: the columns of the records, a DDL string such as `"id bigint, name string"` (templated)
+    :param columns: the columns of the records, a DDL string such as `"id bigint, name string"`; not for a statement
+        that reads keys and values as text (templated)
     :param consumer_group: whose ledger it is; default: the DAG's id (templated)
     :param sql: a SELECT from `source`, which has the columns of the records and `_kafka_topic`, `_kafka_partition`,
         `_kafka_offset`, `_kafka_timestamp`; the first three of these have to be among its own. Records that it leaves
-        out count as filtered. None: each record becomes a row (templated)
+        out count as filtered. Or a statement that reads from `{{ input }}`, as `KafkaExtractOperator` takes it, of the
+        common subset. None: each record becomes a row (templated)
+    :param sql_input: of a statement that reads from `{{ input }}`: `"raw"`, the texts of keys and values, or
+        `"decoded"`, the columns (templated)
     :param schema: the columns of a new table, where `sql` makes others than the records'; a DDL string (templated)
     :param format: of the values: `"json"`, `"avro"` in the framing of Confluent's registry, or `"raw"`. A value that
         does not fit fails the job (templated)
@@ -58,6 +63,10 @@ class FlinkSqlOperator(FlinkOperator):
     :param table_properties: of a new table (templated)
     :param on_data_loss: what happens when records left Kafka before they were landed: `"fail"` or `"record"`
         (templated)
+    :param on_error: what happens to bad records: `"reject"`, `"skip"` or `"fail"`, as for `KafkaExtractOperator`, whose
+        code then lands in the driver what Flink can't make the same of. Default: `"reject"` where `sql` reads from
+        `{{ input }}`, else a bad record ends the task (templated)
+    :param max_rejected: goes with it: how many of a publication's records may be bad (templated)
     :param checks: what has to hold of the rows of each publication before they show, such as `{"not_null": ["id"]}`;
         see docs/checks.md (templated)
     :param prove: `"all"`: before they show, rows are compared with what the extract makes of the same records; a share
@@ -74,9 +83,10 @@ class FlinkSqlOperator(FlinkOperator):
         *,
         topic: str,
         table: str,
-        columns: str,
+        columns: str | None = None,
         consumer_group: str | None = None,
         sql: str | None = None,
+        sql_input: str = "raw",
         schema: str | None = None,
         format: str = "json",  # noqa: A002  # the name that it has in the other operators
         schema_registry: str | Mapping[str, Any] | None = None,
@@ -87,6 +97,8 @@ class FlinkSqlOperator(FlinkOperator):
         partition_by: Sequence[str] | str | None = None,
         table_properties: Mapping[str, str] | None = None,
         on_data_loss: str = "fail",
+        on_error: str | None = None,
+        max_rejected: int | float | str | None = None,
         checks: Mapping[str, Any] | None = None,
         prove: str | float = "all",
         **kwargs: Any,
@@ -101,6 +113,7 @@ class FlinkSqlOperator(FlinkOperator):
         self.columns = columns
         self.consumer_group = consumer_group
         self.sql = sql
+        self.sql_input = sql_input
         self.schema = schema
         self.format = format
         self.schema_registry = schema_registry
@@ -111,6 +124,8 @@ class FlinkSqlOperator(FlinkOperator):
         self.partition_by = partition_by
         self.table_properties = table_properties
         self.on_data_loss = on_data_loss
+        self.on_error = on_error
+        self.max_rejected = max_rejected
         self.checks = checks
         self.prove = prove
         own = {name: getattr(self, name) for name in templated(FlinkSqlOperator.__init__)}
@@ -123,6 +138,9 @@ class FlinkSqlOperator(FlinkOperator):
             "start_timestamp",
             "partition_by",
             "on_data_loss",
+            "on_error",
+            "max_rejected",
+            "sql_input",
             "checks",
         )
         check_literals({name: own[name] for name in others if is_given(own[name])})

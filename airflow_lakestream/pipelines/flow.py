@@ -53,6 +53,24 @@ class Way:
             return last
         return "WITH " + ",\n".join(f'"{name}" AS (\n{sql}\n)' for name, sql in before) + f"\n{last}"
 
+    def step_at(self, line: int, column: int) -> tuple[Transformation, int, int]:
+        """Return the transformation at a place in the statement, and which place that is in its own; from 1."""
+        first, *later = self.steps
+        for step in [first, *later]:
+            # The line with its name, and the one that closes it; the last one has neither.
+            is_last = step is self.steps[-1]
+            line -= 0 if is_last else 1
+            lines = step.sql.strip().split("\n")
+            if is_last or line <= len(lines):
+                break
+            line -= len(lines) + 1
+        before = self.steps[self.steps.index(step) - 1].name if step is not first else ""
+        for found in OF_INPUT.finditer(lines[line - 1]) if before and line <= len(lines) else ():
+            # What it reads has another name in the statement.
+            if column > found.start() + 1:
+                column += len(found[0]) - len(before) - 2
+        return step, line, column
+
 
 def ways(pipeline: Pipeline) -> list[Way]:
     """Return the way to each sink of a pipeline in which `check_flow` finds nothing wrong."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_lakestream.core.policies import TableFormat, seconds
+from airflow_lakestream.core.policies import OnError, TableFormat, seconds
 from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told, Waiting, named_apart
 
 _BASE = "airflow_lakestream.operators"
@@ -156,7 +156,10 @@ def _of_spark(compiled: Compiled, told: Landing) -> dict[str, Any]:
 
 def _of_flink(compiled: Compiled, told: Landing) -> dict[str, Any]:
     landing, own = dict(told.arguments), dict(compiled.own)
-    landing["columns"] = landing.pop("schema")
+    if "schema" in landing and ("sql" not in landing or landing.get("sql_input") == "decoded"):
+        landing["columns"] = landing.pop("schema")
+    # As the other engines have it: what Flink can't make the same of is landed by the extract's code.
+    landing.setdefault("on_error", OnError.REJECT.value)
     if "checkpoint_interval" in landing:
         landing["publish_interval"] = landing["checkpoint_interval"]
     if "connection" in own:

@@ -15,6 +15,7 @@ from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
+from airflow_lakestream.pipelines.common_sql import uncommon
 from airflow_lakestream.pipelines.compiled import SCHEDULES
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.flow import Way
@@ -30,7 +31,10 @@ _ANY = frozenset(
     | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "alerts", "spark", "flink", "connect"}
     | {"checks", "sensors", "freshness", "input", "quality"}
 )
-ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
+ON_BRANCHES = {
+    "flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss", "on_error", "max_rejected"},
+    "connect": _ANY | {"sort_order"},
+}
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "source_tables")
 _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter", "unavailable_values"),
@@ -174,13 +178,13 @@ def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[P
     """Yield what an engine can't do whose files are published from a branch: it knows nothing of our decoding."""
     engine = pipeline.orchestration.engine
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
-    if way.steps:
+    if way.steps and engine == "flink":
+        yield from uncommon(document, pipeline, way)
+    elif way.steps:
         yield document.problem(("transformations",), f"transformations: SQL {whose}")
     yield from _of_their_formats(document, engine, way)
     if way.sink.type != "iceberg" or way.sink.mode != "append":
         yield document.problem((*way.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
-    if engine == "flink" and way.sink.schema_ is None:
-        yield document.problem(way.sink_at, "schema is missing: Flink has to be told the columns of the records.")
     parts: list[tuple[BaseModel, Path]] = [
         (way.source, way.source_at),
         (way.sink, way.sink_at),

@@ -1,5 +1,7 @@
 """`json_value` as in the SQL standard: a scalar as text, without quotes; NULL for null, nothing, objects and arrays.
 
+`json_query` is the rest of it: an object or an array as text; NULL for all else.
+
 DuckDB's own function keeps the quotes. Macros of the same name in the database's own schema are found first.
 """
 
@@ -26,6 +28,8 @@ MACROS = (
         WHEN 'OBJECT' THEN NULL WHEN 'ARRAY' THEN NULL WHEN 'NULL' THEN NULL
         WHEN 'DOUBLE' THEN _lakestream_number(CAST(doc AS VARCHAR), path, json_extract_string(doc, path))
         ELSE json_extract_string(doc, path) END""",
+    """CREATE MACRO json_query(doc, path) AS CASE WHEN json_type(doc, path) IN ('OBJECT', 'ARRAY')
+        THEN CAST(json_extract(doc, path) AS VARCHAR) END""",
     # The same with the texts of all paths looked up at once. A text that looks like an object, an array or a number
     # with a fraction is looked up again, and so is a document that is no JSON: that fails.
     r"""CREATE MACRO _lakestream_json_value(doc, path, texts, found) AS CASE

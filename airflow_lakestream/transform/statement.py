@@ -214,11 +214,11 @@ def _check_arguments(name: str, arguments: list[Node]) -> None:
     """Refuse arguments that make an allowed function do something forbidden."""
     if name == "age" and len(arguments) == 1:
         raise refuse("age of one time", CHANGING)
-    if name == "json_value":
+    if name in ("json_value", "json_query"):
         path = constant(arguments[1]) if len(arguments) == 2 else None
         if path is None or not _SCALAR_PATH.fullmatch(path):
             problem = "takes a document and a path of one value, written out, such as '$.items[0].\"unit price\"'"
-            raise InvalidArgument("sql", f"json_value {problem}.", "For all else, use json_extract.")
+            raise InvalidArgument("sql", f"{name} {problem}.", "For all else, use json_extract.")
 
 
 def ctes(node: Node) -> Iterator[tuple[str, Node, Node]]:

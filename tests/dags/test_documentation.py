@@ -162,12 +162,11 @@ def test_a_documented_pipeline_is_one(
     snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AIRFLOW_VAR_KAFKA_CONNECTION", "kafka_default")
+    monkeypatch.setenv("AIRFLOW_VAR_SCHEMA_REGISTRY_URL", "http://registry.test:8081")
     (tmp_path / "documented.yaml").write_text(snippet.text)
     for engine in ("extract", "group", "spark"):
-        (tmp_path / f"{engine}.yaml").write_text(
-            snippet.text.replace("engine: extract", f"engine: {engine}").replace("  name: ", f"  name: {engine}-", 1)
-        )
-    (tmp_path / "extract.yaml").unlink()
+        text = re.sub(r"engine: \w+", f"engine: {engine}", snippet.text)
+        (tmp_path / f"{engine}.yaml").write_text(text.replace("  name: ", f"  name: {engine}-", 1))
     assert run(["pipeline", "validate", str(tmp_path)]) == 0, capsys.readouterr()
 
 

@@ -270,6 +270,8 @@ def test_a_run_of_one_process_goes_on_beside_those_that_spread(
     said = capfd.readouterr().out
     assert said.count(" 1 passed in ") == 2, said
     assert said.count("RED ") == said.count("no test ran") == 2
+
+
 def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are_made_or_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

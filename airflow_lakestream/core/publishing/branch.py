@@ -162,15 +162,18 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A record of which an engine has made other values than ours does, and the columns that have them."""
+    """A record of which an engine has made other values than ours does, and the columns that have them.
+
+    Without columns the record is no row of ours.
+    """
 
     topic: str
     partition: int
     offset: int
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}] offset {self.offset}: {', '.join(self.columns)}"
+        return f"{self.topic}[{self.partition}] offset {self.offset}: {', '.join(self.columns) or 'no row'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,14 +119,14 @@ def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
 
 
-def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None]) -> dict[int, int]:
+def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
     """Do the same for an engine without a state of its own, which reads again whatever main lacks.
 
     The branch begins anew at main's head: what it had beyond that is read again. Raises LandedAhead where the ledger
     has offsets above the first one that it lacks: the engine would land them twice. Raises DataLoss, too.
 
     :param note: writes down that another `Line` begins, and where. From then on what the branch has counts for nothing,
-        also where we die before it is set back.
+        also where we die before it is set back. None where no record is ever filtered.
     """
     starts = _begin(job, is_anew=True)
     entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
@@ -137,7 +137,8 @@ def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None]) -> d
     )
     if ahead:
         raise LandedAhead(job.table, job.consumer_group, ahead)
-    note(starts)
+    if note is not None:
+        note(starts)
     job.sink.renew_branch(job.branch)
     return starts
 

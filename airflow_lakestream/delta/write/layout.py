@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.types import UNITS
 
 _TERM = re.compile(r"(?P<column>.*?)(?:\s+(?P<way>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.I | re.S)
 _PARTITION_TYPES = (
@@ -32,7 +33,10 @@ def check_partitions(schema: pa.Schema | None, partition_by: Sequence[str] | Non
         if schema is None:
             continue
         if column not in schema.names:
-            raise InvalidArgument("partition_by", f"there is no column {column!r}; it has {', '.join(schema.names)}.")
+            times = [one.name for one in schema if arrow.is_timestamp(one.type) and UNITS.get(column.lower()) == "day"]
+            hint = f'With sql, make it of a time: CAST({times[0]} AS DATE) AS "{column}".' if times else ""
+            problem = f"there is no column {column!r}; it has {', '.join(schema.names)}."
+            raise InvalidArgument("partition_by", problem, hint)
         if not any(test(kind := schema.field(column).type) for test in _PARTITION_TYPES):
             raise InvalidArgument(
                 "partition_by", f"{column!r} is {kind}.", "Strings, integers, booleans and dates make partitions here."

@@ -28,11 +28,29 @@ class Reading:
     made: Mapping[str, str] | None = field(default=None)
 
 
-def json_reading(columns: Schema) -> Reading:
-    """Return how JSON is read: whatever does not fit a column fails the job, and no record is left out."""
+def json_reading(columns: Schema, *, passes: bool = False) -> Reading:
+    """Return how JSON is read.
+
+    :param passes: what does not fit a column is NULL, and no JSON is no row: somebody else lands these records. Else
+        they fail the job, and no record is left out.
+    """
+    ignored = "true" if passes else "false"
     return Reading(
         {one.name: type_of(one.field_type, one.name) for one in columns.fields},
-        {"format": "json", "json.ignore-parse-errors": "false", "json.timestamp-format.standard": "ISO-8601"},
+        {"format": "json", "json.ignore-parse-errors": ignored, "json.timestamp-format.standard": "ISO-8601"},
+    )
+
+
+def text_reading() -> Reading:
+    """Return how keys and values are read for a statement that takes them apart, and Kafka's time of the record."""
+    return Reading(
+        {"key": "BYTES", "value": "BYTES"},
+        {"value.format": "raw", "key.format": "raw", "key.fields": "key", "value.fields-include": "EXCEPT_KEY"},
+        {
+            "key": "DECODE(r.`key`, 'UTF-8')",
+            "value": "DECODE(r.`value`, 'UTF-8')",
+            "event_timestamp": "CAST(r.`_kafka_timestamp` AS TIMESTAMP_LTZ(6))",
+        },
     )
 
 

@@ -27,10 +27,18 @@ from pyiceberg.transforms import (
     VoidTransform,
     YearTransform,
 )
-from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    IcebergType,
+    NestedField,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.types import did_you_mean, type_text
+from airflow_lakestream.tables.schema.types import UNITS, did_you_mean, type_text
 
 AnyTransform = Transform[Any, Any]
 
@@ -240,7 +248,8 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
     if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
         column = column[1:-1].replace(column[0] * 2, column[0])
     if column not in schema.column_names:
-        hint = did_you_mean(column, schema.column_names)
+        unit = _unit_of_a_time(schema, column) if argument == "partition_by" else ""
+        hint = unit or did_you_mean(column, schema.column_names)
         raise InvalidArgument(argument, f"{text!r}: there is no column {column!r}.", hint)
     field = dict(_single_columns(schema.as_struct())).get(column)
     if field is None:
@@ -249,6 +258,14 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
         what = f"{str(transform).partition('[')[0]} takes no {type_text(field.field_type)}"
         raise InvalidArgument(argument, f"{text!r}: {what}, which {column!r} is.")
     return Term(column, field.field_id, field.field_type, transform)
+
+
+def _unit_of_a_time(schema: Schema, column: str) -> str:
+    """Return how to get what a column that is not there seems to be: a unit of a time that is there."""
+    unit = UNITS.get(column.lower())
+    times = [one.name for one in schema.fields if isinstance(one.field_type, TimestampType | TimestamptzType)]
+    own = [name for name in times if not name.startswith("_")] or times
+    return f"Write {unit}({own[0]}): it makes partitions of its {unit}s." if unit and own else ""
 
 
 def _single_columns(struct: StructType, path: str = "") -> Iterator[tuple[str, NestedField]]:

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from airflow_lakestream.operators.flink_script import FlinkScriptOperator
     from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 
-_SAME = ("topic", "table", "columns", "format", "start_offset", "on_data_loss", "prove")
-_OPTIONAL = ("sql", "schema", "start_timestamp", "partition_by", "branch", "checks")
+_SAME = ("topic", "table", "format", "start_offset", "on_data_loss", "prove")
+_OPTIONAL = (
+    *("columns", "sql", "sql_input", "schema", "start_timestamp", "partition_by", "branch", "checks"),
+    *("on_error", "max_rejected"),
+)
 
 
 class FlinkBackend(DetachedBackend):

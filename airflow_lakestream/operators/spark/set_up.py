@@ -66,7 +66,7 @@ class _Launch:
 
     def prepare(self) -> Submission:
         # The driver may run anywhere, spark-submit runs here: a Java of another version ends it without an error.
-        check_java(self.hook.environment())
+        check_java(self.hook.environment(self.hook.variables))
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
         if (function := _function(self.operator)) is not None:

@@ -80,6 +80,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_lower[close[0]] if close else None
 
 
+# Names of columns that people partition by, and the unit of a time that they mean.
+UNITS = {
+    **dict.fromkeys(("date", "day", "dt", "ds", "event_date"), "day"),
+    **{unit: unit for unit in ("hour", "month", "year")},
+}
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `Did you mean 'x'?` for the nearest of the known words, or all of them where none is near."""
     known = tuple(known)

@@ -40,6 +40,15 @@ def test_it_goes_through_its_file_unchanged() -> None:
         ({"table": "nodots"}, "table"),
         ({"columns": "id nothing"}, "columns"),
         ({"columns": "id uuid"}, "columns"),
+        ({"columns": ""}, "columns"),
+        ({"sql_input": "decoded"}, "sql_input"),
+        ({"max_rejected": 3}, "max_rejected"),
+        ({"on_error": "reject", "sql": "SELECT * FROM source"}, "on_error"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"sql": "SELECT reverse(key) AS k FROM {{ input }}", "columns": ""}, "sql"),
+        ({"sql": "SELECT nothing FROM {{ input }}", "columns": ""}, "sql"),
+        ({"sql": "SELECT key FROM {{ input }}", "columns": "", "format": "avro"}, "schema_registry"),
+        ({"sql": "SELECT id FROM {{ input }}", "columns": "", "sql_input": "decoded"}, "schema"),
         ({"schema": "id bigint"}, "schema"),
         ({"format": "avro"}, "schema_registry"),
         ({"format": "avro", "registry": {"url": "https://r", "cert_file": "/c.pem"}}, "schema_registry.cert_file"),
@@ -92,3 +101,22 @@ def test_changed_checks_make_another_driver_and_the_same_job() -> None:
     other = config(checks={"not_null": "id"})
     assert other.fingerprint != config().fingerprint
     assert other.program == config().program
+
+
+def test_a_statement_of_all_engines_makes_the_extract_s_table() -> None:
+    sql = "SELECT json_value(value, '$.id')::BIGINT AS id, event_timestamp AS at FROM {{ input }}"
+    made = config(sql=sql, columns="", partition_by="day(at)", max_rejected="0.9")
+    assert FlinkConfig.parse(made.to_dict()) == made
+    assert made.design.schema is not None
+    assert [one.name for one in made.design.schema.fields] == ["id", "at"]
+    assert (made.leaves_to_extract, made.read_as, made.extract.on_error) == (True, "sql", "reject")
+    assert made.select is not None
+    assert made.select.startswith("SELECT TRY_CAST(JSON_VALUE(`value`")
+    # As its job would do something else.
+    assert made.program != config(sql=sql.replace("BIGINT", "INTEGER"), columns="", partition_by="day(at)").program
+
+
+def test_columns_that_nobody_tells_are_those_of_the_extract_s_table() -> None:
+    made = config(columns="", on_error="reject")
+    assert (made.finds_columns, made.extract.schema) == (True, None)
+    assert not config(on_error="reject").finds_columns

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,19 @@ BAD_TERMS = [
     ("day(timestamp", "there is no column"),
     ("", "there is no column ''"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [
+        ("date", "Write day(timestamp): it makes partitions of its days."),
+        ("Hour", "Write hour(timestamp): it makes partitions of its hours."),
+        ("dates", "Did you mean"),
+    ],
+)
+def test_a_unit_of_time_that_is_no_column_names_the_way_to_it(column: str, hint: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(hint)):
+        partition_spec(SCHEMA, [column])
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_TERMS)

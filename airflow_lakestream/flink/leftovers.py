@@ -1,0 +1,161 @@
+"""What Flink leaves to the extract, and the comparison of all other rows with the extract's.
+
+Flink leaves out a record of which it is not sure, and one that a condition leaves out. The driver lands those offsets
+by the extract's own code: it decides which of them are rows, filtered or rejected. Rows that Flink has made are
+published only if the extract makes the same of the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.core.bad_records import BadRecords, RejectLimit
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.modes import ByRanges
+from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.ledger import Engine, TopicEntry, union
+from airflow_lakestream.core.publishing.branch import Difference, Log, Looked, Shown, Written
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.iceberg.fitness import load_table
+from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.run.comparing import EngineRows
+from airflow_lakestream.run.job import build_job
+from airflow_lakestream.run.storage import storage_errors_named
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, ranges_of
+
+log = logging.getLogger(__name__)
+
+# A publication has bounded the share already; what is left to the extract may be bad as a whole.
+_ANY = RejectLimit(share=1.0)
+
+
+def holes(entry: TopicEntry, topic: str, branch: str) -> RangeSet:
+    """Return what the group lacks below what it has, and below what was published: left out, and not landed since."""
+    marker = entry.published.get(branch)
+    ends = {} if marker is None else dict(marker.ends)
+    for _, p in entry.held.partitions:
+        ends[p] = max(ends.get(p, 0), *(end for _, end in entry.held.intervals(topic, p)))
+    whole = union(RangeSet.of(topic, p, entry.origin.get(p, 0), end) for p, end in ends.items())
+    return whole - entry.held if entry.origin else RangeSet()
+
+
+class LeftOut:
+    """`core.publishing.branch.Log` that takes note of the records without a row: the extract lands them.
+
+    A record without a value is one of them: whether it is a row is the extract's decision.
+    """
+
+    def __init__(self, inner: Log) -> None:
+        self._inner = inner
+        self.ranges = RangeSet()
+
+    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
+        """Return what Kafka shows at these offsets. Raises Stopped."""
+        found = self._inner.shown(ranges, state, stop)
+        here = found.values | found.tombstones
+        self.ranges |= here
+        return Shown(here, RangeSet(), found.gone)
+
+
+@dataclass(frozen=True)
+class ExtractProof:
+    """`core.publishing.branch.Proof` by the extract, which makes its rows of the same records.
+
+    :param job: makes the extract's rows.
+    :param begins: by partition, where Flink began.
+    :param columns: returns those of the table.
+    """
+
+    job: Job
+    begins: Mapping[int, int]
+    columns: Callable[[], Schema]
+
+    def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
+        """Look at these offsets. Raises BadRecord where `on_error` is "fail", TooManyRejected, and Stopped."""
+        topic, job, columns = state.identity.topic, self.job, self.columns()
+        theirs = EngineRows(written.rows, topic, [name for name in columns.column_names if name not in COORDINATES])
+        below = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
+        asked = ranges - union(RangeSet.of(topic, p, 0, low) for p, low in below.items())
+        seen, made, decoder = RangeSet(), RangeSet(), None
+        read, bad = 0, BadRecords()
+        with closing(job.reader.read(Plan(state, asked), stop)) as chunks:
+            for chunk in chunks:
+                batch = chunk.batch
+                key, offsets = (batch.topic, batch.partition), np.asarray(batch.offsets, np.int64)
+                decoder = decoder or job.decoders(written.columns, batch)
+                seen |= union([ranges_of(key, offsets)])
+                if decoder is None:
+                    continue
+                decoded = decoder.decode(batch)
+                read, bad = read + decoded.counts.read, bad + decoded.bad
+                at = decoded.rows[OFFSET].to_numpy()
+                made |= union([ranges_of(key, at)])
+                known = [name for name in decoded.rows.column_names if name in columns.column_names]
+                theirs.compare(batch.partition, at, conform(decoded.rows.select(known), columns))
+        if stop.is_set():
+            raise Stopped
+        job.limits.max_rejected.check(job.table, read, bad, 0, at_commit=True)
+        no_rows = (theirs.positions & asked) - made
+        firsts = [Difference(topic, p, no_rows.intervals(topic, p)[0][0]) for _, p in no_rows.partitions]
+        return Looked(seen, theirs.equal, theirs.different | no_rows, [*theirs.named(), *firsts])
+
+
+class Extract:
+    """Lands what Flink has left out, and proves what it has not."""
+
+    def __init__(self, config: FlinkConfig, catalog: Catalog, where: str) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._where = where
+
+    def sink(self) -> PublishingSink:
+        """Return the sink of a publication."""
+        config = self._config
+        return PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
+
+    def proof(self, begins: Mapping[int, int]) -> ExtractProof:
+        """Return the proof of what a job has made that began at these offsets."""
+        return ExtractProof(self._job(), begins, lambda: load_table(self._catalog, self._config.table).schema())
+
+    def land(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
+        """Land these offsets; None: all that the group lacks. Raises what a landing raises.
+
+        :param most: so many records at most.
+        """
+        job = self._job(ranges is not None)
+        job = replace(job, limits=replace(job.limits, max_records=most))
+        if ranges is not None:
+            given = ((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
+            job = replace(job, mode=ByRanges(tuple(given)), limits=replace(job.limits, max_rejected=_ANY))
+        with storage_errors_named(job.table, self._catalog):
+            report = land(replace(job, engine=Engine.FLINK))
+        counts = report.counts
+        if not counts.read:
+            return report
+        log.info(
+            "Landed what Flink has left to the extract: %s records: %s rows, %s filtered, %s rejected, %s skipped.",
+            *(counts.read, counts.written, counts.filtered, counts.rejected, counts.skipped),
+        )
+        return report
+
+    def _job(self, of_rest: bool = False) -> Job:
+        config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
+        told = config.extract
+        if of_rest and config.checks:
+            # Of a whole commit, and the rest of one is none.
+            kept = {name: one for name, one in config.checks.items() if name not in ("row_count", "freshness")}
+            told = replace(told, checks=kept or None)
+        return build_job(told, config.kafka, self._catalog, run_id=run_id, where=self._where)

@@ -1,0 +1,1 @@
+"""A statement of the common subset as Flink's SQL: see docs/sql.md."""

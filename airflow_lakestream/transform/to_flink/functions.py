@@ -1,0 +1,181 @@
+"""The functions of the common subset: what they take, and their form in Flink.
+
+`{0}`, `{1}`, ... stand for the arguments. A doubt is a condition for records on which the engines may differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.transform.statement import Node, constant
+from airflow_lakestream.transform.to_flink.part import INTEGERS, TIMES, NotCommon, Part, digits_of, text
+
+TEXT, NUMBER, WHOLE, INSTANT = "text", "number", "whole number", "time"
+# Arguments that have to be written out.
+WRITTEN, COUNT, UNIT, FORMAT, PATH, PATTERN, ZONE = (
+    *("a text that is written out", "a number that is written out", "a unit that is written out"),
+    *("a format that is written out", "a path that is written out", "a pattern that is written out", "'UTC'"),
+)
+_NOT_ASCII = "REGEXP({0}, '[^\\x00-\\x7F]')"
+# How Java prints a number that DuckDB prints otherwise, or as it is written.
+_PRINTED = "^-?[0-9]+[.]([0-9]{{9,}}|[0-9]+E-?[0-9]+)$"
+_UNITS = ("second", "minute", "hour", "day", "month", "quarter", "year")
+_PATH = re.compile(r"""\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"*'\\]+)"|\[(\d+)\]""")
+# What both RE2 and Java mean the same by.
+_PORTABLE = re.compile(r"(?:[\w \-/:,@#%&=<>!~\"';_.^$|()\[\]*+?]|\{\d+(?:,\d*)?\}|\\[.\-/\\+*?|()\[\]{}^$dwsDWS])*")
+_FORMATS = {"%Y": "yyyy", "%m": "MM", "%d": "dd", "%H": "HH", "%M": "mm", "%S": "ss", "%%": "%"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A function that both engines have.
+
+    :param takes: of each argument, what it has to be.
+    :param flink: Flink's expression, as its type is DuckDB's.
+    :param doubts: conditions.
+    """
+
+    takes: tuple[str, ...]
+    flink: str
+    doubts: tuple[str, ...] = ()
+
+
+def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> Form:
+    return Form((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
+
+
+# A document that Flink takes and DuckDB does not, or the other way; and a number that is printed anew.
+_NO_JSON = "(NOT ({0} IS JSON AND REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')) OR {0} IS NULL)"
+_ESCAPED = "REGEXP({0}, '\\\\u([dD]|0000)')"
+_VALUE = "JSON_VALUE({0}, {1})"
+_ANEW = f"(REGEXP({_VALUE}, '{_PRINTED}') AND (POSITION('E' IN {_VALUE}) > 0 OR POSITION({_VALUE} IN {{0}}) = 0))"
+_QUERY = "JSON_QUERY({0}, {1})"
+
+FORMS: Mapping[str, Form] = {
+    "json_value": Form((TEXT, PATH), _VALUE, (_NO_JSON, _ESCAPED, _ANEW)),
+    "json_query": Form((TEXT, PATH), _QUERY, (_NO_JSON, _ESCAPED, f"REGEXP({_QUERY}, '[.\\\\]')")),
+    "json_valid": Form((TEXT,), "({0} IS JSON)", (_NO_JSON,)),
+    "lower": _ascii(flink="LOWER({0})"),
+    "upper": _ascii(flink="UPPER({0})"),
+    "trim": _ascii(flink="TRIM({0})"),
+    "ltrim": _ascii(flink="LTRIM({0})"),
+    "rtrim": _ascii(flink="RTRIM({0})"),
+    "length": _ascii(flink="CAST(CHAR_LENGTH({0}) AS BIGINT)"),
+    "substr": _ascii(COUNT, COUNT, flink="SUBSTRING({0}, {1}, {2})"),
+    "left": _ascii(COUNT, flink="LEFT({0}, {1})"),
+    "right": _ascii(COUNT, flink="RIGHT({0}, {1})"),
+    "replace": Form((TEXT, WRITTEN, WRITTEN), "REPLACE({0}, {1}, {2})"),
+    "contains": Form((TEXT, WRITTEN), "(POSITION({1} IN {0}) > 0)"),
+    "starts_with": Form((TEXT, WRITTEN), "(POSITION({1} IN {0}) = 1)"),
+    "split_part": Form(
+        (TEXT, WRITTEN, COUNT), "CASE WHEN {0} IS NOT NULL THEN COALESCE(SPLIT_INDEX({0}, {1}, {2} - 1), '') END"
+    ),
+    "regexp_matches": _ascii(PATTERN, flink="REGEXP({0}, {1})", doubts=("REGEXP({0}, '[\\r\\n]')",)),
+    "md5": Form((TEXT,), "MD5({0})"),
+    "sha256": Form((TEXT,), "SHA256({0})"),
+    "abs": Form((NUMBER,), "ABS({0})"),
+    "floor": Form((NUMBER,), "FLOOR({0})"),
+    "ceil": Form((NUMBER,), "CEIL({0})"),
+    "date_trunc": Form((UNIT, INSTANT), "FLOOR({1} TO {0})", ("({1} < TIMESTAMP '1970-01-01 00:00:00')",)),
+    "date_part": Form((UNIT, INSTANT), "EXTRACT({0} FROM {1})", ("({1} < TIMESTAMP '1970-01-01 00:00:00')",)),
+    "strftime": Form((INSTANT, FORMAT), "DATE_FORMAT({0}, {1})"),
+    "epoch_ms": Form(
+        (WHOLE,), "CAST(TO_TIMESTAMP_LTZ({0}, 3) AS TIMESTAMP(6))", ("({0} NOT BETWEEN 0 AND 253402300799999)",)
+    ),
+    "to_timestamp": Form(
+        (NUMBER,),
+        "CAST(TO_TIMESTAMP_LTZ(CAST({0} AS BIGINT), 0) AS TIMESTAMP_LTZ(6))",
+        ("(NOT ({0} = FLOOR({0}) AND {0} BETWEEN 0 AND 253402300799))",),
+    ),
+    "timezone": Form((ZONE, INSTANT), "{1}"),
+}
+# Other names of the same.
+SAME: Mapping[str, str] = {
+    **{"substring": "substr", "ceiling": "ceil", "len": "length", "datetrunc": "date_trunc", "datepart": "date_part"},
+    **{"lcase": "lower", "ucase": "upper", "prefix": "starts_with"},
+    **{f"{unit}": "date_part" for unit in _UNITS},
+}
+
+
+def written(takes: str, node: Node, function: str, here: Node) -> str | None:
+    """Return an argument that has to be written out, as Flink has it; None for any other. Raises NotCommon."""
+    if (read := _WRITTEN.get(takes)) is None:
+        return None
+    if (found := read(node)) is None:
+        raise NotCommon(function, here, f"takes {takes} here, of a kind that Flink has")
+    return found
+
+
+def fitting(takes: str, part: Part, function: str, here: Node) -> str:
+    """Return the expression of an argument, of a type that the form takes. Raises NotCommon."""
+    fits = {
+        TEXT: part.kind == "VARCHAR",
+        NUMBER: part.kind in (*INTEGERS, "DOUBLE") or digits_of(part.kind) is not None,
+        WHOLE: part.kind in INTEGERS,
+        INSTANT: part.kind in TIMES,
+    }
+    if not fits[takes]:
+        raise NotCommon(f"{function} of {part.kind}", here, f"is not in the SQL that Flink takes: it takes a {takes}")
+    # Of times Flink has all units and formats for those without a zone only; sessions are in UTC.
+    return f"CAST({part.sql} AS TIMESTAMP(6))" if takes == INSTANT and part.kind != "TIMESTAMP" else part.sql
+
+
+def number_of(node: Node) -> int | None:
+    """Return a whole number that is written out, None for anything else."""
+    if node["class"] != "CONSTANT":
+        return None
+    found = node["literal"]["text"] if "literal" in node else node["value"].get("value")
+    return int(found) if re.fullmatch(r"\d{1,9}", str(found)) else None
+
+
+def _path(node: Node) -> str | None:
+    found = constant(node)
+    if found is None or not found.startswith("$"):
+        return None
+    steps = list(_PATH.finditer(found, 1))
+    if "".join(step[0] for step in steps) != found[1:]:
+        return None
+    return text("$" + "".join(f"[{one[3]}]" if one[3] else f"['{one[1] or one[2]}']" for one in steps))
+
+
+def _pattern(node: Node) -> str | None:
+    found = constant(node)
+    if found is None or not _PORTABLE.fullmatch(found) or "(?" in found.replace("(?:", ""):
+        return None
+    return text(found)
+
+
+def _some(node: Node) -> str | None:
+    found = constant(node)
+    return text(found) if found else None
+
+
+def _count(node: Node) -> str | None:
+    found = number_of(node)
+    return str(found) if found else None
+
+
+def _unit(node: Node) -> str | None:
+    found = (constant(node) or "").lower()
+    return found.upper() if found in _UNITS else None
+
+
+def _format(node: Node) -> str | None:
+    found = constant(node)
+    if found is None:
+        return None
+    parts = re.findall(r"%.|[^%A-Za-z']+", found)
+    if "".join(parts) != found or any(part[0] == "%" and part not in _FORMATS for part in parts):
+        return None
+    return text("".join(_FORMATS.get(part, part) for part in parts))
+
+
+def _zone(node: Node) -> str | None:
+    return "'UTC'" if (constant(node) or "").upper() == "UTC" else None
+
+
+_WRITTEN = {
+    **{WRITTEN: _some, COUNT: _count, UNIT: _unit, FORMAT: _format, PATH: _path, PATTERN: _pattern, ZONE: _zone}
+}

@@ -1,0 +1,126 @@
+"""What the parts of a translated statement are, and how each says where it stands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from airflow_lakestream.core.policies import OF_INPUT
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.statement import INPUT, Node
+
+ENGINES = "extract, group and spark"
+# DuckDB's names of the types that both engines have, with Flink's.
+TYPES = {
+    "BOOLEAN": "BOOLEAN",
+    "INTEGER": "INT",
+    "BIGINT": "BIGINT",
+    "FLOAT": "FLOAT",
+    "DOUBLE": "DOUBLE",
+    "VARCHAR": "STRING",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMP(6)",
+    "TIMESTAMP WITH TIME ZONE": "TIMESTAMP_LTZ(6)",
+    "BLOB": "BYTES",
+}
+INTEGERS = ("INTEGER", "BIGINT")
+TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
+NULL = '"NULL"'
+_DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
+# Of a node that the parser has made itself.
+_NOWHERE = 2**63
+_UNKNOWN = "is not in the SQL that Flink takes"
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """An expression of Flink's.
+
+    :param kind: DuckDB's type of it.
+    :param doubts: conditions, each true for a record whose value may be another one than DuckDB's.
+    """
+
+    sql: str
+    kind: str
+    doubts: tuple[str, ...] = ()
+
+
+class NotCommon(InvalidArgument):
+    """Something in a statement is not in the subset that Flink runs.
+
+    :param offset: where it stands, in bytes of the statement with its input's name in it; None where that is not known.
+    :param place: line and column in the statement as it was written, from 1; None where that is not known.
+    """
+
+    def __init__(self, what: str, node: Node | None = None, why: str = _UNKNOWN, place: Place | None = None) -> None:
+        at = None if node is None else node.get("query_location")
+        self.what, self.why, self.place = what, why, place
+        self.offset = at if isinstance(at, int) and at < _NOWHERE else None
+        self.remedy = f"{ENGINES} take it; docs/sql.md has what is common to all."
+        where = "" if place is None else f"line {place[0]}, column {place[1]}: "
+        super().__init__("sql", f"{where}{what} {why}.", self.remedy)
+
+    def placed(self, sql: str) -> NotCommon:
+        """Return the error with its place in the statement, as the user wrote it."""
+        if self.offset is None:
+            return self
+        return NotCommon(self.what, None, self.why, place_in(sql, self.offset))
+
+
+def place_in(sql: str, offset: int) -> Place:
+    """Return line and column, from 1, of an offset in bytes of the statement with its input's name in it."""
+    at, behind = 0, 0
+    for found in OF_INPUT.finditer(sql):
+        before = len(sql[behind : found.start()].encode())
+        if offset < at + before + len(INPUT):
+            break
+        at, behind = at + before + len(INPUT), found.end()
+    text = sql[:behind] + sql[behind:].encode()[: max(offset - at, 0)].decode(errors="ignore")
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+def digits_of(kind: str) -> tuple[int, int] | None:
+    """Return precision and scale of a decimal, None for any other type."""
+    found = _DECIMAL.fullmatch(kind)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def is_number(kind: str) -> bool:
+    """Tell whether a type is one of numbers."""
+    return kind in (*INTEGERS, "FLOAT", "DOUBLE") or digits_of(kind) is not None
+
+
+def flink_type(kind: str, node: Node | None = None) -> str:
+    """Return Flink's name of a type. Raises NotCommon."""
+    if (digits := digits_of(kind)) is not None:
+        return f"DECIMAL({digits[0]}, {digits[1]})"
+    if kind not in TYPES:
+        raise NotCommon(f"the type {kind}", node)
+    return TYPES[kind]
+
+
+def text(value: str) -> str:
+    """Return a text as SQL has it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def name(value: str) -> str:
+    """Return a name as Flink has it."""
+    return "`" + value.replace("`", "``") + "`"
+
+
+def matches(sql: str, pattern: str) -> str:
+    """Return the condition that a text is one of a pattern."""
+    return f"REGEXP({sql}, {text(pattern)})"
+
+
+def unlike(sql: str, pattern: str) -> str:
+    """Return the condition that there is a text which is none of a pattern; unknown where there is none."""
+    return f"(NOT {matches(sql, pattern)})"
+
+
+def is_lost(sql: str, made: str) -> str:
+    """Return the condition that nothing was made of something."""
+    return f"({sql} IS NOT NULL AND {made} IS NULL)"
