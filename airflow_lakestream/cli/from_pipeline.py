@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import click
 import typer
 
+from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.policies import SqlInput
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -41,9 +43,9 @@ def takes_pipeline(command: Command) -> Command:
 
     @functools.wraps(command)
     def taking(**kwargs: Any) -> Any:
-        file, sink = kwargs.pop("pipeline"), kwargs.pop("sink")
+        context, file, sink = (kwargs.pop(name) for name in ("context", "pipeline", "sink"))
         if file is not None:
-            kwargs |= _told(_landing(file, sink), own)
+            kwargs |= _told(_landing(file, sink), own, context)
         for name in required:
             if kwargs[name] is None:
                 raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline that says it.")
@@ -55,6 +57,7 @@ def takes_pipeline(command: Command) -> Command:
         for one in own.values()
     ]
     options += [
+        inspect.Parameter("context", keyword, annotation=typer.Context),
         inspect.Parameter("pipeline", keyword, default=None, annotation=_PIPELINE),
         inspect.Parameter("sink", keyword, default=None, annotation=_SINK),
     ]
@@ -73,17 +76,26 @@ def _landing(file: Path, sink: str | None) -> Landing:
     return found[0]
 
 
-def _told(landing: Landing, options: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+def _told(landing: Landing, options: Mapping[str, inspect.Parameter], context: typer.Context) -> dict[str, Any]:
     """Return the options that the file says and the command line does not."""
-    context = click.get_current_context()
     found = {}
+    unread = _unread_by_audit(landing, repairs=bool(context.params["repair"])) if "repair" in options else ()
     for name, one in options.items():
         value = landing.arguments.get(_ARGUMENTS.get(name, name))
-        if value is None or context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        source = context.get_parameter_source(name)
+        if value is None or name in unread or (source is not None and source.name == "COMMANDLINE"):
             continue
         check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
         found[name] = (check or _unchanged)(_as_option(value))
     return found
+
+
+def _unread_by_audit(landing: Landing, *, repairs: bool) -> tuple[str, ...]:
+    """Return the options that an audit refuses: it decodes nothing, and a repair decodes into the table's columns."""
+    if not repairs:
+        return (*DECODING, "tombstones", "on_data_loss")
+    told = landing.arguments
+    return () if told.get("sql_input") == SqlInput.DECODED or told.get("format") == Format.CSV else ("schema",)
 
 
 def _unchanged(value: Any) -> Any:
