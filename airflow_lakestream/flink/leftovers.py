@@ -49,7 +49,8 @@ class RowsDiffer(PublicationRefused):
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
-        super().__init__(table, branch, f"its rows of {ranges} are others than the extract makes of these records.")
+        what = f"its rows of {ranges} are others than the extract makes of these records."
+        super().__init__(table, branch, what, "The extract lands what main lacks, and a new job begins behind it.")
 
 
 def holes(entry: TopicEntry, topic: str, branch: str) -> RangeSet:
