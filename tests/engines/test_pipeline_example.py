@@ -15,10 +15,13 @@ from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.service import CHECKOUT
 from dev.services.kafka import Kafka
-from tests.support.airflow_home import AirflowHome
+from dev.stack import Stack
+from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics, poll_until
+from tests.support.catalogs import CatalogLake
 from tests.support.lake import Lake
 from tests.support.pipelines import Pipelines, pipelines
+from tests.support.table_formats import Place
 
 __all__ = ["pipelines"]
 
@@ -93,11 +96,24 @@ class Example:
 
 @pytest.fixture
 def example(
-    pipelines: Pipelines, airflow: AirflowHome, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Example:
-    """Give the example in the test's own lake."""
+    pipelines: Pipelines,
+    airflow: AirflowHome,
+    connections: Connections,
+    kafka: Kafka,
+    stack: Stack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Example]:
+    """Give the example in a catalog that knows namespaces of two levels, as the file's table has."""
     monkeypatch.setenv("AIRFLOW_VAR_SCHEMA_REGISTRY_URL", "http://registry.test:8081")
-    return Example(pipelines, airflow, Lake(tmp_path, kafka.client_config()))
+    rest = stack.up_rest_catalog()
+    connections.iceberg(rest.properties)
+    place = Place(Path(rest.warehouse.removeprefix("file://")), {"catalog": rest.properties})
+    made = Example(pipelines, airflow, CatalogLake(place, kafka.client_config()))
+    yield made
+    catalog = made.lake.catalog()
+    for table in (TABLE, rejects_of(TABLE)):
+        if catalog.table_exists(table):
+            catalog.purge_table(table)
 
 
 @pytest.fixture
