@@ -32,7 +32,6 @@ DAG_ID, TOPIC, GROUP = "realtime-clickstream", "web.clickstream", "pipeline-clic
 TABLE = "analytics.web.clickstream_events"
 # A commit each minute is the file's own word.
 PATIENCE = 400.0
-AT = 1_767_323_045_000
 CLICKS: list[str | None] = [
     *(
         json.dumps({"user_id": f"u{n}", "event_type": "view", "page_url": f"/{n}", "more": {"a": 1.5}})
@@ -132,11 +131,11 @@ def rows_of(lake: Lake) -> list[dict[str, Any]]:
 def test_the_file_runs_on_each_engine(
     example: Example, clicks: str, produce: Producing, engine: str, flink_connected: None, tmp_path: Path
 ) -> None:
-    produce(clicks, 0, CLICKS[:10], timestamps=range(AT, AT + 10))
+    produce(clicks, 0, CLICKS[:10])
     example.write(engine)
 
     def land() -> None:
-        produce(clicks, 0, CLICKS, timestamps=range(AT, AT + len(CLICKS)))
+        produce(clicks, 0, CLICKS)
 
     def landed() -> bool:
         return example.entry().landed.of_partition(TOPIC, 0).width == len(CLICKS)
@@ -171,7 +170,7 @@ def test_the_engine_is_one_word_in_the_middle_of_a_flowing_topic(
 
         def land(turn: int = turn) -> None:
             values = [*CLICKS, json.dumps({"user_id": f"turn {turn}"})]
-            produce(name, 0, values, timestamps=range(AT, AT + len(values)))
+            produce(name, 0, values)
 
         def landed(turn: int = turn) -> bool:
             return example.entry(name).landed.of_partition(name, 0).width == (turn + 1) * (len(CLICKS) + 1)
