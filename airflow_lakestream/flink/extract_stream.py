@@ -94,7 +94,7 @@ class ExtractStream(FlinkStream):
             super()._land(publication)
         except (RecordDoubted, RowsDiffer) as e:
             self._is_behind = True
-            raise BeginAnew(f"{e} The extract lands what main lacks, and a new job begins behind it.") from e
+            raise BeginAnew(str(e)) from e
         assert isinstance(publication.log, LeftOut), "see `parts`"
         if publication.log.ranges:
             self._tell_landing(publication.log.ranges)

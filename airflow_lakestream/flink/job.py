@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _NOTE = "flink-job.json"
 _ENDS_WITHIN = 120.0
 _PAUSE = 0.5
+_NOT_YET = "Not all required tasks are currently running"
 _LIVES = (JobState.RUNNING, JobState.STARTING)
 
 
@@ -181,7 +182,7 @@ class Jobs:
 
     def stop(self, job: str, within: float) -> str:
         """Stop a job with a savepoint, note it, and return its place once the job has ended. Raises FlinkRefused."""
-        place = self.manager.stop(job, self._savepoints, within)
+        place = self._saved(job, within)
         state = self._state_at_end(job)
         note = self.note()
         if note is not None and note.job == job:
@@ -191,6 +192,17 @@ class Jobs:
             # The savepoint is complete; but its files may not be in the branch: who restores it commits them.
             raise JobEnded(job, state, self.manager.why_failed(job))
         return place
+
+    def _saved(self, job: str, within: float) -> str:
+        """Stop a job with a savepoint, also one of which not all tasks run yet. Raises FlinkRefused."""
+        deadline = time.monotonic() + _ENDS_WITHIN
+        while True:
+            try:
+                return self.manager.stop(job, self._savepoints, within)
+            except FlinkRefused as e:
+                if _NOT_YET not in str(e) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE)  # The API has no call that waits.
 
     def _state_at_end(self, job: str) -> JobState:
         """Wait until a job has ended, and return its state; that of one which goes on for too long."""

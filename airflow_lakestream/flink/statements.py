@@ -49,7 +49,8 @@ def catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
     else:
         found["catalog-type"] = kind
     if len(levels := table.split(".")) > 2:
-        found["base-namespace"] = ".".join(levels[:-2])
+        # Iceberg makes the default database where it is missing: this one is there.
+        found |= {"base-namespace": ".".join(levels[:-2]), "default-database": levels[-2]}
     return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **found})})"
 
 

@@ -131,6 +131,8 @@ def test_random_statements_make_of_random_records_what_the_extract_makes(
     # A failure shows it.
     print(sql)
     land_both(landing, kafka, tmp_path, {"sql": sql}, len(values))
+    # What Flink made was right, and not only what the extract has made in its place.
+    assert "are others than the extract makes" not in landing.log
 
 
 def test_columns_that_flink_has_decoded_are_compared_too(

@@ -15,10 +15,13 @@ from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.service import CHECKOUT
 from dev.services.kafka import Kafka
-from tests.support.airflow_home import AirflowHome
+from dev.stack import Stack
+from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics, poll_until
+from tests.support.catalogs import CatalogLake
 from tests.support.lake import Lake
 from tests.support.pipelines import Pipelines, pipelines
+from tests.support.table_formats import Place
 
 __all__ = ["pipelines"]
 
@@ -29,7 +32,6 @@ DAG_ID, TOPIC, GROUP = "realtime-clickstream", "web.clickstream", "pipeline-clic
 TABLE = "analytics.web.clickstream_events"
 # A commit each minute is the file's own word.
 PATIENCE = 400.0
-AT = 1_767_323_045_000
 CLICKS: list[str | None] = [
     *(
         json.dumps({"user_id": f"u{n}", "event_type": "view", "page_url": f"/{n}", "more": {"a": 1.5}})
@@ -93,11 +95,24 @@ class Example:
 
 @pytest.fixture
 def example(
-    pipelines: Pipelines, airflow: AirflowHome, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Example:
-    """Give the example in the test's own lake."""
+    pipelines: Pipelines,
+    airflow: AirflowHome,
+    connections: Connections,
+    kafka: Kafka,
+    stack: Stack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Example]:
+    """Give the example in a catalog that knows namespaces of two levels, as the file's table has."""
     monkeypatch.setenv("AIRFLOW_VAR_SCHEMA_REGISTRY_URL", "http://registry.test:8081")
-    return Example(pipelines, airflow, Lake(tmp_path, kafka.client_config()))
+    rest = stack.up_rest_catalog()
+    connections.iceberg(rest.properties)
+    place = Place(Path(rest.warehouse.removeprefix("file://")), {"catalog": rest.properties})
+    made = Example(pipelines, airflow, CatalogLake(place, kafka.client_config()))
+    yield made
+    catalog = made.lake.catalog()
+    for table in (TABLE, rejects_of(TABLE)):
+        if catalog.table_exists(table):
+            catalog.purge_table(table)
 
 
 @pytest.fixture
@@ -116,11 +131,11 @@ def rows_of(lake: Lake) -> list[dict[str, Any]]:
 def test_the_file_runs_on_each_engine(
     example: Example, clicks: str, produce: Producing, engine: str, flink_connected: None, tmp_path: Path
 ) -> None:
-    produce(clicks, 0, CLICKS[:10], timestamps=range(AT, AT + 10))
+    produce(clicks, 0, CLICKS[:10])
     example.write(engine)
 
     def land() -> None:
-        produce(clicks, 0, CLICKS, timestamps=range(AT, AT + len(CLICKS)))
+        produce(clicks, 0, CLICKS)
 
     def landed() -> bool:
         return example.entry().landed.of_partition(TOPIC, 0).width == len(CLICKS)
@@ -155,7 +170,7 @@ def test_the_engine_is_one_word_in_the_middle_of_a_flowing_topic(
 
         def land(turn: int = turn) -> None:
             values = [*CLICKS, json.dumps({"user_id": f"turn {turn}"})]
-            produce(name, 0, values, timestamps=range(AT, AT + len(values)))
+            produce(name, 0, values)
 
         def landed(turn: int = turn) -> bool:
             return example.entry(name).landed.of_partition(name, 0).width == (turn + 1) * (len(CLICKS) + 1)

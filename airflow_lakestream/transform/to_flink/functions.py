@@ -46,8 +46,11 @@ def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> Form:
     return Form((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
 
 
-# A document that Flink takes and DuckDB does not, or the other way; and a number that is printed anew.
-_NO_JSON = "(NOT ({0} IS JSON AND REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')) OR {0} IS NULL)"
+# A document that Flink takes and DuckDB does not, or the other way: Flink reads no further than a document's end. And a
+# number that is printed anew.
+_BEHIND = "REGEXP({0}, '[}}\\]]\\s*[^\\s,}}\\]]')"
+_WHOLE = "REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')"
+_NO_JSON = f"(NOT ({{0}} IS JSON AND {_WHOLE}) OR {_BEHIND} OR {{0}} IS NULL)"
 _ESCAPED = "REGEXP({0}, '\\\\u([dD]|0000)')"
 _VALUE = "JSON_VALUE({0}, {1})"
 _ANEW = f"(REGEXP({_VALUE}, '{_PRINTED}') AND (POSITION('E' IN {_VALUE}) > 0 OR POSITION({_VALUE} IN {{0}}) = 0))"

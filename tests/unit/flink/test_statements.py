@@ -131,3 +131,10 @@ def test_the_innermost_causes_of_a_trace_are_told() -> None:
     )
     assert causes_in(trace)[-1].endswith("Column 'nope' not found in any table")
     assert causes_in("no trace at all") == ()
+
+
+def test_a_table_below_several_namespaces_is_in_a_database_of_the_last() -> None:
+    made = statements.catalog("lake", {"type": "rest", "uri": "http://c"}, "analytics.web.clicks")
+    assert "'base-namespace' = 'analytics', 'default-database' = 'web'" in made
+    assert "base-namespace" not in statements.catalog("lake", {"type": "rest", "uri": "http://c"}, "web.clicks")
+    assert "INSERT INTO `lake`.`web`.`clicks` " in statements.insert("lake", "analytics.web.clicks", "b", ["id"])
