@@ -71,7 +71,9 @@ class History:
     def late(self) -> None:
         """Let records leave Kafka before the engine comes to them."""
         self.produce()
-        self.retention()
+        p = self.chance.randrange(2)
+        end = len(self.world.log.partitions[p].entries)
+        self.world.log.trim(p, self.chance.randint(min(self.world.at.get(p, 0), end), end))
         self.step()
 
     def restore(self) -> None:
