@@ -182,13 +182,13 @@ class LandingJobs(Jobs):
         try:
             session.run(statements.view(self._landing.select))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")
-            plan, _ = session.run(statements.PLAN)
+            plan, _ = session.run(statements.PLAN) if self._landing.sql is not None else ([], None)
         except FlinkRefused as e:
             if self._landing.sql is None:
                 raise
             told = e.causes[-1] if e.causes else str(e)
             raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
-        if strange := statements.beyond_rows(str(plan[0][0])):
+        if strange := statements.beyond_rows("\n".join(str(row[0]) for row in plan)):
             raise InvalidArgument("sql", _NOT_BY_ROW.format(", ".join(strange)), _BY_ROW)
         return [str(row[0]) for row in described]
 

@@ -103,9 +103,8 @@ def view(select: str | None) -> str:
 
 def beyond_rows(plan: str) -> list[str]:
     """Return what a statement does beside making a row of a record, or leaving it out, by what EXPLAIN says of it."""
-    steps = re.findall(
-        r"^[ :|+-]*([A-Z][A-Za-z]*)\(", plan.rpartition("== Optimized Execution Plan ==")[2], re.MULTILINE
-    )
+    told = plan.partition("== Optimized Execution Plan ==")[2]
+    steps = re.findall(r"^[ :|+-]*([A-Z][A-Za-z]*)\(", told, re.MULTILINE)
     return [name for name in dict.fromkeys(steps) if name not in _BY_ROW]
 
 

@@ -25,8 +25,8 @@ STEPS = 16
 EVENTS = (
     *("produce", "step") * 5,
     *("publish",) * 3,
-    *("retention", "cut") * 2,
-    *("restore", "begin_anew", "drop", "expire", "roll_back", "change_columns"),
+    *("late", "lose") * 2,
+    *("restore", "begin_anew", "drop", "cut", "expire", "roll_back", "change_columns"),
 )
 
 
@@ -43,6 +43,8 @@ class History:
         self.rowless = Rowless.FILTERED if filters else Rowless.MISSING
         self.world.begin()
         self.checkpoints = [dict(self.world.at)]
+        # What had landed when a column was dropped and added again has no value there.
+        self.before_change: set[Position] = set()
 
     def is_kept(self, at: Position) -> bool:
         entry = self.world.log.partitions[at[0]].entries[at[1]]
@@ -66,6 +68,14 @@ class History:
         log = self.world.log.partitions[p]
         self.world.log.trim(p, min(len(log.entries), log.low + self.chance.randrange(1, 6)))
 
+    def late(self) -> None:
+        """Let records leave Kafka before the engine comes to them."""
+        self.produce()
+        p = self.chance.randrange(2)
+        end = len(self.world.log.partitions[p].entries)
+        self.world.log.trim(p, self.chance.randint(min(self.world.at.get(p, 0), end), end))
+        self.step()
+
     def restore(self) -> None:
         self.world.restore(self.chance.choice(self.checkpoints[-2:]))
 
@@ -78,6 +88,14 @@ class History:
         self.drop()
         to = self.chance.choice([one.snapshot_id for one in self.world.table().snapshots()])
         self.world.table().manage_snapshots().create_branch(to, BRANCH).commit()
+
+    def lose(self) -> None:
+        """Let the branch lose what the engine has just written, while that goes on."""
+        self.produce()
+        self.step()
+        self.chance.choice((self.cut, self.drop))()
+        self.produce()
+        self.step()
 
     def expire(self) -> None:
         table = self.world.table()
@@ -92,6 +110,7 @@ class History:
         self.world.table().manage_snapshots().set_current_snapshot(self.chance.choice(on_main)).commit()
 
     def change_columns(self) -> None:
+        self.before_change |= set(self.world.rows())
         with self.world.table().update_schema() as update:
             update.delete_column("n")
         with self.world.table().update_schema() as update:
@@ -155,6 +174,9 @@ class History:
         landed = set(offsets_of(entry.landed))
         assert set(rows) == {one for one in landed if self.is_kept(one)}
         assert entry.counts.written == len(rows)
+        found = self.world.table().scan(row_filter="n is null").to_arrow()
+        without = zip(found["_kafka_partition"].to_pylist(), found["_kafka_offset"].to_pylist(), strict=True)
+        assert set(without) <= self.before_change
         assert not entry.landed & entry.lost
         gone = union(RangeSet.of(TOPIC, p, 0, log.low) for p, log in enumerate(self.world.log.partitions))
         assert not entry.lost - gone
