@@ -41,13 +41,17 @@ def validate(
     """Check pipelines as their runs do, SQL too; connect to nothing. Exit code 2: something is wrong."""
     with aside():
         from airflow_lakestream.pipelines.check import check
+        from airflow_lakestream.pipelines.dags import find_functions, make_dag
         from airflow_lakestream.pipelines.errors import PipelineError
 
+        find_functions(paths)
         problems, good = [], 0
         for read in _reading(paths):
             try:
                 for compiled in read():
                     check(compiled)
+                    # What Airflow makes of it, and whether its functions are there.
+                    make_dag(compiled)
                     good += 1
             except PipelineError as error:
                 problems += error.problems

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from importlib import import_module
@@ -9,6 +11,7 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
+from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import DAG
 from airflow.timetables.interval import CronDataIntervalTimetable
 
@@ -35,8 +38,24 @@ def load_folder(folder: Path) -> dict[str, DAG]:
     return dags
 
 
+def find_functions(paths: Iterable[Path]) -> None:
+    """Let modules be imported that lie beside DAG files, as Airflow does, or beside these files of pipelines."""
+    folders = [conf.get("core", "dags_folder", fallback=""), *(str(path.resolve().parent) for path in paths)]
+    sys.path += [folder for folder in dict.fromkeys(folders) if folder and folder not in sys.path]
+
+
 def make_dag(compiled: Compiled) -> DAG:
     """Make a pipeline's DAG. Raises PipelineError."""
+    try:
+        return _made(compiled)
+    except PipelineError:
+        raise
+    except Exception as error:  # noqa: BLE001  # Airflow's own checks raise what they like
+        text = " ".join(str(error).split())
+        raise PipelineError([Problem(compiled.file, 1, 1, f"Airflow refuses the DAG: {text}")]) from None
+
+
+def _made(compiled: Compiled) -> DAG:
     cron = compiled.cron
     failing, late = _alerts(compiled)
     schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.replaces and cron else cron
