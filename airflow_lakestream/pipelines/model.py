@@ -22,10 +22,13 @@ from airflow_lakestream.pipelines.part import (
     FUNCTION,
     NAME,
     Duration,
+    FromOne,
+    FromZero,
     Functions,
     Named,
     Names,
     Number,
+    NumberFromZero,
     Part,
     Tags,
     Whole,
@@ -86,10 +89,10 @@ class Transformation(Part):
 class RowCount(Part):
     """How many rows a commit may have."""
 
-    min: Whole | None = Field(default=None, ge=0)
-    max: Whole | None = Field(default=None, ge=0)
-    min_of_week: Number | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
-    max_of_week: Number | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
+    min: FromZero | None = Field(default=None)
+    max: FromZero | None = Field(default=None)
+    min_of_week: NumberFromZero | None = Field(default=None, description="times the mean of the last week's landings")
+    max_of_week: NumberFromZero | None = Field(default=None, description="times the mean of the last week's landings")
 
 
 class Checks(Part):
@@ -197,11 +200,11 @@ class Orchestration(Part):
     start_date: str = Field(default="2026-01-01", description="a date; matters with catchup, and for data intervals")
     catchup: bool = False
     checkpoint_interval: Duration | None = Field(default=None, description="commit at least so often")
-    parallelism: Whole | None = Field(default=None, ge=1, description="processes, or tasks of a group")
-    max_records: Whole | None = Field(default=None, ge=1, description="most records of a run; on Spark, of a batch")
+    parallelism: FromOne | None = Field(default=None, description="processes, or tasks of a group")
+    max_records: FromOne | None = Field(default=None, description="most records of a run; on Spark, of a batch")
     max_batch_bytes: Whole | str | None = None
     idle_timeout: Duration | None = None
-    retries: Whole = Field(default=3, ge=0)
+    retries: FromZero = Field(default=3)
     retry_delay: Duration = 60.0
     pool: str | None = None
     deferrable: bool | None = None
@@ -230,7 +233,8 @@ def json_schema() -> dict[str, Any]:
     found["title"] = "airflow_lakestream pipeline"
     for part in found["$defs"].values():
         for name, value in part.get("properties", {}).items():
-            if "const" not in value and value.get("type") not in ("string", "array", "object"):
+            is_any = value.get("type") in ("string", "array", "object") and "pattern" not in value
+            if "const" not in value and not is_any:
                 part["properties"][name] = _or_variable(value)
     return found
 

@@ -23,11 +23,16 @@ def _no_boolean(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean)]
+# Bounds stand here: pydantic would leave those of a field that may be null out of the JSON Schema.
+FromZero = Annotated[int, Field(ge=0), BeforeValidator(_no_boolean)]
+FromOne = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
+NumberFromZero = Annotated[float, Field(ge=0), BeforeValidator(_no_boolean)]
 Named = Annotated[str, Field(pattern=NAME)]
 
 
 def _listed(**one: Any) -> WithJsonSchema:
-    item = {"type": "string", **one}
+    # A variable may be longer, or come to what fits.
+    item = {"anyOf": [{"type": "string", **one}, {"type": "string", "pattern": r"\$\{"}]} if one else {"type": "string"}
     return WithJsonSchema({"anyOf": [{"type": "array", "items": item}, item]})
 
 
