@@ -114,11 +114,12 @@ class _Look:
         :param bind: raises InvalidArgument where statements don't fit the columns.
         """
         found: list[Finding] = []
-        process: CheckProcess | None = CheckProcess()
+        first = CheckProcess()
+        process: CheckProcess | None = first
         try:
-            bind(process, self._written.columns)
+            bind(first, self._written.columns)
             try:
-                self._open(process)
+                self._open(first)
             except Exceeded as error:
                 return [Finding("checks", f"to read the rows {error}")]
             for check in checks:

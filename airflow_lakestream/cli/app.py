@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -65,6 +67,11 @@ app.add_typer(rejects.app, name="rejects")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code; an error is one line on stderr."""
+    # Where the locale has too few letters, others are escaped: an answer is no reason to fail.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # What goes wrong is said in that line.
+    logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)
     sys.exit(run(arguments))
 
 

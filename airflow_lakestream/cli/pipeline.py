@@ -42,8 +42,10 @@ def validate(
     """Check pipelines as their runs do, SQL too; connect to nothing. Exit code 2: something is wrong."""
     with aside():
         from airflow_lakestream.pipelines.check import check
+        from airflow_lakestream.pipelines.dags import find_functions, make_dag
         from airflow_lakestream.pipelines.errors import PipelineError
 
+        find_functions(paths)
         right, wrong = 0, 0
         problems: list[Problem] = []
         for files, pipelines, mistakes in map(_looked_at, paths):
@@ -52,6 +54,8 @@ def validate(
             for compiled in pipelines:
                 try:
                     check(compiled)
+                    # What Airflow makes of it, and whether its functions are there.
+                    make_dag(compiled)
                     right += 1
                 except PipelineError as error:
                     wrong += 1

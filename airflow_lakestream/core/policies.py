@@ -154,6 +154,8 @@ def choose(kind: type[Choice], argument: str, value: object) -> Choice:
         raise UnknownValue(argument, value, [member.value for member in kind]) from None
 
 
+# What can be added to a time of today.
+_MOST_SECONDS = 1e10
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -162,7 +164,9 @@ def seconds(argument: str, value: object) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2] not in _UNITS:
         raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s", "5m" or "3d".')
-    return float(match[1]) * _UNITS[match[2]]
+    if (found := float(match[1]) * _UNITS[match[2]]) > _MOST_SECONDS:
+        raise InvalidArgument(argument, f"{value!r} is more than three hundred years.", "Write a shorter time.")
+    return found
 
 
 _BYTES = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "kib": 2**10, "m": 2**20, "mb": 2**20, "mib": 2**20}

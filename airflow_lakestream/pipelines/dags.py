@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
@@ -13,7 +14,7 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, conf
 from airflow.sdk import DAG
 from airflow.timetables.interval import CronDataIntervalTimetable
 
@@ -72,6 +73,12 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     return dags
 
 
+def find_functions(paths: Iterable[Path]) -> None:
+    """Let modules be imported that lie beside DAG files, as Airflow does, or beside these files of pipelines."""
+    folders = [conf.get("core", "dags_folder", fallback=""), *(str(path.resolve().parent) for path in paths)]
+    sys.path += [folder for folder in dict.fromkeys(folders) if folder and folder not in sys.path]
+
+
 def make_dag(compiled: Compiled) -> DAG:
     """Make a pipeline's DAG. Raises PipelineError."""
     cron = compiled.cron
@@ -84,7 +91,7 @@ def make_dag(compiled: Compiled) -> DAG:
     except PipelineError:
         raise
     except Exception as error:  # whatever Airflow has against it, the other files are loaded
-        problem = f"Airflow takes no such DAG ({type(error).__name__}: {error})."
+        problem = f"Airflow refuses the DAG ({type(error).__name__}): {' '.join(str(error).split())}"
         raise PipelineError([Problem(compiled.file, 1, 1, problem)]) from error
     return dag
 

@@ -177,6 +177,11 @@ def _digest(*parts: str) -> str:
 _VERSION = _digest(__version__, *(one.name for one in fields(Compiled)))
 
 
+def _seal(content: bytes) -> bytes:
+    """Return what a memory begins with that this code has written, and nobody has changed."""
+    return hashlib.sha256(_VERSION.encode() + content).hexdigest().encode()
+
+
 class _Memory:
     """What files came to, by their content and the variables in them. A memory that is damaged is an empty one."""
 
@@ -185,10 +190,10 @@ class _Memory:
         self._lookup = lookup
         self._before: Mapping[str, Any] = {}
         self._now: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            found = json.loads(path.read_bytes())
-            if isinstance(found, dict) and found.get("version") == _VERSION:
-                self._before = found["files"]
+        with suppress(OSError):
+            seal, _, content = path.read_bytes().partition(b"\n")
+            if seal == _seal(content):
+                self._before = json.loads(content)
 
     def read(self, path: Path, name: str) -> Compiled:
         """Return a file's pipeline. Raises PipelineError."""
@@ -223,12 +228,17 @@ class _Memory:
                 self._now[one.file] = self._before[one.file]
         if self._now == self._before:
             return
+        content = json.dumps(self._now).encode()
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump({"version": _VERSION, "files": self._now}, file)
-            Path(name).replace(self._path)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(_seal(content) + b"\n" + content)
+                Path(name).replace(self._path)
+            except OSError:
+                Path(name).unlink()
+                raise
 
     def _key(self, text: str, variables: list[str]) -> str:
         try:

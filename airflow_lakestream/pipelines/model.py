@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues
 from airflow_lakestream.core.policies import (
@@ -18,7 +18,21 @@ from airflow_lakestream.core.policies import (
     Tombstones,
     UnknownFields,
 )
-from airflow_lakestream.pipelines.part import NAME, Duration, Named, Names, Part, listed
+from airflow_lakestream.pipelines.part import (
+    FUNCTION,
+    NAME,
+    Duration,
+    FromOne,
+    FromZero,
+    Functions,
+    Named,
+    Names,
+    Number,
+    NumberFromZero,
+    Part,
+    Tags,
+    Whole,
+)
 from airflow_lakestream.pipelines.sensors import AnySensor
 
 EngineName = Literal["extract", "group", "spark", "flink", "connect"]
@@ -28,10 +42,11 @@ class Metadata(Part):
     """What people see of the pipeline."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,200}$", description="the DAG's id, and the default consumer group")
-    version: str | None = Field(default=None, description="of this file; a tag of the DAG")
+    # With the letter v it is a tag of Airflow's.
+    version: str | None = Field(default=None, max_length=99, description="of this file; a tag of the DAG")
     owner: str | None = Field(default=None, description="the DAG's owner")
     description: str | None = None
-    tags: Names = []
+    tags: Tags = []
 
 
 class Source(Part):
@@ -55,7 +70,7 @@ class Source(Part):
     )
     unavailable_values: UnavailableValues | None = None
     start_offset: StartOffset = StartOffset.EARLIEST
-    start_timestamp: str | int | None = None
+    start_timestamp: str | Whole | None = None
     schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")
     tombstones: Tombstones | None = None
     on_data_loss: OnDataLoss | None = None
@@ -74,10 +89,10 @@ class Transformation(Part):
 class RowCount(Part):
     """How many rows a commit may have."""
 
-    min: int | None = Field(default=None, ge=0)
-    max: int | None = Field(default=None, ge=0)
-    min_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
-    max_of_week: float | None = Field(default=None, ge=0, description="times the mean of the last week's landings")
+    min: FromZero | None = Field(default=None)
+    max: FromZero | None = Field(default=None)
+    min_of_week: NumberFromZero | None = Field(default=None, description="times the mean of the last week's landings")
+    max_of_week: NumberFromZero | None = Field(default=None, description="times the mean of the last week's landings")
 
 
 class Checks(Part):
@@ -94,7 +109,7 @@ class Quality(Part):
     """What becomes of bad records, and what has to hold of the rows."""
 
     on_error: OnError | None = None
-    max_rejected: int | float | str | None = Field(default=None, description="most bad records: a count or a share")
+    max_rejected: Whole | Number | str | None = Field(default=None, description="most bad records: a count or a share")
     checks: Checks | None = None
     freshness: Duration | None = Field(
         default=None, description="most age of a record that the table lacks, looked at after each landing"
@@ -142,8 +157,8 @@ class Spark(Part):
     packages: str | None = None
     driver_memory: str | None = None
     executor_memory: str | None = None
-    num_executors: int | None = None
-    executor_cores: int | None = None
+    num_executors: Whole | None = None
+    executor_cores: Whole | None = None
 
 
 class Flink(Part):
@@ -162,18 +177,17 @@ class Connect(Part):
     config: dict[str, str] = Field(default={}, description="more settings of the sink, such as iceberg.catalog.uri")
 
 
-Function = Annotated[str, Field(pattern=r"^(log|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 _LOG = "`log` for a line in the log and a count in the metrics, or module:function"
 
 
 class Alerts(Part):
     """Who is told when a run goes wrong."""
 
-    on_failure: Annotated[list[Function], BeforeValidator(listed)] = Field(
-        default=[], description=f"called with a failed task's context: {_LOG}"
-    )
+    on_failure: Functions = Field(default=[], description=f"called with a failed task's context: {_LOG}")
     deadline: Duration | None = Field(default=None, description="most time for a run, from when it is queued")
-    on_deadline: Function = Field(default="log", description=f"called, in the triggerer, after that: {_LOG}; async")
+    on_deadline: str = Field(
+        default="log", pattern=FUNCTION, description=f"called, in the triggerer, after that: {_LOG}; async"
+    )
 
 
 class Orchestration(Part):
@@ -186,11 +200,11 @@ class Orchestration(Part):
     start_date: str = Field(default="2026-01-01", description="a date; matters with catchup, and for data intervals")
     catchup: bool = False
     checkpoint_interval: Duration | None = Field(default=None, description="commit at least so often")
-    parallelism: int | None = Field(default=None, ge=1, description="processes, or tasks of a group")
-    max_records: int | None = Field(default=None, ge=1, description="most records of a run; on Spark, of a batch")
-    max_batch_bytes: int | str | None = None
+    parallelism: FromOne | None = Field(default=None, description="processes, or tasks of a group")
+    max_records: FromOne | None = Field(default=None, description="most records of a run; on Spark, of a batch")
+    max_batch_bytes: Whole | str | None = None
     idle_timeout: Duration | None = None
-    retries: int = Field(default=3, ge=0)
+    retries: FromZero = Field(default=3)
     retry_delay: Duration = 60.0
     pool: str | None = None
     deferrable: bool | None = None
@@ -213,18 +227,23 @@ class Pipeline(Part):
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of files; numbers and choices may also be `${VARIABLES}`."""
+    """Return the JSON Schema of files; numbers and choices may also be `${VARIABLES}`, and numbers in quotes."""
     found = Pipeline.model_json_schema(by_alias=True)
     found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     found["title"] = "airflow_lakestream pipeline"
     for part in found["$defs"].values():
         for name, value in part.get("properties", {}).items():
-            if "const" not in value and value.get("type") not in ("string", "array", "object"):
+            is_any = value.get("type") in ("string", "array", "object") and "pattern" not in value
+            if "const" not in value and not is_any:
                 part["properties"][name] = _or_variable(value)
     return found
+
+
+# A variable, or a number or a boolean in quotes, as a variable would be filled in.
+_NO_LITERAL = r"\$\{[^}]+\}|^\s*[-+]?[0-9.]+\s*$|^([Tt]rue|[Ff]alse|TRUE|FALSE)$"
 
 
 def _or_variable(value: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {key: value[key] for key in ("description", "default", "title") if key in value}
     rest = {key: one for key, one in value.items() if key not in said}
-    return {**said, "anyOf": [rest, {"type": "string", "pattern": r"\$\{[^}]+\}"}]}
+    return {**said, "anyOf": [rest, {"type": "string", "pattern": _NO_LITERAL}]}

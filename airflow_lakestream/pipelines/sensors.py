@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from airflow_lakestream.core.policies import Missing, TableFormat
-from airflow_lakestream.pipelines.part import Duration, Names, Part
+from airflow_lakestream.pipelines.part import Duration, FromZero, Names, Part, Whole
 
 
 class Sensor(Part):
@@ -44,7 +44,7 @@ class Lag(_OfConsumer):
     """Waits until a consumer has caught up: CheckpointLagSensor."""
 
     type: Literal["lag"]
-    max_lag_records: int | None = Field(default=None, ge=0, description="most unread records")
+    max_lag_records: FromZero | None = Field(default=None, description="most unread records")
     max_lag_seconds: Duration | None = Field(default=None, description="most age of an unread record")
     max_batch_age: Duration | None = Field(default=None, description="most age of the newest batch or landing")
     per_partition: bool | None = None
@@ -57,7 +57,7 @@ class Freshness(Sensor):
     type: Literal["freshness"]
     max_age: Duration | None = Field(default=None, description="most age of the newest landing or event")
     event_time_column: str | None = None
-    complete_through: str | int | None = Field(default=None, description='a time, such as "{{ data_interval_end }}"')
+    complete_through: str | Whole | None = Field(default=None, description='a time, such as "{{ data_interval_end }}"')
     idle_after: Duration | None = None
     idle_is_fresh: bool | None = None
     operations: Names | None = None

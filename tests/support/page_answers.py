@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 from collections.abc import Iterator, Mapping
@@ -214,7 +215,7 @@ def ask() -> dict[str, Any]:
         readable = manager.get_authorized_dag_ids(user=users["vera"], session=session)
         said["all by search"] = json.loads(Streams().all(session, readable))["streams"]
         said["hours by search"] = Streams().hours(session, {"secret"})["streams"]
-    said["odd"] = list(_odd(client, headers))
+    said["odd"] = list(_odd(client, {"Authorization": f"Bearer {given['ada']}"}))
     return said
 
 
@@ -222,7 +223,7 @@ NAMES = ("read", "rows_in", "rows", "rows_out", "tables", "rejected", "skipped",
 NAMES += ("schema_changes", "ranges", "lost", "topic", "table", "consumer_group", "topics", "reasons", "time_left")
 NAMES += ("seconds", "files", "snapshots", "rejects", "fresh")
 TEXTS = ("", "many", "0", "-1", "1e400", "\u202e", "\ud800", "<b>", "12", "9" * 30, "null", "2026-01-01")
-NUMBERS = (0, 1, -1, 3, 2**63, 10**400, -(10**30), 0.5, 1e300, True, False, None)
+NUMBERS = (0, 1, -1, 3, 2**63, 10**400, -(10**30), 0.5, 1e300, math.nan, -math.inf, True, False, None)
 
 
 def anything(random: Random, depth: int = 0) -> Any:

@@ -12,7 +12,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from sqlalchemy import ColumnElement, Float, case, cast, func, or_, select
 
-from airflow_lakestream.ui.page.landings import Key, chunks
+from airflow_lakestream.ui.page.landings import Key, chunks, readable
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -65,7 +65,7 @@ class Hours:
                 XComModel.dag_id,
                 XComModel.task_id,
                 case(*hours).label("hour"),
-                _number(session, XComModel.value["rows"]).label("rows"),
+                _number(session, readable(session, XComModel.value)["rows"]).label("rows"),
             )
             .where(XComModel.dag_run_id >= self._floor, _RETURNED, XComModel.timestamp >= self._first)
             # Else PostgreSQL carries the whole reports through a sort, on disk.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
-from sqlalchemy import JSON, ColumnElement, String, cast, func, or_, select, type_coerce
+from sqlalchemy import JSON, ColumnElement, String, case, cast, func, or_, select, type_coerce
 
 from airflow_lakestream.ui.page.shapes import Odd, count, identifier, keyed, listed, mapped, offsets, text, whole
 
@@ -126,13 +126,20 @@ def _told(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tells(column: Any) -> ColumnElement[bool]:
+def tells(session: Session, column: Any) -> ColumnElement[bool]:
     """Whether a JSON column has what `landing_of` makes a landing of: by text, since it may hold anybody's values."""
     nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
     # In Airflow 3.1 the column of events is JSON that SQLAlchemy does not know as such.
-    known = type_coerce(column, JSON)
+    known = type_coerce(readable(session, column), JSON)
     # Not the text of a text: PostgreSQL fails for all rows at one in which there is a NUL.
     return or_(*(cast(known[name], String(64)).notin_((empty, "null")) for name, empty in nothing))
+
+
+def readable(session: Session, column: Any) -> Any:
+    """Return a JSON column; on SQLite without what is no JSON, such as NaN: its functions fail for all rows at one."""
+    if session.get_bind().dialect.name != "sqlite":
+        return column
+    return type_coerce(case((func.json_valid(column) == 1, column)), JSON)
 
 
 def history(session: Session, key: Key, newest: int | None, most: int) -> list[Landing]:

@@ -64,7 +64,7 @@ class Newest:
         since = top - WINDOW if self._seen is None else self._seen - _AGAIN
         newest = (
             select(AssetEvent.source_dag_id, AssetEvent.source_task_id, func.max(AssetEvent.id))
-            .where(AssetEvent.id > since, AssetEvent.source_task_id.is_not(None), tells(AssetEvent.extra))
+            .where(AssetEvent.id > since, AssetEvent.source_task_id.is_not(None), tells(session, AssetEvent.extra))
             .group_by(AssetEvent.source_dag_id, AssetEvent.source_task_id)
         )
         for dag_id, task_id, event in session.execute(newest):
@@ -79,7 +79,7 @@ class Newest:
     def _take_told(self, session: Session, *where: Any) -> None:
         newest = (
             select(XComModel.dag_id, XComModel.task_id, func.max(XComModel.dag_run_id), func.max(XComModel.timestamp))
-            .where(*where, _RETURNED, tells(XComModel.value))
+            .where(*where, _RETURNED, tells(session, XComModel.value))
             .group_by(XComModel.dag_id, XComModel.task_id)
         )
         for dag_id, task_id, run, at in session.execute(newest):
@@ -94,7 +94,7 @@ class Newest:
             event = (
                 select(AssetEvent.id)
                 .where(AssetEvent.asset_id == outlet.asset_id, AssetEvent.source_dag_id == outlet.dag_id)
-                .where(AssetEvent.source_task_id == outlet.task_id, tells(AssetEvent.extra))
+                .where(AssetEvent.source_task_id == outlet.task_id, tells(session, AssetEvent.extra))
                 .order_by(AssetEvent.timestamp.desc())
                 .limit(1)
                 .scalar_subquery()

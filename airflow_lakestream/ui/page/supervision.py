@@ -183,11 +183,17 @@ def _said(
             continue
         what, value = tasks[task_id].what, values.get((task_id, index))
         try:
-            value = None if value is None else {**plain("", value), **_LOOK("", value)}
+            value = None if value is None else seen_in(value)
         except Odd as odd:
             value, one.problems[what] = None, str(odd)
         one.looks[what] = {"well": state == "success", "value": value}
     return found
+
+
+def seen_in(value: Any) -> dict[str, Any]:
+    """Return what a sensor has told of a look. Raises Odd."""
+    known: dict[str, Any] = _LOOK("", value)
+    return {**plain("", value), **known}
 
 
 def _name(stream: Any) -> Named:
