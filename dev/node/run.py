@@ -86,7 +86,7 @@ class Node:
     def stop(self) -> None:
         """End all, pods too, and leave the machine as it was; within seconds, since nothing is kept."""
         self._end(*(name for name in self._children if name != "containerd"))
-        for end in (("tasks", "kill", "-s", "KILL"), ("tasks", "rm", "-f"), ("containers", "rm")):
+        for end in (("tasks", "rm", "-f"), ("containers", "rm")):
             left = self.ctr(end[0], "ls", "-q").stdout.decode().split()
             if left:
                 self.ctr(*end, *left)

@@ -163,7 +163,7 @@ class Plan:
             "clusterDNS": [ADDRESS],
             "clusterDomain": "cluster.local",
             "containerRuntimeEndpoint": f"unix://{self.socket}",
-            "podLogsDir": f"{self.folder}/logs",
+            "podLogsDir": f"{self.folder}/pod-logs",
             # Images are brought by hand: none may be cleared away.
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import pytest
 from airflow_lakestream.driver.backend import Handle, SubmitFailed
 from airflow_lakestream.driver.supervisor import JobState
 from airflow_lakestream.exceptions import InvalidArgument
+from tests.support.broker import poll_until
 from tests.support.spark_submit import backend, submit
 
 __all__ = ["submit"]
@@ -144,3 +146,28 @@ def test_standalone_has_no_cluster_mode_for_python(tmp_path: Path, monkeypatch: 
         backend("standalone", tmp_path)
     made, _ = backend("standalone", tmp_path, deploy_mode="client")
     assert type(made).__name__ == "DetachedSpark"
+
+
+def test_a_driver_beside_the_worker_has_its_settings_in_a_file_and_its_variables_to_itself(
+    submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit("$PASSWORD")
+    monkeypatch.setenv("AIRFLOW_CONN_LOCAL", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    conf = {"spark.secret": "canary", "spark.pyspark.python": "/elsewhere/python"}
+    made, job = backend("local", tmp_path, conf=conf, env_vars={"PASSWORD": "canary"})
+    assert made.planned(job) is None
+    handle = made.launch(job)
+    poll_until(lambda: made.state(handle) is JobState.FINISHED, "spark-submit to end", 60)
+    arguments = (tmp_path / "arguments.txt").read_text()
+    assert "canary" not in arguments
+    assert arguments.startswith("--load-spark-defaults\n--master\nlocal[2]\n")
+    assert arguments.endswith(f"/app.py\n--config\n{tmp_path}/app.json\n")
+    assert (tmp_path / "taken.properties").read_text().splitlines() == [
+        "",
+        f"spark.driver.log.localDir={tmp_path}/jvm",
+        f"spark.pyspark.driver.python={sys.executable}",
+        "spark.pyspark.python=/elsewhere/python",
+        "spark.secret=canary",
+    ]
+    made.works(handle)
+    assert not [path for path in tmp_path.iterdir() if path.name in ("app.json", "spark.properties")]
