@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import Committer, look_after
-from airflow_lakestream.delta.commit.damage import LOG
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_writable
@@ -27,7 +25,7 @@ from airflow_lakestream.delta.design import check_design
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.replace import Replacement
 from airflow_lakestream.delta.replace.takeout import Finder
-from airflow_lakestream.delta.storage import Tables, location
+from airflow_lakestream.delta.storage import Tables, check_place
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers
@@ -41,7 +39,6 @@ from airflow_lakestream.delta.write.files import (
 )
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.stores.places import check_folder
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, whole_schema
@@ -91,9 +88,7 @@ class DeltaSink(TableSink[Add]):
         Raises what the parts raise for a table, or a place, that nothing can be landed in.
         """
         self._head = head = self._tables.open(self._name)
-        if "://" not in (where := location(self._name)):
-            check_folder(self._name, where)
-            check_folder(self._name, Path(where, LOG))
+        check_place(self._tables, self._name)
         if self._first_version is None:
             self._first_version = -1 if head is None else head.version
         if head is None:

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
 from airflow_lakestream.delta.commit.damage import LOG, DamagedLog, check_log, find_damage
@@ -18,6 +19,7 @@ from airflow_lakestream.delta.commit.protocol import unreadable
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.object_store import open_store
+from airflow_lakestream.stores.places import PlaceNotWritable, check_folder
 from airflow_lakestream.tables.row_buffer import is_of_rows
 
 
@@ -99,3 +101,15 @@ class DeltaStorage:
         if "://" not in where:
             return LocalStore(where, mkdir=True)
         return open_store(where, self.options)
+
+
+def check_place(tables: Tables, table: str) -> None:
+    """Refuse a place at which no file of a table can be made, as far as it tells that. Raises PlaceNotWritable."""
+    if "://" not in (where := location(table)):
+        check_folder(table, where)
+        check_folder(table, Path(where, LOG))
+        return
+    try:
+        tables.store(table)
+    except (BaseError, ValueError) as e:
+        raise PlaceNotWritable(table, where, e) from e

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ COLUMNS = {
     "texts": ("text[]", "array(select repeat('y', 50) from generate_series(1, 200))"),
     "numbers": ("int[]", "array(select generate_series(1, 3000))"),
     "bytes": ("bytea[]", "array[decode(repeat('00ff', 3000), 'hex')]"),
-    "ids": ("uuid[]", "array(select md5(n::text)::uuid from generate_series(1, 300) n)"),
     "big": ("text", "repeat('x', 5000)"),
     "data": ("bytea", "decode(repeat('00ff', 3000), 'hex')"),
 }
@@ -49,13 +47,7 @@ def rows_of(captured: Captured) -> dict[int, dict[str, Any]]:
     """Return the database's rows, as the tables have them."""
     names = ("id", "name", *LEFT_OUT)
     found = captured.rows(", ".join(names))
-    return {key: dict(zip(names, map(plain, row), strict=True)) for key, row in found.items()}
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    return str(value) if isinstance(value, uuid.UUID) else value
+    return {key: dict(zip(names, row, strict=True)) for key, row in found.items()}
 
 
 @pytest.mark.parametrize("setting", ["-left out-", "hex:ff80ff"])
@@ -119,5 +111,5 @@ def test_values_that_events_leave_out_are_known_by_the_connectors_own_placeholde
 def assert_same(mirror: Lake, captured: Captured) -> None:
     """Assert that a mirror has the rows of the database."""
     names = ("id", "name", *LEFT_OUT)
-    found = {row["id"]: {name: plain(row[name]) for name in names} for row in mirror.scan().to_pylist()}
+    found = {row["id"]: {name: row[name] for name in names} for row in mirror.scan().to_pylist()}
     assert found == rows_of(captured)

@@ -55,14 +55,10 @@ class InMariaDb(Sent):
             cursor.execute(f"select {columns} from {self.name}")
             return {row["id"]: row for row in cursor.fetchall()}
 
-    def begin(self, *, awaits: str = "rows", again: bool = False, **settings: str) -> None:
-        """Send what the table holds, and what becomes of it from now on; waits for the rows, or for nothing.
-
-        :param again: as the connector before, which goes on where it was.
-        """
+    def begin(self, *, awaits: str = "rows", **settings: str) -> None:
+        """Send what the table holds, and what becomes of it from now on; waits for the rows, or for nothing."""
         before, rows = self.sent(), len(self.rows()) if awaits == "rows" else 0
-        if not again:
-            self.connector = f"{self.connector or self.name}_"
+        self.connector = f"{self.connector or self.name}_"
         told = {"topic_prefix": self.name, "schema_history_internal_kafka_topic": f"{self.connector}history"}
         tables = f"{DATABASE}.{self.name}"
         self.connect.capture_mariadb(self.mariadb, self.connector, tables, self.kafka.bootstrap, **told | settings)

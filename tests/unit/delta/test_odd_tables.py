@@ -218,7 +218,7 @@ def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["{}/file/events", "{}/file", "/proc/events"])
+@pytest.mark.parametrize("place", ["{}/file/events", "{}/file", "/proc/events", "nowhere://bucket/events"])
 def test_a_place_that_takes_no_files_is_refused_by_the_tables_name(tmp_path: Path, place: str, kind: str) -> None:
     lake = GivenLake(tmp_path, "delta", kind=KINDS[kind].config)
     (tmp_path / "file").touch()
