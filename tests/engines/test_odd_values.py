@@ -71,7 +71,7 @@ def test_by_connect(sinks: Sinks, lake: Lake, topic: Topics, produce: Producing)
         sinks.follow_until(driving, lambda _: False)
     assert re.search(rf"{name}\[0\] offset \d+: ", str(told.value))
     assert (lake.table().current_snapshot(), lake.offsets()) == (head, [])
-    report = lake.land(name, schema=COLUMNS, tombstones="skip")
+    report = lake.land(name, schema=COLUMNS, tombstones="skip", max_rejected="1.0")
     assert report.counts.read == len(odd)
     produce(name, 0, ['{"i":7}'] * 5)
     sinks.run(name, report.rows + 5)
@@ -100,7 +100,7 @@ def test_by_flink(landing: FlinkLanding, topic: Topics, produce: Producing) -> N
     assert [one for one in _FLINKS if not refused[one]] == []
 
     # What the error says.
-    report = lake.land(name, schema=COLUMNS, tombstones="skip")
+    report = lake.land(name, schema=COLUMNS, tombstones="skip", max_rejected="1.0")
     assert report.counts.read == len(odd)
     produce(name, 0, ['{"i":7}'] * 5)
     landing.start()

@@ -212,6 +212,9 @@ class FlinkLanding:
         columns = self.lake.table().schema().column_names
         self.jobs.submit({0: 0, 1: 0}, state, lambda: list(columns))
 
+    def drop_branch(self) -> None:
+        self.lake.table().manage_snapshots().remove_branch(self.configured().on_branch).commit()
+
     def end(self) -> None:
         """Kill what is left of drivers and jobs."""
         for driver in self._drivers:

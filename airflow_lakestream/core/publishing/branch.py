@@ -126,7 +126,7 @@ class BranchSink(Sink, Protocol):
         """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
 
     def rows_of(self, file: BranchFile) -> Iterator[Rows]:
-        """Yield a file's rows, in the table's columns of today. Raises BranchFileGone."""
+        """Yield a file's rows, in the table's columns of today. Raises BranchFileGone, ColumnsMoved."""
 
     def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
         """Take the branch's files for the next commit.

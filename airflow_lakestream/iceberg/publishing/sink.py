@@ -81,7 +81,6 @@ class PublishingSink(IcebergSink):
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
         """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
-        self._check_columns_of(file)
         parts: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         strange = 0
         for rows in self.rows_of(file, COORDINATES):
@@ -98,7 +97,7 @@ class PublishingSink(IcebergSink):
         """Take the branch's files for the next commit; those of another partitioning are written anew.
 
         A commit puts files into one partitioning only, the table's own. Another schema of the table does no harm: rows
-        are read by the ids of their columns, and `positions_of` refuses a file whose names are other columns' now. By
+        are read by the ids of their columns, and `rows_of` refuses a file whose names are other columns' now. By
         checks they are read by name: files with other names are written anew for these.
         """
         table = self._there()
@@ -125,7 +124,8 @@ class PublishingSink(IcebergSink):
         return self._table
 
     def rows_of(self, file: BranchFile, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield a file's rows, in the table's columns of today or in these of them. Raises BranchFileGone."""
+        """Yield a file's rows, in the table's columns of today or in these of them. Raises BranchFileGone, ColumnsMoved."""
+        self._check_columns_of(file)
         table = self._there()
         try:
             yield from read_rows(table.metadata, table.io, FileScanTask(file.file), columns=columns)

@@ -20,7 +20,7 @@ WRITTEN, COUNT, UNIT, FORMAT, PATH, PATTERN, ZONE = (
 )
 _NOT_ASCII = "REGEXP({0}, '[^\\x00-\\x7F]')"
 # How Java prints a number that DuckDB prints otherwise, or as it is written.
-_PRINTED = "^-?[0-9]+[.]([0-9]{{9,}}|[0-9]+E-?[0-9]+)$"
+_PRINTED = "^-?[0-9]+([.][0-9]{{9,}}|([.][0-9]+)?E[+-]?[0-9]+)$"
 _UNITS = ("second", "minute", "hour", "day", "month", "quarter", "year")
 _PATH = re.compile(r"""\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"*'\\]+)"|\[(\d+)\]""")
 # What both RE2 and Java mean the same by.
