@@ -206,9 +206,11 @@ def test_large_records_are_not_read_by_the_gigabyte(
     monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_BYTES", 400_000)
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
     assert verdict.outcome is LookOutcome.WAITING
-    # The smaller one is read, and nothing of it is old.
-    assert f"{name}[0] with 30 unread" in verdict.text
-    assert "in 1 of 2 partitions" in verdict.text
+    assert f"worst is {name}[0] with 30 unread" in verdict.text
+    assert "too large to be read one by one: all count as overdue" in verdict.text
+    # Where the bytes are enough for both, each record is read, and none is old.
+    monkeypatch.setattr("airflow_lakestream.watching.lag.waiting.MOST_BYTES", 600_000)
+    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
 
 
 def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
