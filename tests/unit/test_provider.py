@@ -86,8 +86,9 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
     shared |= {
         f"airflow_lakestream.hooks.{name}"
-        for name in ("allowed_tables", "connections", "database", "delta_storage", "lake", "places", "spark_cluster")
+        for name in ("allowed_tables", "connections", "database", "delta_storage", "kubernetes", "lake", "places")
     }
+    shared |= {f"airflow_lakestream.hooks.spark_{name}" for name in ("cluster", "kubernetes", "submission")}
     shared |= {f"airflow_lakestream.hooks.{name}" for name in ("store", "variables")}
     shared |= {"airflow_lakestream.sensors.base"}
     shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "patience", "shared_looks")}

@@ -124,7 +124,7 @@ class PublishingSink(IcebergSink):
         return self._table
 
     def rows_of(self, file: BranchFile, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield a file's rows, in the table's columns of today or in these of them. Raises BranchFileGone, ColumnsMoved."""
+        """Yield a file's rows, in the table's columns or in some of them. Raises BranchFileGone, ColumnsMoved."""
         self._check_columns_of(file)
         table = self._there()
         try:

@@ -535,9 +535,8 @@ def test_hidden_files_and_folders_are_no_pipelines(tmp_path: Path) -> None:
         path = tmp_path / hidden
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("no: pipeline")
-    assert [(one.name, one.file) for one in read_folder(tmp_path, lookup, tmp_path / "memory")] == [
-        ("plain", "plain.yaml")
-    ]
+    found = read_folder(tmp_path, lookup, tmp_path / "memory")
+    assert ([(one.name, one.file) for one in found.right], found.wrong) == ([("plain", "plain.yaml")], ())
 
 
 LOGINS = ["https://user:secret@registry", "user:secret@broker", "postgresql://u:p@h/d", "https://h/?sig=abc"]
