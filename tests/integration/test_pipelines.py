@@ -251,9 +251,7 @@ def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_a
     assert "lake.told" in audited
     assert "ictionary" not in audited
     # What is given goes before what the file says.
-    assert "lake.others" in said(
-        2, "plan", "--pipeline", file, "--table", "lake.others", "--group", "g", "--topic", "no"
-    )
+    assert "topic: 'no' does not exist" in said(2, "plan", "--pipeline", file, "--topic", "no")
     # One ledger is meant where there is one.
     for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
         said(0, *command, "--table", "lake.told")
