@@ -234,11 +234,12 @@ def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_a
 ) -> None:
     def said(code: int, *arguments: str) -> str:
         capsys.readouterr()
-        assert run([*arguments]) == code
-        printed = capsys.readouterr()
+        ended, printed = run([*arguments]), capsys.readouterr()
+        assert ended == code, printed
         return printed.out if code == 0 else printed.err
 
-    pipelines.write("told", topic=topic_of([*events(0, 0, 3), "not JSON"]))
+    topic, other = topic_of([*events(0, 0, 3), "not JSON"]), topic_of(events(0, 0, 3))
+    pipelines.write("told", topic=topic)
     file = str(pipelines.folder / "told.yaml")
     said(0, "pipeline", "run", file)
     assert json.loads(said(0, "plan", "--pipeline", file, "--json"))["records_at_most"] == 0
@@ -253,10 +254,11 @@ def test_commands_take_what_the_file_says_and_ask_for_a_group_only_where_there_a
     # What is given goes before what the file says.
     assert "topic: 'no' does not exist" in said(2, "plan", "--pipeline", file, "--topic", "no")
     # One ledger is meant where there is one.
-    for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):
+    for command in (["ledger", "show"], ["ledger", "history"], ["audit"]):
         said(0, *command, "--table", "lake.told")
+    assert "only a statement makes rows of its rejected records" in said(2, "rejects", "replay", "--table", "lake.told")
     (pipelines.folder / "told.yaml").write_text(
-        Path(file).read_text().replace("consumer_group: told", "consumer_group: second")
+        Path(file).read_text().replace("consumer_group: told", "consumer_group: second").replace(topic, other)
     )
     said(0, "pipeline", "run", file)
     for command in (["ledger", "show"], ["ledger", "history"], ["audit"], ["rejects", "replay"]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
-from sqlalchemy import JSON, ColumnElement, String, case, cast, func, or_, select, type_coerce
+from sqlalchemy import JSON, ColumnElement, String, Text, case, cast, func, or_, select, type_coerce
 
 from airflow_lakestream.ui.page.shapes import Odd, count, identifier, keyed, listed, mapped, offsets, text, whole
 
@@ -35,6 +35,9 @@ _REPORT = mapped(
     snapshot_ids=listed(identifier),
     schema_changes=listed(text),
 )
+# A half of a surrogate pair without the other one, as JSON escapes it: text for Python, and none for PostgreSQL.
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF_OF_A_PAIR = f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
 # SQLite takes no more than 32,766 values in a statement.
 _CHUNK = 500
 
@@ -136,10 +139,15 @@ def tells(session: Session, column: Any) -> ColumnElement[bool]:
 
 
 def readable(session: Session, column: Any) -> Any:
-    """Return a JSON column; on SQLite without what is no JSON, such as NaN: its functions fail for all rows at one."""
-    if session.get_bind().dialect.name != "sqlite":
+    """Return a JSON column, NULL for values at which the database's functions fail for all rows.
+
+    Those are NaN on SQLite, and half of a surrogate pair on PostgreSQL.
+    """
+    dialect = session.get_bind().dialect.name
+    if dialect not in ("sqlite", "postgresql"):
         return column
-    return type_coerce(case((func.json_valid(column) == 1, column)), JSON)
+    is_json = func.json_valid(column) == 1 if dialect == "sqlite" else cast(column, Text).op("!~")(_HALF_OF_A_PAIR)
+    return type_coerce(case((is_json, column)), JSON)
 
 
 def history(session: Session, key: Key, newest: int | None, most: int) -> list[Landing]:
