@@ -235,7 +235,7 @@ def test_where_no_process_can_be_had_it_is_said(monkeypatch: pytest.MonkeyPatch)
 def test_where_the_system_holds_nobody_to_a_limit_of_memory_the_process_looks_itself() -> None:
     code = """if True:
         import threading
-        from airflow_lakestream.transform.worker import watch_memory
+        from airflow_lakestream.transform.child import watch_memory
         threading.Thread(target=watch_memory, args=(400 * 2**20,), daemon=True).start()
         held = []
         while len(held) < 4000:
