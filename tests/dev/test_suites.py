@@ -98,7 +98,11 @@ CHANGES = {
         {"units", "integration"},
         set(),
     ),
-    "a module that a table of strings names": (["airflow_lakestream/delta/sink.py"], ALL - {"docs", "long"}, set()),
+    "a module that a table of strings names": (
+        ["airflow_lakestream/delta/sink.py"],
+        ALL - {"docs", "long", "kubernetes"},
+        set(),
+    ),
     "a sensor's check": (
         ["airflow_lakestream/watching/lag/check.py"],
         {"sensors", "integration"},
