@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +149,8 @@ def test_what_is_killed_on_yarn_is_restarted_and_what_a_person_ends_is_killed_th
         second = stream.application()
         assert second["id"] != first["id"]
         assert stream.manager.asked(f"apps/{first['id']}")["app"]["state"] == "KILLED"
-        assert "since the driver vanished without a word" in process.log
+        # YARN asks the driver's machine to end it, and does not wait for long: it may have time to give its lease back.
+        assert re.search("since the driver (vanished without a word|failed: .*ended by SIGTERM)", process.log)
         mark(run, "failed", "land")
         process.wait(PATIENCE)
     stream.await_state("KILLED")
