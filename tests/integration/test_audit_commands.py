@@ -102,7 +102,7 @@ def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("audit",), "Missing option"),
+        (("audit",), "--table: is missing"),
         (("audit", "--table", "t", "--group", GROUP), "namespace.table"),
         (("audit", "--table", "lake.none", "--group", GROUP), "lake.none does not exist"),
         ((*AUDIT, "--depth", "3"), "No such option"),
