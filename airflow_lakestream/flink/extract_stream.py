@@ -128,7 +128,7 @@ class ExtractStream(FlinkStream):
             self._tell_landing(most=_FIRST)
             if self.lease.stop_requested():
                 return False
-            time.sleep(self._look_every)  # Nothing tells of a first record.
+            time.sleep(self._look_every)  # Kafka reports no first record.
         self.config = replace(self.config, columns=columns)
         self.jobs = LandingJobs(self.config)
         self._extract = Extract(self.config, self._catalog, WHERE)

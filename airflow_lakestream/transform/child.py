@@ -107,5 +107,5 @@ def watch_memory(most: int) -> None:
     """End this process soon after it holds more than `most` bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit <= most:
-        time.sleep(0.02)
+        time.sleep(0.02)  # The system reports no growth of memory.
     os._exit(TOO_LARGE)

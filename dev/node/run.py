@@ -81,7 +81,7 @@ class Node:
                 if wanted.exists() and self._children[name].poll() is not None:
                     wanted.unlink()
                     self.run(name, command)
-            time.sleep(0.2)
+            time.sleep(0.2)  # between two looks at the node, which reports no end
 
     def stop(self) -> None:
         """End all, pods too, and leave the machine as it was; within seconds, since nothing is kept."""
@@ -127,7 +127,7 @@ class Node:
             if gone or time.monotonic() > deadline:
                 logs = f"{', '.join(gone) or 'nothing'} ended, see {self._plan.folder}/logs"
                 raise RuntimeError(f"ERROR: {what} did not come up: {logs}")
-            time.sleep(0.2)
+            time.sleep(0.2)  # between two looks at the node, which reports no end
 
     def _is_ready(self) -> bool:
         return b"ok" in self._asked("/readyz")

@@ -86,7 +86,9 @@ def proof_of(
     if reads.format == "avro":
         assert registry is not None, "the configuration asks for it"
         source = _OfTheseWays(columns, registry, Ways(dict(reads.places)))
-        make: Callable[[pa.Schema], Decoder] = lambda schema: _Framed(AvroDecoder(schema, registry=source))  # noqa: E731
+
+        def make(schema: pa.Schema) -> Decoder:
+            return _Framed(AvroDecoder(schema, registry=source))
     else:
         make = RawDecoder if is_raw else JsonDecoder
     wanted = arrow_schema(columns)

@@ -137,7 +137,7 @@ class StreamSearch:
             ledger = streams.ledger(group)
             since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms
             histories = {topic: streams.history(group, topic, since) for topic in topics_of(ledger)}
-        except Exception as e:  # noqa: BLE001  # whatever it is, the other streams are looked at
+        except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
             yield Facts(name, group, "", problem=_why(e, streams.problems))
             return
         for topic, history in histories.items():
@@ -166,7 +166,7 @@ class _Topics:
             found = backlog(self.kafka.topic(facts.topic))
             unread = run_now(Looking("", self.kafka, found.state).waiting(found.lacking, found.lost, self.before_ms))
             return replace(facts, backlog=replace(found, overdue=unread.overdue, crowded=unread.crowded))
-        except Exception as e:  # noqa: BLE001  # whatever it is, the other streams are looked at
+        except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
             if isinstance(e, KafkaUnavailable):
                 self.unanswered.append(e)
             return replace(facts, problem=_why(e, _OF_STREAM))
@@ -179,7 +179,7 @@ def _or_why(found: Iterator[Facts], unseen: Facts) -> Iterator[Facts]:
     except (InvalidArgument, NotThere):
         # Whoever called has named what is not there.
         raise
-    except Exception as e:  # noqa: BLE001  # whatever it is, the other streams are looked at
+    except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
         yield replace(unseen, problem=_why(e))
 
 

@@ -112,7 +112,7 @@ def decoders(config: Any, schemas: Mapping[int, tuple[str, str]]) -> tuple[RowDe
 def test_no_registry_is_asked_for_what_is_no_id(name: str) -> None:
     values = [b"\0" + number.to_bytes(4, "big") + b"x" for number in range(300)]
     config = MirrorConfig(
-        topic="t", table="lake.t", consumer_group="g", format=name, schema_registry="http://localhost"
+        topic="t", table="lake.t", consumer_group="g", format=name, schema_registry={"url": "http://registry"}
     )
     making, registry = decoders(config, {})
     first = headed(values, [BY_VALUE] * 300)
