@@ -147,7 +147,7 @@ class _Look:
     def _open(self, process: CheckProcess, part: tuple[int, int] | None = None) -> None:
         count = process.open(self._written, self._folder, part)
         wanted = self._written.rows if part is None else part[1]
-        # It opens each file, too: none that is gone may get on main, whatever is asked.
+        # The process opens each file even without a check: a file that is gone must not get on main.
         if count != wanted:
             raise AssertionError(f"{wanted} rows are to be committed, and their files have {count}")
 

@@ -26,19 +26,19 @@ from airflow_lakestream.transform.engine import told
 from airflow_lakestream.transform.json_macros import MACROS
 from airflow_lakestream.transform.sandbox import open_database, parse, unparse
 
-# Rows, and characters of a value, that an error tells.
+# Limits of an error: rows, and characters of a value.
 FEW, LONGEST = 5, 80
 TIMESTAMP = "_kafka_timestamp"
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a look reads.
+    """Files of a landing that checks read.
 
     :param sizes: of each file.
-    :param values: by file the columns that its partition has and it lacks itself, as text.
-    :param folder: for what does not fit into memory.
-    :param part: only these rows, by the first one's number and how many: to find those to blame.
+    :param values: by file, its partition's columns that the file itself lacks, as text.
+    :param folder: takes the rows that do not fit into memory.
+    :param part: the number of the first row to read and the count of rows; used to find the rows to blame.
     """
 
     sizes: Sequence[int]

@@ -94,8 +94,10 @@ def _unread_by_audit(landing: Landing, *, repairs: bool) -> tuple[str, ...]:
     """Return the options that an audit refuses: it decodes nothing, and a repair decodes into the table's columns."""
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
-    told = landing.arguments
-    return () if told.get("sql_input") == SqlInput.DECODED or told.get("format") == Format.CSV else ("schema",)
+    arguments = landing.arguments
+    return (
+        () if arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == Format.CSV else ("schema",)
+    )
 
 
 def _unchanged(value: Any) -> Any:
@@ -110,8 +112,8 @@ def _as_option(value: Any) -> Any:
 
 
 def _optional(annotation: Any) -> Any:
-    kind, *told = get_args(annotation)
-    return Annotated[(kind | None, *told)]
+    kind, *metadata = get_args(annotation)
+    return Annotated[(kind | None, *metadata)]
 
 
 def _shown(name: str) -> str:

@@ -74,7 +74,7 @@ def init(
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
         path = _path(output, dag_id, ".yaml" if as_yaml else ".py", force=force)
-        # Wrong arguments are told before anything is looked at.
+        # Arguments are checked before anything is read.
         connections = _named(kafka_conn, iceberg_conn, storage_conn)
         file = DagFile(
             topic=topic,

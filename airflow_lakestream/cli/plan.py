@@ -107,7 +107,7 @@ def plan(
     with aside():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
-        # Wrong arguments are told before anything is looked at.
+        # Arguments are checked before anything is read.
         config = ExtractConfig(
             topic=topic,
             table=table,

@@ -131,7 +131,7 @@ class _Page:
         self._looks.append(Look(int(time.time() * 1000), streams))
         # Who has the page open never sees half of it.
         part = self._file.with_name(f"{self._file.name}.part")
-        # A new file: whoever may write into the folder could have put a link there.
+        # Create a new file: an existing one may be a link that another user has put there.
         part.unlink(missing_ok=True)
         with part.open("x", encoding="utf-8") as file:
             file.write(page(self._looks))

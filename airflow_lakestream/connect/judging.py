@@ -51,10 +51,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Memory:
-    """What one look leaves for the next; plain values, so that it can be handed on.
+    """State that one look hands on to the next, as plain values.
 
-    `blamed` are the records that failed tasks named before they were restarted, with how often. `crowded_since` is the
-    time since which there is more than one coordinator; 0 where there is none, below that if somebody was told.
+    `blamed` counts the records that failed tasks named before their restarts. `crowded_since` is the time since which
+    there is more than one coordinator; 0 for one coordinator, negative once the warning was logged.
     """
 
     has_run: bool = False

@@ -48,8 +48,8 @@ class FlinkSavepoint:
             if found.job and found.job != job:
                 raise CannotAdopt(
                     f"{source} is of job {found.job}, and the table's last snapshot of Flink is of job {job}, "
-                    f"checkpoint {committed}. Whether {found.job} has ever written to this table can't be told: what "
-                    "it read for another one would never be landed. Nothing was written. Take the savepoint of "
+                    f"checkpoint {committed}. Job {found.job} may have written to another table: "
+                    "the records that it read would never be landed here. Nothing was written. Take the savepoint of "
                     f"{job}; or the rows or ranges (--from rows, --from ranges)."
                 )
             if not found.job:

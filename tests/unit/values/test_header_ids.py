@@ -108,12 +108,13 @@ def decoders(config: Any, schemas: Mapping[int, tuple[str, str]]) -> tuple[RowDe
     return RowDecoders(payload, ()), registry
 
 
+NOWHERE = {"url": "http://localhost"}
+
+
 @pytest.mark.parametrize("name", ["avro", "json_schema"])
 def test_no_registry_is_asked_for_what_is_no_id(name: str) -> None:
     values = [b"\0" + number.to_bytes(4, "big") + b"x" for number in range(300)]
-    config = MirrorConfig(
-        topic="t", table="lake.t", consumer_group="g", format=name, schema_registry={"url": "http://registry"}
-    )
+    config = MirrorConfig(topic="t", table="lake.t", consumer_group="g", format=name, schema_registry=NOWHERE)
     making, registry = decoders(config, {})
     first = headed(values, [BY_VALUE] * 300)
     with pytest.raises(InvalidArgument, match=r"^format: no record of the first 300 can be decoded.*__value_schema_id"):
