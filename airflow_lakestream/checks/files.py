@@ -5,12 +5,13 @@ They are read by the task, with the table's own credentials, wherever they lie; 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
+
+from airflow_lakestream.stores.ranged_file import RangedFile
 
 _SCHEME = "landing"
 # Most bytes that the task hands over at once.
@@ -55,23 +56,10 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         return int(self._strip_protocol(name).partition(".")[0])
 
 
-class _File(io.RawIOBase):
+class _File(RangedFile):
     def __init__(self, number: int, size: int, reading: Reading) -> None:
-        self._number, self._size, self._reading = number, size, reading
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        super().__init__(size)
+        self._number, self._reading = number, reading
 
     def read(self, size: int = -1) -> bytes:
         most = max(0, self._size - self._at)

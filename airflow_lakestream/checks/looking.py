@@ -22,7 +22,7 @@ from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.engine import told
+from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.json_macros import MACROS
 from airflow_lakestream.transform.sandbox import open_database, parse, unparse
 
@@ -80,7 +80,7 @@ def bind(label: str, statement: str, columns: pa.Schema, memory_limit: str) -> N
         try:
             database.sql(statement).columns  # noqa: B018  # DuckDB binds the statement when its columns are asked for
         except duckdb.Error as error:
-            problem = f"DuckDB can't bind {label!r}: {told(error)}."
+            problem = f"DuckDB can't bind {label!r}: {error_text(error)}."
             there = f"The columns of {RELATION} are: {', '.join(columns.names)}."
             raise InvalidArgument("checks.sql", problem, there) from None
 
@@ -116,7 +116,7 @@ class Look:
             raise
         except duckdb.Error as error:
             # A value that can't be cast.
-            yield Finding(check.label, f"it failed: {told(error)}")
+            yield Finding(check.label, f"it failed: {error_text(error)}")
 
     def _of(self, check: Check) -> Iterator[Finding]:
         if check.kind == "freshness":

@@ -151,7 +151,7 @@ class Engine:
             described = list(zip(relation.columns, relation.types, strict=True))[:-1]
         except duckdb.Error as error:
             raise InvalidArgument(
-                "sql", f"DuckDB can't bind it: {told(error)}.", f"The columns are: {', '.join(columns.names)}."
+                "sql", f"DuckDB can't bind it: {error_text(error)}.", f"The columns are: {', '.join(columns.names)}."
             ) from None
         if twice := [name for name, n in Counter(name.lower() for name, _ in described).items() if n > 1]:
             raise InvalidArgument("sql", f"several columns are called {twice[0]!r}.", "Give each a name of its own.")
@@ -166,7 +166,7 @@ class Engine:
             self.run(self._empty)
             ((_, text),) = self._database.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
         except duckdb.Error as error:
-            raise InvalidArgument("sql", f"it fails without any record: {told(error)}.") from None
+            raise InvalidArgument("sql", f"it fails without any record: {error_text(error)}.") from None
         for operator in _operators(json.loads(text)):
             if operator not in _ROW_WISE:
                 raise refuse(operator, "a statement turns each record of {{ input }} into one row, or none, by itself")
@@ -208,7 +208,7 @@ def _place(column: OutputColumn) -> str:
     return f"column {column.field.name}".replace("'", "''")
 
 
-def told(error: duckdb.Error) -> str:
+def error_text(error: duckdb.Error) -> str:
     """Return DuckDB's message, shortened, without the excerpt of our rewritten statement."""
     text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
     # Only the columns that the statement names are known: leave its suggestions out.

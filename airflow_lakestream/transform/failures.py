@@ -8,11 +8,11 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.transform.engine import Engine, told
+from airflow_lakestream.transform.engine import Engine, error_text
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
 
 # For this many bad records of a batch DuckDB's own message is fetched, by one run each, which costs as much as
-# thousands of good records; for more only the place is told.
+# thousands of good records; for more records only the place is given.
 _EXPLAINED = 10
 
 # Errors that a value can cause. Any other DuckDB error is no property of a record.
@@ -45,7 +45,7 @@ def _find_bad(
     elif places := _places(engine, table):
         yield from _without(engine, table, places, {}, bad)
     elif table.num_rows == 1:
-        bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
+        bad.append(FailedRecord(table[ROW][0].as_py(), error_text(error)))
     else:
         yield from _halves(engine, table, bad)
 
@@ -112,7 +112,7 @@ def _again(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator
         yield engine.run(table)
     except _RECORD_ERRORS as error:
         if table.num_rows == 1:
-            bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
+            bad.append(FailedRecord(table[ROW][0].as_py(), error_text(error)))
         else:
             yield from _halves(engine, table, bad)
 
@@ -121,7 +121,7 @@ def _why(engine: Engine, record: pa.Table) -> str:
     try:
         engine.run(record)
     except duckdb.Error as error:
-        return told(error)
+        return error_text(error)
     return "the statement fails for this record"
 
 

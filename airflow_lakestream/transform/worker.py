@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.bounds import Bounds
 from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, Timer, be_bounded, listening, said
-from airflow_lakestream.transform.engine import Engine, Plan, told
+from airflow_lakestream.transform.engine import Engine, Plan, error_text
 from airflow_lakestream.transform.failures import run
 from airflow_lakestream.transform.messages import Setup, send
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
@@ -49,7 +49,7 @@ class _Server:
             except RecursionError:
                 self._fail(invalid=["sql", "it is nested too deeply."])
             except duckdb.Error as error:
-                self._fail(invalid=["sql", f"DuckDB can't plan it: {told(error)}."])
+                self._fail(invalid=["sql", f"DuckDB can't plan it: {error_text(error)}."])
         self._schema = made or pa.schema([column.field for column in self._engine.columns])
         send(answers, {"plan": asdict(self._engine.plan)}, no_rows(self._schema))
 
@@ -71,7 +71,7 @@ class _Server:
         except OUT_OF_MEMORY as error:
             self._fail(memory=said(error))
         except duckdb.Error as error:
-            self._fail(failure=told(error))
+            self._fail(failure=error_text(error))
         schema = self._schema.append(pa.field(ROW, pa.int64()))
         return pa.concat_tables(parts) if parts else no_rows(schema)
 

@@ -5,7 +5,6 @@ Nothing is committed here.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import time
@@ -26,6 +25,7 @@ from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.layout import arrange
+from airflow_lakestream.stores.ranged_file import RangedFile
 from airflow_lakestream.tables.no_rows import no_rows, one_row
 from airflow_lakestream.tables.row_buffer import culprits
 
@@ -117,24 +117,12 @@ def path_of(add: Add) -> str:
     return unquote(add["path"])
 
 
-class _Ranges(io.RawIOBase):
+class _Ranges(RangedFile):
     """A file of a store, of which only what is asked for is fetched."""
 
     def __init__(self, store: Any, add: Add) -> None:
-        self._store, self._path, self._size, self._at = store, path_of(add), int(add["size"]), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        super().__init__(int(add["size"]))
+        self._store, self._path = store, path_of(add)
 
     def read(self, size: int = -1) -> Any:
         start, end = self._at, self._size if size < 0 else min(self._size, self._at + size)

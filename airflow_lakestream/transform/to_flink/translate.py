@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.engine import told
+from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import INPUT, METADATA, Checker, Node, ctes, with_input
 from airflow_lakestream.transform.to_flink.expressions import Expressions
@@ -51,7 +51,7 @@ def translated(sql: str, columns: pa.Schema, *, raw: bool) -> str:
     except NotCommon as refused:
         raise refused.placed(sql) from None
     except duckdb.Error as error:
-        raise InvalidArgument("sql", f"DuckDB can't bind it: {told(error)}.") from None
+        raise InvalidArgument("sql", f"DuckDB can't bind it: {error_text(error)}.") from None
     finally:
         database.close()
     if len(made) > _LONGEST:
