@@ -14,6 +14,7 @@ SEED ?= 0
 KILLS ?= 50
 LANDINGS ?= 500
 ONLY ?=
+AGAINST ?=
 RUNS ?= 3
 JOBS ?= 4
 # A seed: the files of tests run in another order.
@@ -115,10 +116,10 @@ mutants: setup ## Put wrong changes into a copy: does a suite that they reach ca
 demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
 
-bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat for less (needs a JDK 17)
+bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat for less; AGAINST=<commit or wheel> compares with it (needs a JDK 17)
 	@$(MAKE) --no-print-directory .bench/user/.ready
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
-	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET)
+	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET) --against '$(AGAINST)'
 
 bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md and its chart from what make bench has measured
 	@$(BIN)/python -m dev.bench.report

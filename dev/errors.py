@@ -66,5 +66,9 @@ class UnknownBase(DevError):
     """The commit that a change is compared with is not in this checkout."""
 
 
+class BuildFailed(DevError):
+    """git or uv could not make an installation to compare with."""
+
+
 class DemoFailed(DevError):
     """The demo did not get to its end."""

@@ -1,6 +1,7 @@
 """`python -m dev.bench`: measure the rows of the table in turn, round by round; say which bounds hold.
 
     make bench ONLY=json,kcat RUNS=3      # rows, groups or peers by name, * for anything; --list shows them
+    make bench AGAINST=v0.1.0 ONLY=json   # this checkout beside a commit or a wheel, in turn
 
 Each run is saved at once in `.bench/latest.json`, so an interrupt loses only the run it meets. `make bench-report`
 writes docs/benchmarks.md from that file.
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import audit, checksums, commands, commits, mirror, page, pipelines, reads, scale
+from dev.bench import against, audit, checksums, commands, commits, mirror, page, pipelines, reads, scale
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -25,6 +26,7 @@ from dev.bench.process_tree import CommandFailed
 from dev.bench.results import Results, keep_previous
 from dev.bench.rows import ROWS, Row, groups
 from dev.bench.summary import print_table
+from dev.errors import BuildFailed
 from dev.progress import Clock
 from dev.stack import Stack
 
@@ -56,6 +58,8 @@ def main() -> int:
         return 2 if unknown else 0
     signal.signal(signal.SIGTERM, _end)
     clock = Clock()
+    if args.against:
+        return _compare(args, rows, clock)
     keep_previous()
     results = Results(describe(), args.records, datetime.now(UTC).isoformat(timespec="seconds"))
     results.save()
@@ -66,6 +70,17 @@ def main() -> int:
         _conclude(results)
         return INTERRUPTED
     return _conclude(results)
+
+
+def _compare(args: argparse.Namespace, rows: Sequence[Row], clock: Clock) -> int:
+    compared = [row for row in rows if row.peer == "extract"]
+    if not compared:
+        print("AGAINST compares rows of the extract; ONLY names none of them.")
+        return 2
+    with Stack.owned("bench", say=clock.say) as stack:
+        lab = Lab(stack, stack.up_kafka(), args.records, args.records / RECORDS, clock.say)
+        lab.folder.mkdir()
+        return against.compare(compared, args.against, lab, clock, args.budget * 60)
 
 
 def _measure(
@@ -89,6 +104,7 @@ def _measure(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="rows, groups or peers by name, with commas; * for anything")
+    parser.add_argument("--against", default="", help="a commit or a wheel: compare this checkout with it, in turn")
     parser.add_argument("--runs", type=int, default=RUNS, help="rounds, the first for memory; medians are reported")
     parser.add_argument("--records", type=int, default=RECORDS, help="how many records the 200 B topics hold")
     parser.add_argument("--audited", type=int, default=0, help="how many rows the audited table has")
@@ -186,4 +202,7 @@ def _conclude(results: Results) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BuildFailed as error:
+        sys.exit(f"bench: {error}")

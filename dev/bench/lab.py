@@ -29,9 +29,20 @@ USER_PYTHON = FOLDER / "user" / "bin" / "python"
 PEERS_PYTHON = FOLDER / "venv" / "bin" / "python"
 
 
-def without_user() -> str | None:
-    """Return what is missing to run tasks as a user does."""
-    return None if USER_PYTHON.exists() else f"{USER_PYTHON} is not there; make bench installs it"
+@dataclass(frozen=True)
+class Installation:
+    """An environment in which this package is installed.
+
+    :param python: its interpreter.
+    :param path: the folder that has `dev`, from which it imports the benchmark's programs.
+    """
+
+    python: Path
+    path: Path = CHECKOUT
+
+    def missing(self) -> str | None:
+        """Return what is missing to run tasks as a user does, or None."""
+        return None if self.python.exists() else f"{self.python} is not there; make bench installs it"
 
 
 @dataclass
@@ -41,6 +52,7 @@ class Lab:
     :param records: how many the topics hold that don't say themselves.
     :param scale: what share of their records the others get, for a quick look.
     :param watches: whether the memory of what runs is watched, which takes some of its speed.
+    :param user: where tasks run that need no Spark.
     """
 
     stack: Stack
@@ -49,6 +61,7 @@ class Lab:
     scale: float
     say: Say
     watches: bool = True
+    user: Installation = Installation(USER_PYTHON)
     _topics: dict[str, Filled] = field(default_factory=dict)
 
     @cached_property
@@ -83,12 +96,19 @@ class Lab:
             yield lake
 
     def run_program(
-        self, name: str, arguments: Mapping[str, Any], env: Mapping[str, str], python: Path = Path(sys.executable)
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        env: Mapping[str, str],
+        where: Installation = Installation(Path(sys.executable)),
     ) -> tuple[dict[str, Any], Finished]:
         """Run a module of `dev.bench.programs`; return what it saw of itself, and what was seen of it."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             result = Path(scratch) / "result.json"
             options = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-            command = [str(python), "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
-            done = run_measured(command, {**env, "PYTHONPATH": str(CHECKOUT)}, watch=self.watches)
+            command = [str(where.python), "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
+            # Safe: the folder in which make was called has this checkout's package, not the installed one.
+            done = run_measured(
+                command, {**env, "PYTHONPATH": str(where.path), "PYTHONSAFEPATH": "1"}, watch=self.watches
+            )
             return json.loads(result.read_text()), done

@@ -23,7 +23,9 @@ from google.protobuf import json_format, message_factory
 
 from airflow_lakestream.decode.protobuf.schema import compile_proto
 from dev.bench import report
+from dev.bench.against import MOST, NARROW, Comparison
 from dev.bench.bounds import FIRST_COMMIT_ROW, RATIOS, verdicts
+from dev.bench.builds import install_commit_or_wheel
 from dev.bench.figures import Figure
 from dev.bench.peers import resolve_peer
 from dev.bench.process_tree import CommandFailed, PeakMemory, run_measured
@@ -31,6 +33,7 @@ from dev.bench.results import Results, Sample
 from dev.bench.rows import ROWS, groups
 from dev.bench.summary import lines
 from dev.bench.topics import TOPICS, Topic, render
+from dev.errors import BuildFailed
 from dev.service import CHECKOUT
 from tests.support.broker import poll_until
 
@@ -334,3 +337,38 @@ def test_a_sample_without_a_column_does_not_count_in_its_median() -> None:
     runs = [sample("json", 1, commit_seconds=0.01), replace(sample("json", 2), commit_seconds=None)]
     (_, row) = lines(results(*runs))
     assert "10" in row
+
+
+def blocks(ratio: float, noise: float, seed: int, most: int = MOST) -> Comparison:
+    """Play blocks of a row, `ratio` times as fast as the other build, on a machine that drifts, until decided."""
+    rng = random.Random(seed)
+    found = Comparison(ROWS[1])
+    while found.holds is None and len(found.rate.logs) < most:
+        drift = rng.uniform(0.7, 1.3)
+        one, two, three, four = (
+            sample("json", seconds=drift * rng.gauss(1, noise) / speed, cpu_seconds=2 * rng.gauss(1, noise) / speed)
+            for speed in (1.0, ratio, ratio, 1.0)
+        )
+        found.add_block((two, three), (one, four))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_row_that_is_5_percent_slower_than_the_other_build_is_red_and_an_equal_one_is_not(seed: int) -> None:
+    assert blocks(1 / 1.05, 0.005, seed).holds is False
+    equal = blocks(1.0, 0.005, seed)
+    assert equal.holds is True
+    assert equal.rate.value == pytest.approx(1, abs=NARROW)
+
+
+def test_a_row_whose_ratio_scatters_too_much_is_not_decided_and_says_so() -> None:
+    found = blocks(1.0, 0.2, 1, most=5)
+    assert found.holds is None
+    assert "NOT DECIDED" in found.line
+
+
+def test_a_build_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match="no-such-commit"):
+        install_commit_or_wheel("no-such-commit", print)
+    with pytest.raises(BuildFailed, match="no wheel"):
+        install_commit_or_wheel(str(tmp_path / "nowhere.whl"), print)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dev.bench.airflow_home import task_env
-from dev.bench.lab import USER_PYTHON, Lab, without_user
+from dev.bench.lab import Lab
 from dev.bench.lake import NAMESPACE
 from dev.bench.peers import LandedWrong
 from dev.bench.peers.landing import sample_of
@@ -18,7 +18,7 @@ TABLE = "appended"
 
 def missing(row: Row, lab: Lab) -> str | None:
     """Return what is not here that it needs."""
-    return without_user()
+    return lab.user.missing()
 
 
 def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
@@ -37,7 +37,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     }
     with lab.lake(f"{row.name}-{number}") as lake:
         env = {**lab.airflow, **task_env(lab.kafka, lake, OPERATOR, arguments)}
-        told, done = lab.run_program("airflow_task", {}, env, USER_PYTHON)
+        told, done = lab.run_program("airflow_task", {}, env, lab.user)
         landed = lake.landed(TABLE)
         if landed.rows != records:
             raise LandedWrong(row, records, landed.rows)

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from pyiceberg.table import StaticTable
 
-from dev.bench.lab import PEERS_PYTHON, Lab
+from dev.bench.lab import PEERS_PYTHON, Installation, Lab
 from dev.bench.lake import look_at
 from dev.bench.peers import LandedWrong
 from dev.bench.peers.landing import sample_of
 from dev.bench.results import Sample
 from dev.bench.rows import Row
 
+INSTALLED = Installation(PEERS_PYTHON)
+
 
 def missing(row: Row, lab: Lab) -> str | None:
     """Return what is not here that it needs."""
-    return None if PEERS_PYTHON.exists() else f"{PEERS_PYTHON} is not there; make bench installs it"
+    return INSTALLED.missing()
 
 
 def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
@@ -29,7 +31,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     with lab.lake(f"{row.name}-{number}") as lake:
         env = {**os.environ, "RUNTIME__DLTHUB_TELEMETRY": "false", "DLT_DATA_DIR": str(lake.folder / "home")}
         arguments = {"bootstrap": lab.kafka.bootstrap, "topic": topic.name, "records": records, "folder": lake.folder}
-        told, done = lab.run_program("dlt_pipeline", arguments, env, PEERS_PYTHON)
+        told, done = lab.run_program("dlt_pipeline", arguments, env, INSTALLED)
         landed = look_at(_table(lake.folder / "warehouse" / "bench" / "clicks"))
         if landed.rows != records:
             raise LandedWrong(row, records, landed.rows)

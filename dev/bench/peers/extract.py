@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dev.bench.airflow_home import task_env
-from dev.bench.lab import USER_PYTHON, Lab, without_user
+from dev.bench.lab import Lab
 from dev.bench.lake import NAMESPACE
 from dev.bench.peers import LandedWrong
 from dev.bench.peers.landing import sample_of
@@ -25,7 +25,7 @@ def missing(row: Row, lab: Lab) -> str | None:
 
     known = inspect.signature(KafkaExtractOperator.__init__).parameters
     unknown = sorted(set(row.options) - set(known))
-    return f"the operator has no {', '.join(unknown)}" if unknown else without_user()
+    return f"the operator has no {', '.join(unknown)}" if unknown else lab.user.missing()
 
 
 def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
@@ -40,7 +40,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         arguments["schema_registry"] = lab.registry.url
     with lab.lake(f"{row.name}-{number}") as lake:
         env = {**lab.airflow, **task_env(lab.kafka, lake, OPERATOR, arguments)}
-        told, done = lab.run_program("airflow_task", {}, env, USER_PYTHON)
+        told, done = lab.run_program("airflow_task", {}, env, lab.user)
         landed = lake.landed(TABLE)
         report = told["report"]
         # Good and bad records together have to be all that there were.
