@@ -71,7 +71,6 @@ class PayloadSettings:
     :param csv_delimiter: what stands between the fields of CSV.
     :param unavailable_placeholder: of Debezium's events: the connector's `unavailable.value.placeholder`.
     :param unavailable_values: what becomes of an event that leaves a value out, see `core.formats.UnavailableValues`.
-    :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
     :param decided: for one of several workers: whether all columns are there that unknown fields get. None: this
         process decides on them by itself.
     """
@@ -91,7 +90,6 @@ class PayloadSettings:
     csv_delimiter: str = ","
     unavailable_placeholder: str = UNAVAILABLE
     unavailable_values: str = UnavailableValues.REJECT
-    alone: bool = False
     decided: bool | None = None
 
     @property
@@ -135,7 +133,7 @@ class PayloadSettings:
         if unknown_fields == UnknownFields.EVOLVE:
             return GrowingJsonDecoder(schema, self.name_rules)
         policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
-        make = partial(JsonDecoder, alone=self.alone, is_event=self.is_event)
+        make = partial(JsonDecoder, is_event=self.is_event)
         return make(schema, unknown_fields, out_of_range=policy, finer=self.finer)
 
     def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:

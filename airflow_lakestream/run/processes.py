@@ -12,7 +12,6 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.sharing.side_by_side import Order, ReaderProcess
-from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Child, Children, can_fork, processors
@@ -55,10 +54,7 @@ def reader_processes(
         one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
         # Two processes that took the memory of one each had a peak PSS of 1,011 MiB with their parent, one alone 659.
         target, run_id = order.target, order.run_id
-        job = extract.build_job(one, connection, target, run_id=run_id, where=where, stop=stop, parts=count)
-        decoders = job.decoders
-        assert isinstance(decoders, RowDecoders), "build_job makes RowDecoders"
-        return replace(job, decoders=replace(decoders, payload=replace(decoders.payload, alone=True)))
+        return extract.build_job(one, connection, target, run_id=run_id, where=where, stop=stop, parts=count)
 
     with Children(count, main) as children:
         yield children

@@ -164,7 +164,7 @@ class EventPayload(Payload):
     def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
         """Return the decoder of plain JSON, which tells of fields without a column."""
         policy = OutOfRange(self.out_of_range)
-        return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=policy, finer=self.finer)
+        return WatchingDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
 
 
 class _GrowingEvents:

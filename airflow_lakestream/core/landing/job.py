@@ -44,6 +44,7 @@ from airflow_lakestream.core.sharing.pieces import Handed, Piece
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.runtime.processes import Children
 from airflow_lakestream.runtime.readahead import ReadAhead
+from airflow_lakestream.runtime.turns import short_turns
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ def read_rows(
 
     Raises Stopped.
     """
-    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
+    with short_turns(), ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
         begin = _Decoding(job, plan, decoder, most_records, pool)
         with ReadAhead(begin, CHUNKS_AHEAD, job.stop, _Decoding.weigh) as decoding:
             for _, future in decoding:

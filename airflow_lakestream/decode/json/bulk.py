@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
@@ -16,8 +17,9 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.json.document import nested_too_deep
 from airflow_lakestream.decode.json.finer import texts_for
-from airflow_lakestream.decode.json.small import small_numbers
+from airflow_lakestream.decode.json.small import SmallNumbers, small_numbers
 from airflow_lakestream.decode.json.values import base64_bytes, is_uuid, uuid_bytes
+from airflow_lakestream.decode.lanes.lanes import Mask
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
@@ -64,6 +66,8 @@ class BulkParser:
         try:
             joined = self._join(values)
             table = self._read(joined, values)
+            if self._small is not None and not self._small.any_digits:
+                self._check_zeros(table, values, self._small)
             for name in self._within:
                 _check_known(table.column(name), self._schema.field(name).type)
             columns = [_fit_field(_one_chunk(table.column(field.name)), field, self._finer) for field in self._schema]
@@ -92,10 +96,20 @@ class BulkParser:
             joined = _as_lines(lines)
         if joined is None:
             raise NotInBulk("not one object on each line")
-        if self._small is not None and self._small.may_be_in(joined):
-            raise NotInBulk("a number that may become 0, or another one")
+        if self._small is not None and self._small.any_digits and self._small.may_be_in(joined):
+            raise NotInBulk("a number that may become another one")
         lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
         return joined
+
+    def _check_zeros(self, table: pa.Table, values: pa.Array, small: SmallNumbers) -> None:
+        """Make sure that the zeros in floating point columns are zeros in their documents. Raises NotInBulk."""
+        has_zero = np.zeros(len(table), np.bool_)
+        for field in self._schema:
+            has_zero |= _zeros(_one_chunk(table.column(field.name)))
+        if has_zero.any():
+            lines = values.filter(pa.array(has_zero)).fill_null(b"{}")
+            if small.may_be_in(_one_text(lines)):
+                raise NotInBulk("a number that may have become 0")
 
     def _read(self, joined: pa.Buffer, values: pa.Array) -> pa.Table:
         # One block: the reader splits at newlines only, but then nothing has to be said about how it does that.
@@ -133,6 +147,19 @@ def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
         _check_known(pc.list_flatten(column), kind.value_type)
 
 
+def _zeros(array: pa.Array) -> Mask:
+    """Return which rows have a floating point number that is 0; all rows of a list that has one somewhere."""
+    kind, found = array.type, np.zeros(len(array), np.bool_)
+    if t.is_floating(kind):
+        return np.asarray(pc.equal(array, pa.scalar(0, kind)).fill_null(False))
+    if t.is_struct(kind):
+        for member in array.flatten():
+            found |= _zeros(member)
+    elif t.is_list(kind):
+        found |= _zeros(array.flatten()).any()
+    return found
+
+
 def _as_lines(lines: pa.Array) -> pa.Buffer | None:
     """Return the lines joined, or None when one is no object or no line."""
     if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
@@ -140,6 +167,10 @@ def _as_lines(lines: pa.Array) -> pa.Buffer | None:
     # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
     if any(b"\n" in piece or b"\0" in piece for piece in _pieces(lines)):
         return None
+    return _one_text(lines)
+
+
+def _one_text(lines: pa.Array) -> pa.Buffer:
     whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
     return pc.binary_join(whole, b"\n")[0].as_buffer()
 

@@ -42,7 +42,6 @@ class JsonDecoder(SchemaDecoder):
     :param finer: what becomes of times that are finer than microseconds.
     :param is_event: documents are change events of Debezium, whose member `before` is a row before a change.
     :param within: with "evolve" the members in which a field without a column counts; by default it does everywhere.
-    :param alone: no other thread has anything to do meanwhile, such as reading from Kafka.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class JsonDecoder(SchemaDecoder):
         unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
         *,
         within: Sequence[str] = (),
-        alone: bool = False,
         out_of_range: OutOfRange | None = None,
         finer: TimestampsFiner = TimestampsFiner.REJECT,
         is_event: bool = False,
@@ -70,11 +68,8 @@ class JsonDecoder(SchemaDecoder):
         watched = [field for field in known if field.name in within] if within else known
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
-        self._alone = alone
         self._plain = [leaves.plain(field.type) for field in schema]
         self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within, finer)
-        # Whether the last chunk had no record without a layout: a guess at the next one, never a matter of truth.
-        self._is_even = True
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(
@@ -90,7 +85,6 @@ class JsonDecoder(SchemaDecoder):
         make = partial(
             type(self),
             within=self._within,
-            alone=self._alone,
             out_of_range=self._out_of_range,
             finer=self._finer,
             is_event=self._is_event,
@@ -103,45 +97,13 @@ class JsonDecoder(SchemaDecoder):
 
     def decode_and_find(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
         """Return also, with "evolve", what has no column of the bad records that are bad for that alone."""
-        # Arrow's reader takes more than twice the time of the layouts, and is faster where another thread reads from
-        # Kafka: that needs the interpreter for most of its time, and Arrow lets go of it.
-        if self._bulk is not None and self._is_even and not self._alone:
-            try:
-                tables = [self._nothing_rescued(self._bulk.parse(piece)) for piece in _cut(batch.values)]
-                return self._decoded(tables, [], batch), {}
-            except NotInBulk:
-                # One odd record spoils that for its whole chunk, and seldom comes alone.
-                self._is_even = False
-        return self._by_layouts(batch)
-
-    def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> Decoded:
-        table = pa.concat_tables(pieces) if pieces else self._from_rows([])
-        if table.num_rows + len(bad) != len(batch):
-            raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
-        return Decoded(table, bad)
-
-    def _nothing_rescued(self, table: pa.Table) -> pa.Table:
-        """Return the table with the column for what is rescued, if there is one: nothing was."""
-        if not self._rescues:
-            return table
-        column = self.schema.field(RESCUED)
-        return self._in_order(table.append_column(column, pa.nulls(len(table), column.type)))
-
-    def _in_order(self, table: pa.Table) -> pa.Table:
-        return table.select(self.schema.names).cast(self.schema) if self._rescues else table
-
-    def _by_layouts(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
-        """Decode record by record what fits the layouts, and the others in ever smaller pieces."""
+        # Layouts first: Arrow's reader takes more than twice their time.
         tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
         tables = [self._in_order(table) for table in tables]
         left = np.ones(len(batch), np.bool_)
         for taken in rows:
             left[taken] = False
         rest = np.flatnonzero(left)
-        # The whole-chunk reader takes no chunk that has something to rescue.
-        self._is_even = not len(rest) and not (
-            self._rescues and any(part[RESCUED].null_count < len(part) for part in tables)
-        )
         found = _Found()
         if len(rest) == len(batch):
             # No layout fits anything, so none of these is proven to be odd.
@@ -158,6 +120,22 @@ class JsonDecoder(SchemaDecoder):
         if (order[1:] < order[:-1]).any():
             decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(order))))
         return decoded, found.unknown
+
+    def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> Decoded:
+        table = pa.concat_tables(pieces) if pieces else self._from_rows([])
+        if table.num_rows + len(bad) != len(batch):
+            raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
+        return Decoded(table, bad)
+
+    def _nothing_rescued(self, table: pa.Table) -> pa.Table:
+        """Return the table with the column for what is rescued, if there is one: nothing was."""
+        if not self._rescues:
+            return table
+        column = self.schema.field(RESCUED)
+        return self._in_order(table.append_column(column, pa.nulls(len(table), column.type)))
+
+    def _in_order(self, table: pa.Table) -> pa.Table:
+        return table.select(self.schema.names).cast(self.schema) if self._rescues else table
 
     def _pieces(
         self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _Found
@@ -232,11 +210,6 @@ class _Found:
         )
 
 
-def _cut(values: pa.Array) -> Iterator[pa.Array]:
-    for first in range(0, len(values), _WHOLE):
-        yield values[first : first + _WHOLE]
-
-
 class WithoutColumn(Exception):
     """A signal: documents hold fields that have no column; see `json_leftovers`."""
 
@@ -250,8 +223,7 @@ class WatchingDecoder:
 
     :param schema: columns and their types.
     :param within: the members whose fields need a column.
-    :param alone: see `JsonDecoder`.
-    :param out_of_range: likewise.
+    :param out_of_range: see `JsonDecoder`.
     :param finer: likewise.
     """
 
@@ -260,17 +232,15 @@ class WatchingDecoder:
         schema: pa.Schema,
         within: Sequence[str],
         *,
-        alone: bool = False,
         out_of_range: OutOfRange | None = None,
         finer: TimestampsFiner = TimestampsFiner.REJECT,
     ) -> None:
         self.schema = schema
         self._within = tuple(within)
-        self._make = partial(type(self), alone=alone, out_of_range=out_of_range, finer=finer)
+        self._make = partial(type(self), out_of_range=out_of_range, finer=finer)
         self._documents = JsonDecoder(
             *(schema, UnknownFields.EVOLVE),
             within=within,
-            alone=alone,
             out_of_range=out_of_range,
             finer=finer,
             is_event=True,

@@ -192,7 +192,7 @@ class SharedJsonDecoder:
 
     def __init__(self, schema: pa.Schema, rules: NameRules, *, decided: bool) -> None:
         self.schema, self._rules, self._decided = schema, rules, decided
-        self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, alone=True, finer=rules.finer)
+        self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, finer=rules.finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records. Raises Undecided where a field might get a column."""

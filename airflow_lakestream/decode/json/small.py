@@ -1,7 +1,8 @@
 """Numbers that Arrow's reader makes others of: looked for in the text of many documents at once.
 
-It makes 0 of those whose nearest double or float is 0, and what it read does not tell these from true zeros. Decimals
-with so many digits, or so small an exponent, that it has no power of ten for them become 0 or anything else.
+It makes 0 of those whose nearest double or float is 0, so documents in which it read a 0 are looked at. Decimals with
+so many digits, or so small an exponent, that it has no power of ten for them become 0 or any number, so all documents
+with decimals are.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class SparkCrew:
             design=design,
             table=job.table,
             lake=one.lake,
-            decoders=executors.for_executors(decoders),
+            decoders=decoders,
             folder=folder_of(job.run_id),
             passes_over=job.replaces,
         )

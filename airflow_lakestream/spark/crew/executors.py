@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_lakestream.core.landing.batch import Batch, Decoded, decode
@@ -133,8 +133,3 @@ def settle() -> None:
     """
     tune_allocation(_KEPT)
     keep_directories()
-
-
-def for_executors(decoders: RowDecoders) -> RowDecoders:
-    """Return the decoders for a task with a single core."""
-    return replace(decoders, payload=replace(decoders.payload, alone=True))

@@ -23,7 +23,6 @@ from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.run.topics import RunReport, job_of
 from airflow_lakestream.spark.causes import cause_of, query_failed
 from airflow_lakestream.spark.checkpoint import Checkpoint
-from airflow_lakestream.spark.crew.executors import for_executors as decoders_for
 from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
 from airflow_lakestream.spark.frames.function import Function, TransformRefused
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
@@ -85,7 +84,7 @@ class StatefulBatches(MicroBatches):
         topic = self.extract.topic
         job = job_of(self.extract, topic, [topic], self.config.kafka, self.catalog, "start", WHERE)
         assert isinstance(job.decoders, RowDecoders), "that is what build_job makes"
-        return decoders_for(job.decoders)
+        return job.decoders
 
     def catch_up(self, checkpoint: Checkpoint | None) -> bool:
         """Bring table and checkpoint together; return whether the checkpoint was changed. Raises as `align` does."""

@@ -10,7 +10,6 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -137,8 +136,7 @@ def land_batch(lake: Lake, config: MirrorConfig, batches: Sequence[RawBatch], ta
 def decode(config: MirrorConfig, outline: Any, batches: Sequence[RawBatch]) -> Mapping[str, Any]:
     """Decode records and write them down for the driver, as a task does."""
     sink = IcebergSink(outline, outline.name, config.consumer_group, config.design, allow_group_overlap=True)
-    payload = replace(config.payload, alone=True)
-    decoders = RowDecoders(payload, tuple(config.metadata_columns), None, OnError.FAIL, Tombstones.SKIP)
+    decoders = RowDecoders(config.payload, tuple(config.metadata_columns), None, OnError.FAIL, Tombstones.SKIP)
     decoder = decoders(sink.load("task").schema, None)
     assert decoder is not None, "there is a schema"
     for batch in batches:

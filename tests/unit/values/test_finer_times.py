@@ -83,7 +83,6 @@ TEXT = {"type": "string", "connect.name": "io.debezium.time.ZonedTimestamp"}
 WAYS = {
     "json": Way(Payload(), plain),
     "json, each document another": Way(Payload(), lambda nanos: plain(nanos)[:-1] + b', "%d": [1]}' % nanos),
-    "json, alone": Way(Payload(alone=True), plain),
     "json, evolving": Way(Payload(unknown_fields="evolve"), plain),
     "json, with more in it": Way(Payload(), lambda nanos: b'{"v": "%s", "x": {}}' % text(nanos).encode()),
     "json, without a zone": Way(Payload(), lambda nanos: plain(nanos).replace(b'Z"', b'"'), NAIVE),

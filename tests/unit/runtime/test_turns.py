@@ -1,0 +1,18 @@
+"""Threads take short turns within a landing, and Python's own after it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from airflow_lakestream.runtime.turns import SHORT, short_turns
+
+
+def test_turns_are_short_until_the_last_landing_ends() -> None:
+    before = sys.getswitchinterval()
+    with short_turns():
+        with pytest.raises(KeyError), short_turns():
+            raise KeyError
+        assert sys.getswitchinterval() == pytest.approx(SHORT)
+    assert sys.getswitchinterval() == before
