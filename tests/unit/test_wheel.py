@@ -128,6 +128,7 @@ def test_the_sdist_holds_only_what_is_in_git(sdist: Path) -> None:
         "Makefile",
         "README.md",
         "CHANGELOG.md",
+        "SECURITY.md",
         "LICENSE",
         "pyproject.toml",
         "PKG-INFO",
