@@ -116,6 +116,8 @@ USES = (
     ("tests/page/*", "airflow_lakestream/ui/app.py", "the API server mounts it"),
     ("tests/page/*", "airflow_lakestream/get_provider_info.py", "the API server shows the provider"),
     ("tests/page/*", "dev/demo.py", "`python -m dev demo`"),
+    ("tests/page/test_site.py", "docs/words.md", "the search knows its words"),
+    ("tests/page/test_site.py", "docs/site.css", "it wraps long lines"),
     ("tests/dags/test_ui.py", "airflow_lakestream/ui/plugin.py", "Airflow loads the entry point"),
     ("tests/dags/test_page.py", "airflow_lakestream/ui/plugin.py", "the API server loads the entry point"),
     ("tests/dags/test_page.py", "airflow_lakestream/get_provider_info.py", "the API server shows the provider"),
