@@ -11,7 +11,9 @@ import shlex
 import struct
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,19 +25,20 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.spark.app_config import AppConfig
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
-from tests.support.airflow_home import DAGS, AirflowHome, Connections
+from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import assert_landed_once, events
-from tests.support.watched import started_by
+from tests.support.watched import consume, started_by
 
 CHECKOUT = DAGS.parent
 # These are copied line by line into one shell: tests/start.
-WALKED = [CHECKOUT / "docs" / "start.md", *(CHECKOUT / "docs" / "tutorial").glob("*.md")]
+DOCS = CHECKOUT / "docs"
+WALKED = [DOCS / "start.md", DOCS / "readers.md", *(DOCS / "tutorial").glob("*.md")]
 PAGES = [
     CHECKOUT / "README.md",
     CHECKOUT / "dev" / "CONTRIBUTING.md",
-    *sorted({*(CHECKOUT / "docs").rglob("*.md")} - {*WALKED}),
+    *sorted({*DOCS.rglob("*.md")} - {*WALKED}),
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What the topics of the documented DAGs hold; a DAG that is added without a row here fails its test.
@@ -48,6 +51,7 @@ RECORDS = {
     "visits": b'{"id": %d, "name": "a", "day": "2026-11-20"}',
     "crm.public.customers": b'{"before": null, "after": {"id": %d}, "source": {"lsn": 1, "ts_ms": 1}, "op": "c"}',
     "tickets": b'{"id": %d, "opened_at": 1763596800123, "closed_at": "2026-11-20 05:05:00"}',
+    "refunds": b'{"id": %d, "amount": "12.50"}',
     "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
 }
 
@@ -72,7 +76,10 @@ IS_EVENT = [s for s in SNIPPETS if s.language == "python" and "once_per_landing"
 IS_CONNECT = [s for s in SNIPPETS if s.language == "python" and "KafkaConnectOperator(" in s.text]
 # Those of partitions: tests/integration/test_asset_partitions.py.
 IS_PARTITIONS = [s for s in SNIPPETS if s.language == "python" and "PartitionedAssetTimetable(" in s.text]
-NOT_LANDING = [*IS_CONNECT, *IS_EVENT, *IS_PARTITIONS]
+# A DAG that lands, and one that it starts.
+IS_DOWNSTREAM = [s for s in SNIPPETS if s.language == "python" and s.page.stem == "downstream"]
+IS_ALERT = [s for s in SNIPPETS if s.language == "python" and "def to_slack(" in s.text]
+NOT_LANDING = [*IS_CONNECT, *IS_EVENT, *IS_PARTITIONS, *IS_DOWNSTREAM, *IS_ALERT]
 IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in NOT_LANDING]
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan", "mirror")
@@ -151,6 +158,68 @@ def test_a_documented_dag_gets_the_landings_that_start_it(snippet: Snippet, airf
     assert process.log.count("an-id 5 {'orders': [[0, 0, 5]]}") == 1
 
 
+@pytest.mark.parametrize("snippet", IS_DOWNSTREAM, ids=str)
+def test_a_documented_dag_starts_when_another_has_landed_rows(
+    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic: Topics, produce: Producing
+) -> None:
+    file = airflow.write("documented_downstream", snippet.text)
+    dags = airflow.bag(file).dags
+    lands, reports = dags["refunds_to_lake"], dags["refunds_report"]
+    named(topic, "refunds")
+    produce("refunds", 0, [RECORDS["refunds"] % n for n in range(20)])
+    run = airflow.run(lands)
+    assert (run.state, [uri for uri, _ in run.asset_events]) == ("success", ["iceberg://lake/refunds"])
+    assert airflow.run(lands).asset_events == []
+    started = airflow.start(reports)
+    consume(started, events_of(run))
+    with airflow.process(started, file, "report") as process:
+        process.wait(200)
+        assert started.task("report").state == "success", process.log
+    snapshot = connections.catalog.load_table("lake.refunds").current_snapshot()
+    assert f"lake.refunds 20 rows in snapshot {snapshot.snapshot_id}" in process.log
+
+
+def events_of(run: Run) -> list[int]:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        return list(session.scalars(select(AssetEvent.id).filter_by(source_run_id=run.run_id)))
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """What Slack's incoming webhook takes: a JSON object with a text."""
+
+    texts: list[str] = []
+
+    def do_POST(self) -> None:
+        assert self.headers["Content-Type"] == "application/json"
+        self.texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+        self.send_response(200)
+        self.end_headers()
+
+
+@pytest.mark.parametrize("snippet", IS_ALERT, ids=str)
+def test_a_documented_alert_is_posted(
+    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.delete("refunds", missing_ok=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/services/T/B/x"
+        monkeypatch.setenv("AIRFLOW_CONN_SLACK", json.dumps({"conn_type": "generic", "password": url}))
+        file = airflow.write("documented_alert", snippet.text)
+        run = airflow.start(airflow.dag(file))
+        with airflow.process(run, file, "land") as process:
+            process.wait(200)
+        server.shutdown()
+    assert run.task("land").state == "failed", process.log
+    [text] = Webhook.texts
+    assert text.startswith("refunds_watched.land, lake.refunds_watched: ")
+    assert "refunds" in text.partition(": ")[2]
+
+
 @pytest.mark.parametrize("snippet", IS_JSON, ids=str)
 def test_a_documented_configuration_is_one(snippet: Snippet) -> None:
     given = json.loads(snippet.text)
@@ -227,7 +296,7 @@ def test_documented_upkeep_leaves_rows_and_ledger(
 
 @pytest.mark.parametrize("snippet", IS_BASH, ids=str)
 def test_a_documented_command_is_there(snippet: Snippet, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in snippet.text.replace("\\\n", " ").strip().splitlines():
+    for line in snippet.text.replace("\\\n", "").strip().splitlines():
         command = line.split("#")[0].strip()
         if command.startswith("make "):
             # The targets themselves are what runs this test, or takes as long as all of them.

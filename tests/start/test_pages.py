@@ -18,7 +18,8 @@ from dev.stack import Stack
 
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
-PAGES = ["start", *(f"tutorial/{name}" for name in ("landing", "backfill", "bad-record", "stream", "mirror", "sensor"))]
+TUTORIAL = ("landing", "backfill", "bad-record", "stream", "mirror", "sensor")
+PAGES = ["start", "readers", *(f"tutorial/{name}" for name in TUTORIAL)]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTEBOOK = "notebook"
 CELLS = """python - docs/notebooks/tables.ipynb <<'END'
@@ -105,6 +106,9 @@ def test_the_pages_do_what_they_say(addresses: dict[str, str], tmp_path: Path) -
     assert "PyIceberg: 215 orders of c1" in by_page["start"]
     assert "DuckDB: [(1500, Decimal(" in by_page["start"]
     assert "Spark: 1500 orders" in by_page["start"]
+    assert "Polars: 1500 orders" in by_page["readers"]
+    assert "Daft: 1500 orders" in by_page["readers"]
+    assert "ClickHouse: 1500" in by_page["readers"]
     assert "215 orders of c1" in by_page[NOTEBOOK]
     assert "orders 1500 rows: orders[0] [0,748), orders[1] [0,752)" in by_page[NOTEBOOK]
     assert "1500 rows by Spark" in by_page[NOTEBOOK]

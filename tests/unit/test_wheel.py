@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -77,6 +78,15 @@ def test_every_module_of_the_package_is_inside(wheel: Path) -> None:
     assert in_git("airflow_lakestream") <= set(content(wheel))
 
 
+def test_the_search_of_the_site_knows_other_words(wheel: Path) -> None:
+    index = json.loads(content(wheel)["airflow_lakestream/site/search/search_index.json"])
+    tags = {tag: one["location"] for one in index["docs"] for tag in one.get("tags", ())}
+    assert tags["dead letter"] == "rejects.html"
+    assert tags["upsert"] == "cdc.html"
+    assert tags["GDPR"] == "maintenance.html#delete-personal-data"
+    assert tags["compaction"] == "maintenance.html"
+
+
 def test_airflow_will_find_the_provider(wheel: Path) -> None:
     entry_points = content(wheel)[f"{INFO}/entry_points.txt"].decode()
     assert "[apache_airflow_provider]" in entry_points
@@ -128,6 +138,7 @@ def test_the_sdist_holds_only_what_is_in_git(sdist: Path) -> None:
         "Makefile",
         "README.md",
         "CHANGELOG.md",
+        "SECURITY.md",
         "LICENSE",
         "pyproject.toml",
         "PKG-INFO",
