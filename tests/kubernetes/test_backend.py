@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -131,13 +130,7 @@ def test_the_next_launch_clears_away_what_a_dead_worker_left(namespace: Namespac
 
 
 def test_a_quota_without_room_refuses_the_submit_and_leaves_nothing(namespace: Namespace) -> None:
-    core = namespace.node.core
-    core.create_namespaced_resource_quota(namespace.name, {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
-
-    def counted() -> Any:
-        return core.read_namespaced_resource_quota("q", namespace.name).status.hard
-
-    poll_until(counted, "the quota to count", PATIENCE)
+    namespace.limit(pods=0)
     made, job = launched(namespace)
     with pytest.raises(SubmitFailed, match="exceeded quota"):
         made.launch(job)
