@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
+from airflow_lakestream.driver.job_folder import DriverConfig
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import JobState
@@ -48,12 +49,11 @@ def launched(namespace: Namespace, seconds: float = 600, **conf: str) -> tuple[B
     folder = namespace.folder / f"launch-{uuid.uuid4().hex[:6]}"
     folder.mkdir()
     (folder / "program.py").write_text(_PROGRAM.replace("CANARY", 'json.loads(open(sys.argv[-1]).read())["password"]'))
-    content = f'{{"password": "{CANARY}", "location": "{location(namespace)}", "seconds": {seconds}}}'
-    (folder / "app.json").write_text(content)
+    config = {"password": CANARY, "location": location(namespace), "seconds": seconds}
     job = Submission(
         str(folder / "program.py"),
         folder,
-        folder / "app.json",
+        DriverConfig(config, "", {}),
         location(namespace),
         hook.settings,
         hook.variables,
