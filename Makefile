@@ -22,7 +22,7 @@ ORDER ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores node test-kubernetes kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores node test-kubernetes kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -93,6 +93,10 @@ soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables throu
 soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the triggerer killed KILLS=50 times each; goes on where it was broken off; ONLY=flink, SEED=0 (needs a JDK 17)
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/engines/test_flink_kills.py tests/engines/test_connect_kills.py -k '$(ONLY)'
+
+soak-kubernetes: setup node ## Drivers' and executors' pods, workers, the API server of a real Kubernetes killed KILLS=30 times; goes on where it was broken off; SEED=0 (root on a Debian, Go the first time)
+	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),30,$(KILLS)) LAKESTREAM_SEED=$(SEED) \
+		$(BIN)/python -m pytest --timeout 0 -s tests/kubernetes/test_kills.py
 
 soak-values: setup ## N=1000 random JSON records by Flink and Connect, each equal to the extract's or refused; ONLY=flink, SEED=0 (needs a JDK 17)
 	LAKESTREAM_RECORDS=$(N) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s tests/engines/test_odd_values.py \

@@ -1,7 +1,8 @@
 """Runs one service as its only child, and takes it down, with all its descendants, when the time has come.
 
 With an owner (a test session, the demo) the time has come when the owner is gone, however it died: then the service's
-data goes as well. Without one the service runs until SIGTERM. `python -m dev.leash` is started by `dev.service`.
+data goes as well. It is killed at once, or asked to end first where it has more to take down than processes. Without an
+owner the service runs until SIGTERM. `python -m dev.leash` is started by `dev.service`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -33,11 +35,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Leash:
     """The child, the owner at the other end of the pipe (if any), and what to do when either goes."""
 
-    def __init__(self, folder: Path, owner: ProcessId | None, owner_pipe: int | None, grace: float) -> None:
+    def __init__(
+        self, folder: Path, owner: ProcessId | None, owner_pipe: int | None, grace: float, *, is_orderly: bool
+    ) -> None:
         self.folder = folder
         self.owner = owner
         self.owner_pipe = owner_pipe
         self.grace = grace
+        self.is_orderly = is_orderly
         self.exit_code: int | None = None
         self._child = 0
         self._asked_to_stop = False
@@ -50,15 +55,15 @@ class Leash:
         while not self._asked_to_stop:
             self._reap()
             if self._owner_gone(wakeup):
+                if self.is_orderly:
+                    self._end_child()
                 self._kill_all()
                 _remove_data(self.folder)
                 return 0
             # With an owner, data and log of a service that died stay readable as long as the owner lives.
             if self.exit_code is not None and self.owner is None:
                 break
-        if self.exit_code is None:
-            os.killpg(self._child, signal.SIGTERM)
-            self._wait_for_child(self.grace)
+        self._end_child()
         self._kill_all()
         return self.exit_code or 0
 
@@ -75,7 +80,9 @@ class Leash:
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
         self._child = child.pid
-        pids = {"leash": vars(ProcessId.own()), "service": vars(ProcessId.of(child.pid))}
+        pids: dict[str, Any] = {"leash": vars(ProcessId.own()), "service": vars(ProcessId.of(child.pid))}
+        if self.is_orderly:
+            pids["grace"] = self.grace
         scratch = self.folder / f".{PIDS_FILE}"
         scratch.write_text(json.dumps(pids))
         scratch.replace(self.folder / PIDS_FILE)
@@ -99,8 +106,10 @@ class Leash:
             if pid == self._child:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
-    def _wait_for_child(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def _end_child(self) -> None:
+        if self.exit_code is None:
+            os.killpg(self._child, signal.SIGTERM)
+        deadline = time.monotonic() + self.grace
         while self.exit_code is None and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.05)
@@ -147,11 +156,12 @@ def main() -> int:
     parser.add_argument("--grace", type=float, default=10, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--owner", nargs=2, metavar=("PID", "STARTED"), help="the process to live and die with")
     parser.add_argument("--owner-pipe", type=int, help="read end of a pipe that the owner holds open")
+    parser.add_argument("--orderly", action="store_true", help="ask it to end, too, when the owner is gone")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: what to run")
     args = parser.parse_args()
     owner = ProcessId(int(args.owner[0]), float(args.owner[1])) if args.owner else None
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return Leash(args.folder, owner, args.owner_pipe, args.grace).run(command, args.cwd)
+    return Leash(args.folder, owner, args.owner_pipe, args.grace, is_orderly=args.orderly).run(command, args.cwd)
 
 
 if __name__ == "__main__":

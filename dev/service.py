@@ -58,7 +58,7 @@ class ServiceFolder:
         leash = self.process("leash")
         if leash is not None:
             # The leash itself escalates to SIGKILL; it gets time for that.
-            leash.stop(grace + 5)
+            leash.stop(max(grace, self.orderly_end) + 5)
         service = self.process("service")
         if service is not None:
             service.stop(grace)
@@ -97,6 +97,11 @@ class ServiceFolder:
         return ProcessId(**recorded[which]) if recorded else None
 
     @property
+    def orderly_end(self) -> float:
+        """How many seconds the service may take to end in order; 0 for one that is killed with its owner."""
+        return float((_read_json(self.path / PIDS_FILE) or {}).get("grace", 0.0))
+
+    @property
     def running(self) -> bool:
         """Whether the service's process lives."""
         service = self.process("service")
@@ -114,10 +119,20 @@ class ServiceFolder:
         scratch.replace(self.path / _STATE_FILE)
 
     def start(
-        self, command: Sequence[str], owner: Owner | None, environment: Mapping[str, str], grace: float = _LEASH_GRACE_S
+        self,
+        command: Sequence[str],
+        owner: Owner | None,
+        environment: Mapping[str, str],
+        grace: float = _LEASH_GRACE_S,
+        *,
+        orderly: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Start `command` under a leash, its output in the log."""
+        """Start `command` under a leash, its output in the log.
+
+        :param orderly: let it end by itself when the owner is gone, too: it has more to take down than processes.
+        """
         leash = [sys.executable, "-m", "dev.leash", "--folder", self.path, "--cwd", self.path, "--grace", str(grace)]
+        leash += ["--orderly"] if orderly else []
         if owner is not None:
             leash += ["--owner", str(owner.process.pid), repr(owner.process.started), "--owner-pipe", str(owner.pipe)]
         with self.log.open("ab") as log:

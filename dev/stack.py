@@ -459,13 +459,14 @@ class Stack:
     def _down_owned(self) -> list[str]:
         # Letting go of the pipe is what death does as well: the way down of every day is the one after a SIGKILL.
         there = [name for name in SERVICES if self._service(name).path.exists()]
-        leashes = [leash for name in there if (leash := self._service(name).process("leash"))]
+        folders = [self._service(name) for name in there]
+        leashes = [(leash, folder.orderly_end) for folder in folders if (leash := folder.process("leash"))]
         self._is_gone = True
         if self._held_open is not None:
             os.close(self._held_open)
             self._held_open = None
-        for leash in leashes:
-            if not leash.wait_gone(20):
+        for leash, orderly_end in leashes:
+            if not leash.wait_gone(20 + orderly_end):
                 leash.stop(5)
         shutil.rmtree(self.folder, ignore_errors=True)
         return there

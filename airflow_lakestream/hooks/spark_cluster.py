@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowException
@@ -29,6 +30,7 @@ class DetachedSpark(DetachedBackend):
 
     def launch(self, job: Submission) -> Handle:  # type: ignore[override]  # each backend has its own terms
         """Start `spark-submit`."""
+        job = job.with_config_file()
         logs = job.folder / "jvm"
         logs.mkdir(exist_ok=True)
         # Shown on the log page of Spark's UI.
@@ -56,7 +58,8 @@ class YarnBackend:
     def launch(self, job: Submission) -> Handle:
         """Submit; return when the ResourceManager has accepted the application."""
         # YARN brings the configuration into the driver's working folder.
-        sent = replace(job, files=(*job.files, str(job.config)), seen_at=job.config.name)
+        written = job.with_config_file()
+        sent = replace(written, files=(*job.files, written.seen_at), seen_at=Path(written.seen_at).name)
         submitter = submit(self._hook, sent.with_environment("spark.yarn.appMasterEnv."))
         return Handle(BackendKind.YARN, str(submitter._yarn_application_id))
 

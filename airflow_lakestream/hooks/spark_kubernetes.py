@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from airflow.providers.common.compat.sdk import redact
@@ -184,9 +186,9 @@ class KubernetesBackend:
         if place.path and place.scheme in ("", "file"):
             shutil.rmtree(Path(unquote(place.path), name), ignore_errors=True)
         deadline = time.monotonic() + _GONE_WITHIN_S
-        while self._cluster.pod(name) is not None:
-            if time.monotonic() > deadline:
-                log.warning("Pod %s is still there after %g s: its node may be away.", name, _GONE_WITHIN_S)
+        while (pod := self._cluster.pod(name)) is not None:
+            if time.monotonic() > deadline or _is_overdue(pod):
+                log.warning("Pod %s was to be gone within %g s: its node may be away.", name, _GONE_WITHIN_S)
                 return
             time.sleep(0.2)  # between two looks; a watch would tell no more
 
@@ -200,7 +202,7 @@ class _PodSecret:
     def put(self, submission: Submission) -> Submission:
         """Create the secret; return the submission without what is in it, and with the way to it."""
         named = submission.with_environment("spark.kubernetes.driverEnv.")
-        name, content = named.settings[_POD_NAME], {CONFIG_FILE: named.config.read_text()}
+        name, content = named.settings[_POD_NAME], {CONFIG_FILE: json.dumps(named.config.content)}
         settings = {f"spark.kubernetes.driver.secrets.{name}": _MOUNTED}
         hidden = {}
         for key, value in named.settings.items():
@@ -248,6 +250,12 @@ def _jvm_argument(key: str, value: str) -> str:
         return value
     text = f"-D{key}={value}".replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{text}"'
+
+
+def _is_overdue(pod: Any) -> bool:
+    """Tell whether a pod was to be gone long ago: whoever asked for that has waited already."""
+    to_end = pod.metadata.deletion_timestamp
+    return to_end is not None and time.time() - to_end.timestamp() > _GONE_WITHIN_S
 
 
 def _pod(handle: Handle) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from airflow_lakestream.driver.job_folder import DriverConfig
+
 PROPERTIES_FILE = "spark.properties"
 
 
@@ -16,7 +18,7 @@ class Submission:
 
     :param application: path of the program.
     :param folder: of this launch, on the worker, which only its owner can read.
-    :param config: the driver's configuration, a file in `folder` with secrets in it.
+    :param config: the driver's configuration, with secrets in it: a file only where a backend needs one.
     :param stream: what all launches of one stream have in common.
     :param settings: Spark's, among them those that may be secret.
     :param variables: the driver's environment; they may be secret.
@@ -27,7 +29,7 @@ class Submission:
 
     application: str
     folder: Path
-    config: Path
+    config: DriverConfig
     stream: str
     settings: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +40,11 @@ class Submission:
     @property
     def arguments(self) -> list[str]:
         """The program's arguments."""
-        return ["--config", self.seen_at or str(self.config)]
+        return ["--config", self.seen_at]
+
+    def with_config_file(self) -> Submission:
+        """Write the configuration into a file of the folder, and return the submission that names it."""
+        return replace(self, seen_at=str(self.config.write(self.folder)))
 
     def with_settings(self, settings: Mapping[str, str]) -> Submission:
         """Return it with more settings; those that were given win."""

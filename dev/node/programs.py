@@ -75,7 +75,7 @@ def _unpack() -> None:
     DEBIAN.mkdir(parents=True, exist_ok=True)
     apt_get("download", *_PACKAGES, folder=DEBIAN)
     for package in DEBIAN.glob("*.deb"):
-        subprocess.run(["dpkg", "-x", package, DEBIAN], check=True, capture_output=True, timeout=120)
+        subprocess.run(["dpkg", "-x", package, DEBIAN], check=True, capture_output=True)
         package.unlink()
     (DEBIAN / ".unpacked").touch()
 

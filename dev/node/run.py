@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +22,9 @@ from dev.locks import file_lock
 from dev.node import image, pki, programs
 from dev.node.settings import ADDRESS, BRIDGE, CONTAINERS, Plan, Ports
 
+# Where programs write, whatever their settings say: a folder of memory is mounted there, for them alone.
+_PLACES = ("/run/containerd", "/run/netns", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers")
+_CGROUPS = Path("/sys/fs/cgroup")
 # The kubelet sets these for a machine of its own.
 _OF_MACHINE = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
 _WITHIN_S = 300.0
@@ -36,12 +40,15 @@ class Node:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._made: list[Path] = []
         self._before = {name: Path("/proc/sys", name).read_text() for name in _OF_MACHINE}
 
     def start(self) -> None:
         """Start all, each when what it needs is there."""
         folder = self._plan.folder
         _drop_bridge()
+        _drop_cgroups()
+        self._mount_places()
         for command in (
             ("ip", "link", "add", BRIDGE, "type", "bridge"),
             ("ip", "addr", "add", f"{ADDRESS}/24", "dev", BRIDGE),
@@ -55,6 +62,7 @@ class Node:
             self.run(name, command)
             if name == "containerd":
                 self._await("containerd", lambda: self.ctr("version").returncode == 0)
+                self._end_containers()
                 self._bring_images()
             if name == "api-server":
                 self._await("the API server", self._is_ready)
@@ -67,8 +75,10 @@ class Node:
         tools = [programs.DEBIAN / part for part in ("usr/bin", "usr/sbin", "sbin", "bin")]
         path = os.pathsep.join([*map(str, tools), os.environ["PATH"]])
         with (self._plan.folder / "logs" / f"{name}.log").open("ab") as log:
+            environment = {**os.environ, "PATH": path}
+            # In a session of its own: the signal that ends this process is not for them.
             child = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self._plan.folder, env={**os.environ, "PATH": path}
+                command, stdout=log, stderr=log, cwd=self._plan.folder, env=environment, start_new_session=True
             )
         self._children[name] = child
         (self._plan.folder / f"{name}.pid").write_text(str(child.pid))
@@ -86,21 +96,33 @@ class Node:
     def stop(self) -> None:
         """End all, pods too, and leave the machine as it was; within seconds, since nothing is kept."""
         self._end(*(name for name in self._children if name != "containerd"))
-        for end in (("tasks", "rm", "-f"), ("containers", "rm")):
-            left = self.ctr(end[0], "ls", "-q").stdout.decode().split()
-            if left:
-                self.ctr(*end, *left)
+        self._end_containers()
         self._end("containerd")
-        _unmount(self._plan.folder)
         _drop_bridge()
-        for name in _namespaces():
-            subprocess.run(["ip", "netns", "del", name], check=False)
+        _drop_cgroups()
+        for place in _PLACES:
+            subprocess.run(["umount", "-R", "-l", place], check=False)
+        for folder in reversed(self._made):
+            folder.rmdir()
         self._set(self._before)
 
     def ctr(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Ask containerd."""
         command = [programs.debian("ctr"), "-a", str(self._plan.socket), "-n", "k8s.io", *arguments]
         return subprocess.run(command, capture_output=True, check=False)
+
+    def _mount_places(self) -> None:
+        for place in map(Path, _PLACES):
+            missing = [folder for folder in (*reversed(place.parents), place) if not folder.exists()]
+            place.mkdir(parents=True, exist_ok=True)
+            self._made += missing
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+
+    def _end_containers(self) -> None:
+        for end in (("tasks", "rm", "-f"), ("containers", "rm")):
+            left = self.ctr(end[0], "ls", "-q").stdout.decode().split()
+            if left:
+                self.ctr(*end, *left)
 
     def _bring_images(self) -> None:
         there = self.ctr("images", "ls", "-q").stdout.decode().split()
@@ -162,15 +184,12 @@ def _drop_bridge() -> None:
     subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 
 
-def _unmount(folder: Path) -> None:
-    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    for place in sorted((place for place in places if place.startswith(f"{folder}/")), reverse=True):
-        subprocess.run(["umount", "-l", place], check=False)
-
-
-def _namespaces() -> list[str]:
-    told = subprocess.run(["ip", "-json", "netns", "list"], capture_output=True, check=False).stdout
-    return [one["name"] for one in json.loads(told or b"[]") if one["name"].startswith("cni-")]
+def _drop_cgroups() -> None:
+    """Remove the control groups of pods that are over; one with a process in it stays."""
+    for pods in (*_CGROUPS.glob("kubepods"), *_CGROUPS.glob("*/kubepods")):
+        for folder, _, _ in os.walk(pods, topdown=False):
+            with suppress(OSError):
+                Path(folder).rmdir()
 
 
 def main(folder: Path) -> int:

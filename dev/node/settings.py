@@ -51,6 +51,10 @@ class Plan:
         """The folder of the keys."""
         return self.folder / "keys"
 
+    @property
+    def _volume_plugins(self) -> str:
+        return f"{self.folder}/volume-plugins"
+
     def addresses(self) -> list[str]:
         """Return all by which the API server is known."""
         names = ("kubernetes", *(f"kubernetes.default{rest}" for rest in ("", ".svc", ".svc.cluster.local")))
@@ -97,6 +101,7 @@ class Plan:
                 *(f"{own}/kube-controller-manager", f"--kubeconfig={keys}/controllers.kubeconfig", *quiet, "--v=1"),
                 *("--bind-address=127.0.0.1", f"--secure-port={p.controllers}", f"--root-ca-file={keys}/ca.crt"),
                 *(f"--service-account-private-key-file={keys}/sa.key", "--allocate-node-cidrs=false"),
+                f"--flex-volume-plugin-dir={self._volume_plugins}",
                 # A node that is away is noticed soon.
                 *("--node-monitor-grace-period=16s", "--node-monitor-period=2s"),
             ],
@@ -127,6 +132,8 @@ class Plan:
                 "version = 2",
                 f'root = "{CONTAINERS}"',
                 f'state = "{self.folder}/containerd"',
+                '[plugins."io.containerd.internal.v1.opt"]',
+                f'  path = "{self.folder}/opt"',
                 "[grpc]",
                 f'  address = "{self.socket}"',
                 f"{cri}]",
@@ -164,6 +171,7 @@ class Plan:
             "clusterDomain": "cluster.local",
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "podLogsDir": f"{self.folder}/pod-logs",
+            "volumePluginDir": self._volume_plugins,
             # Images are brought by hand: none may be cleared away.
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},

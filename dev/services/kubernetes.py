@@ -51,8 +51,8 @@ class Kubernetes:
         return f"{self.folder}/keys/{user}.kubeconfig"
 
     def stop(self, name: str) -> None:
-        """Stop one of its programs, such as `api-server` or `kubelet`."""
-        os.kill(self._pid(name), signal.SIGTERM)
+        """Kill one of its programs, such as `api-server` or `kubelet`."""
+        os.kill(self._pid(name), signal.SIGKILL)
         while self.is_up(name):
             time.sleep(0.05)  # between two looks at a process of another parent
 
@@ -70,6 +70,17 @@ class Kubernetes:
         except OSError:
             return False
         return told not in "ZX"
+
+    def is_ready(self) -> bool:
+        """Whether the API server answers, and has the node as ready."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            conditions = self.core.read_node("node").status.conditions
+        except (ApiException, HTTPError):
+            return False
+        return any(one.type == "Ready" and one.status == "True" for one in conditions)
 
     @cached_property
     def core(self) -> Any:
@@ -103,10 +114,11 @@ def start(folder: ServiceFolder, owner: Owner | None) -> Kubernetes:
     path = folder.path.resolve()
     ports = Ports(*free_ports(8))
     (path / "plan.json").write_text(json.dumps(asdict(ports)))
-    command = [sys.executable, "-m", "dev.node.run", str(path)]
+    # What it mounts is mounted for it alone, and goes with its last process, however that ends.
+    command = ["unshare", "--mount", sys.executable, "-m", "dev.node.run", str(path)]
     environment = clean_environment(drop=("KUBE", "SPARK_", "AIRFLOW_"))
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent.parent)
-    leash = folder.start(command, owner, environment, grace=_GRACE_S)
+    leash = folder.start(command, owner, environment, grace=_GRACE_S, orderly=True)
     return folder.ready(Kubernetes(Plan(path, ports).url, 0, str(path)), leash, _READY_WITHIN_S)
 
 

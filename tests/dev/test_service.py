@@ -123,6 +123,22 @@ sys.stdin.readline() if {way!r} == "SIGKILL" else os._exit(0)
         stray.stop(grace=1)
 
 
+def test_a_service_that_ends_in_order_does_so_when_its_owner_is_gone(tmp_path):
+    script = f"""
+import pathlib, signal, sys
+signal.signal(15, lambda *_: sys.exit(pathlib.Path({str(tmp_path / "ended")!r}).touch()))
+print("ready", flush=True)
+signal.pause()
+"""
+    with Stack.owned("toy", home=tmp_path) as owned:
+        folder = owned._service("kafka")
+        folder.prepare()
+        leash = folder.start([sys.executable, "-c", script], owned._owner, os.environ, grace=30, orderly=True)
+        folder.wait_ready(lambda: "ready" in folder.log.read_text(), leash, seconds=20)
+    assert (tmp_path / "ended").exists()
+    assert not owned.folder.exists()
+
+
 def test_a_service_that_another_process_started_in_a_stack_lives_and_dies_with_the_owner(tmp_path):
     script = """
 import os, sys

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
+from airflow_lakestream.driver.job_folder import DriverConfig
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import JobState
@@ -49,12 +49,11 @@ def launched(namespace: Namespace, seconds: float = 600, **conf: str) -> tuple[B
     folder = namespace.folder / f"launch-{uuid.uuid4().hex[:6]}"
     folder.mkdir()
     (folder / "program.py").write_text(_PROGRAM.replace("CANARY", 'json.loads(open(sys.argv[-1]).read())["password"]'))
-    content = f'{{"password": "{CANARY}", "location": "{location(namespace)}", "seconds": {seconds}}}'
-    (folder / "app.json").write_text(content)
+    config = {"password": CANARY, "location": location(namespace), "seconds": seconds}
     job = Submission(
         str(folder / "program.py"),
         folder,
-        folder / "app.json",
+        DriverConfig(config, "", {}),
         location(namespace),
         hook.settings,
         hook.variables,
@@ -131,13 +130,7 @@ def test_the_next_launch_clears_away_what_a_dead_worker_left(namespace: Namespac
 
 
 def test_a_quota_without_room_refuses_the_submit_and_leaves_nothing(namespace: Namespace) -> None:
-    core = namespace.node.core
-    core.create_namespaced_resource_quota(namespace.name, {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
-
-    def counted() -> Any:
-        return core.read_namespaced_resource_quota("q", namespace.name).status.hard
-
-    poll_until(counted, "the quota to count", PATIENCE)
+    namespace.limit(pods=0)
     made, job = launched(namespace)
     with pytest.raises(SubmitFailed, match="exceeded quota"):
         made.launch(job)

@@ -38,6 +38,8 @@ class ApiServer:
     secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
     # How often a pod is still there after it was deleted; without a number it was never made.
     lingers: int | None = 2
+    # When a pod was to be gone.
+    to_end: str | None = None
     deleted: list[tuple[str, str]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -75,7 +77,8 @@ class ApiServer:
             self.lingers -= 1
             if self.lingers < 0:
                 return 404, {"message": "no such pod"}
-        return 200, {"metadata": {"name": name, "uid": "uid-7"}, "status": {"phase": self.phase}}
+        of_pod = {"name": name, "uid": "uid-7", "deletionTimestamp": self.to_end}
+        return 200, {"metadata": of_pod, "status": {"phase": self.phase}}
 
     def _secret(self, method: str, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if method == "POST":
@@ -180,6 +183,8 @@ def test_a_launch_has_a_pod_of_its_own_name_and_its_secrets_are_in_a_secret_that
     assert metadata["labels"] == {"lakestream-stream": label}
     assert metadata["ownerReferences"] == [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": "uid-7"}]
     assert not [path for path in tmp_path.iterdir() if path.name in ("app.json", "spark.properties")]
+    # Not for a moment: a worker that is killed meanwhile can delete nothing.
+    assert "app.json" not in (tmp_path / "files.txt").read_text().split()
 
 
 def test_each_launch_has_another_name(kubernetes: ApiServer, tmp_path: Path) -> None:
@@ -305,6 +310,14 @@ def test_a_kill_waits_until_the_pod_is_gone(kubernetes: ApiServer, tmp_path: Pat
     # Nobody minds that there is nothing left.
     made.kill(POD)
     made.ended(POD)
+
+
+def test_a_pod_that_was_to_be_gone_long_ago_is_waited_for_once(kubernetes: ApiServer, tmp_path: Path) -> None:
+    made, _ = backend("kubernetes", tmp_path)
+    # Its node is away, and nobody reports its end.
+    kubernetes.lingers, kubernetes.to_end = 1_000_000, "2026-01-01T00:00:00Z"
+    made.kill(POD)
+    assert [method for method, _ in kubernetes.asked].count("GET") == 1
 
 
 def test_an_api_server_that_is_away_is_a_state_and_an_error_with_a_name(

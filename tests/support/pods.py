@@ -6,9 +6,11 @@ import base64
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -78,6 +80,15 @@ class Namespace:
         found.sort(key=lambda pod: pod.metadata.creation_timestamp)
         return {pod.metadata.name: pod.status.phase for pod in found}
 
+    def running(self, role: str = "driver") -> list[str]:
+        """Return the names of the pods of a role that run and are to go on."""
+        found = self.node.core.list_namespaced_pod(self.name, label_selector=f"spark-role={role}").items
+        return [
+            pod.metadata.name
+            for pod in found
+            if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
+        ]
+
     def await_pods(self, count: int, role: str = "driver") -> list[str]:
         """Wait until so many pods of a role run; return their names."""
         poll_until(lambda: [*self.pods(role).values()].count("Running") == count, f"{count} {role}s to run", PATIENCE)
@@ -86,6 +97,34 @@ class Namespace:
     def delete(self, pod: str) -> None:
         """Delete a pod, as an administrator does."""
         self.node.core.delete_namespaced_pod(pod, self.name)
+
+    def kill(self, pod: str) -> None:
+        """Kill the processes of a pod's containers, as a lack of memory does."""
+        uid = self.node.core.read_namespaced_pod(pod, self.name).metadata.uid
+        for process in psutil.process_iter(["name"]):
+            with suppress(OSError, psutil.NoSuchProcess):
+                # The image of the pod itself, which holds its network, has this program alone.
+                if f"pod{uid}" in Path(f"/proc/{process.pid}/cgroup").read_text() and process.info["name"] != "sleep":
+                    process.kill()
+
+    def start(self, program: str) -> None:
+        """Start a program of the node again, and wait until the API server answers and the node is ready."""
+        self.node.start(program)
+        poll_until(self.node.is_ready, "the node to be ready", PATIENCE)
+
+    def limit(self, pods: int) -> None:
+        """Let the namespace have so many pods."""
+        core, quota = self.node.core, {"metadata": {"name": "quota"}, "spec": {"hard": {"pods": str(pods)}}}
+        if core.list_namespaced_resource_quota(self.name).items:
+            core.patch_namespaced_resource_quota("quota", self.name, quota)
+        else:
+            core.create_namespaced_resource_quota(self.name, quota)
+
+        def counted() -> bool:
+            hard = core.read_namespaced_resource_quota("quota", self.name).status.hard
+            return bool(hard) and hard["pods"] == str(pods)
+
+        poll_until(counted, "the quota to count", PATIENCE)
 
     def left(self) -> list[str]:
         """Return all that is in the namespace, except what Kubernetes keeps in each."""
@@ -97,14 +136,19 @@ class Namespace:
 
     def shown(self, canary: str) -> list[str]:
         """Return where a text can be read: in objects that are no secrets, in logs of pods, in the shared folder."""
+        # Only its own tests need it.
+        from kubernetes.client import ApiException
+
         core, found = self.node.core, []
         for ask in (core.list_namespaced_pod, core.list_namespaced_service, core.list_namespaced_config_map):
             for item in ask(self.name).items:
                 if canary in json.dumps(core.api_client.sanitize_for_serialization(item)):
                     found.append(f"{item.kind or ask.__name__} {item.metadata.name}")
-        for pod in (*self.pods(), *self.pods("executor")):
-            if canary in core.read_namespaced_pod_log(pod, self.name):
-                found.append(f"log of {pod}")
+        for pod in (*self.running(), *self.running("executor")):
+            # One that ends meanwhile has no log.
+            with suppress(ApiException):
+                if canary in core.read_namespaced_pod_log(pod, self.name):
+                    found.append(f"log of {pod}")
         places = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "dag.py"]
         return found + [str(path) for path in places if canary.encode() in path.read_bytes()]
 
@@ -139,9 +183,9 @@ def make_namespace(node: Kubernetes, folder: Path, without: str = "") -> Namespa
     return Namespace(node, name, folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def node(stack: Stack) -> Kubernetes:
-    """A real Kubernetes of one node."""
+    """A real Kubernetes of one node: the running one, or a new one."""
     return stack.up_kubernetes()
 
 

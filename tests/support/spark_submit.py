@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.driver.backend import Backend
+from airflow_lakestream.driver.job_folder import DriverConfig
 from airflow_lakestream.hooks.spark_submission import Submission
 
 
@@ -21,7 +22,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
 
     def says(text: str, code: int = 0) -> None:
-        takes = "printf '%s\\n' \"$@\" > arguments.txt\ncp spark.properties taken.properties"
+        takes = "printf '%s\\n' \"$@\" > arguments.txt\ncp spark.properties taken.properties\nls > files.txt"
         binary.write_text(f"#!/bin/sh\n{takes}\necho '{text}'\nexit {code}\n")
         binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
 
@@ -34,6 +35,6 @@ def backend(conn_id: str, folder: Path, **options: Any) -> tuple[Backend, Submis
     from airflow_lakestream.hooks.spark_cluster import backend_of
 
     hook = SparkHook(conn_id, **options)
-    (folder / "app.json").write_text('{"password": "canary"}')
-    job = Submission("/app.py", folder, folder / "app.json", "s3://lake/checkpoint", hook.settings, hook.variables)
+    config = DriverConfig({"password": "canary"}, "", {})
+    job = Submission("/app.py", folder, config, "s3://lake/checkpoint", hook.settings, hook.variables)
     return backend_of(hook), job

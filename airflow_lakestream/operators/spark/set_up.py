@@ -76,7 +76,7 @@ class _Launch:
         return Submission(
             application=self.application,
             folder=folder,
-            config=self.config.write(folder),
+            config=self.config,
             stream=self.place.location,
             settings=self.hook.settings,
             variables=self.hook.variables,

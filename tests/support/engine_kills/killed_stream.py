@@ -46,6 +46,12 @@ class KilledStream(ABC):
     def ask_to_stop(self) -> None:
         """Ask the stream to end in order."""
 
+    def assert_quiet(self) -> None:  # noqa: B027  # most engines promise no more
+        """Assert what else holds in a quiet moment, on this engine."""
+
+    def assert_ended(self) -> None:  # noqa: B027  # likewise
+        """Assert what else holds after its end, on this engine."""
+
     def stop(self) -> None:
         """Stop it in order, and wait until the task has told of its end."""
 

@@ -29,6 +29,7 @@ class Play:
     """The play of one seed.
 
     :param begin: begins a stream over a new topic; it is gone with the context.
+    :param command: plays it with other numbers.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Play:
     kills: int
     produce: Producing
     begin: Callable[[int], AbstractContextManager[KilledStream]]
+    command: str = ""
 
     def __post_init__(self) -> None:
         folder = os.environ.get("LAKESTREAM_SOAK")
@@ -45,7 +47,8 @@ class Play:
     @property
     def again(self) -> str:
         """How to go on with it."""
-        return f"make soak-engines ONLY={self.engine} SEED={self.seed} KILLS={self.kills}"
+        command = self.command or f"make soak-engines ONLY={self.engine}"
+        return f"{command} SEED={self.seed} KILLS={self.kills}"
 
     def run(self) -> None:
         """Play what is left of it."""
@@ -58,6 +61,7 @@ class Play:
                     print(f"{self.engine}: {self.played.kills[-1]}", flush=True)
                 stream.stop()
                 self._assert_whole(stream)
+                stream.assert_ended()
         print(f"{self.again}: {self.played.figures()}")
 
     def _kill(self, stream: KilledStream, number: int) -> Kill:
@@ -94,3 +98,4 @@ class Play:
         assert_landed_once(stream.lake, stream.topic, stream.counts)
         audit = stream.lake.audit(topic=stream.topic)
         assert audit.verdict is AuditVerdict.CLEAN, str(audit)
+        stream.assert_quiet()
