@@ -139,8 +139,10 @@ class Topic:
             f"that the table has a row of each record at the {entry.adopted.width} offsets up to the position: "
             f"{self._positions.text}",
         ]
-        total = self._positions.total
-        if total is not None and total != landed.width:
+        total, proved = self._positions.total, self._claim.proved
+        if total == landed.width:
+            proved = (*proved, f"the table has {total} rows, as many as there are offsets up to the position")
+        elif total is not None:
             than = "fewer" if total < landed.width else "more"
             trusted.append(
                 f"that {abs(total - landed.width)} {than} rows than offsets are right: "
@@ -150,7 +152,7 @@ class Topic:
                     else "they are of other topics, of earlier offsets, or doubled"
                 )
             )
-        return self._decision(entry, RangeSet(), self._claim.proved, tuple(trusted))
+        return self._decision(entry, RangeSet(), proved, tuple(trusted))
 
     def _origin(self, landed: RangeSet) -> dict[int, int]:
         """Return where the group begins: at what the tool has, and below that at nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_lakestream.core.landing.plan import ANOTHER_REPLICA, BEHIND_DAMAGE, DamagedBatch
+from airflow_lakestream.core.landing.plan import ANOTHER_REPLICA, BEHIND_DAMAGE, DamagedBatch, DataLoss
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 _LEFT = "What it has committed is published, or is by the next run."
@@ -20,6 +21,19 @@ class ConnectorGaveUp(LakestreamError, Transient):
 
     def __init__(self, connector: str, reason: str, restarts: int) -> None:
         super().__init__(f"connector {connector}: its tasks were restarted {restarts} times and it {reason}. {_LEFT}")
+
+
+class SinkLacksRecords(DataLoss):
+    """Records have left Kafka before the sink has read them: the ledger's receipt is the extract's to write."""
+
+    def __init__(self, ranges: RangeSet, table: str, group: str) -> None:
+        super().__init__(ranges, table)
+        self.args = (
+            f"offsets that {table} does not hold yet are no longer in Kafka: {ranges}. Nothing was landed past them. If "
+            f"they are gone for good, run KafkaExtractOperator once with the group {group!r} and "
+            'on_data_loss="record": it lands what is left, and the ledger keeps the lost ranges as a receipt. Then run '
+            "this task again: it begins where the ledger ends.",
+        )
 
 
 class ConnectorAtDamage(LakestreamError, Terminal):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pyiceberg.catalog import Catalog
@@ -12,10 +13,12 @@ from pyiceberg.exceptions import NoSuchTableError
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.connector import HeadUnknown
 from airflow_lakestream.connect.events import Event, events_of
+from airflow_lakestream.connect.failures import SinkLacksRecords
 from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
 from airflow_lakestream.connect.positions import ConnectPositions
 from airflow_lakestream.connect.proof import proof_of
 from airflow_lakestream.core.checks import Auditor
+from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, Engine
 from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
@@ -92,14 +95,16 @@ class BranchPublisher:
     def begin(self) -> Mapping[int, int]:
         """Make table and branch ready; return, by partition, the first offset that the ledger lacks."""
         self.check_table()
-        return begin(self._publication(is_stopped=False))
+        with self._losses():
+            return begin(self._publication(is_stopped=False))
 
     def begin_anew(self) -> Mapping[int, int]:
         """Let the branch begin anew at main's head; return, by partition, where the sink is to begin.
 
-        Raises LandedAhead where the ledger has offsets above the first one that it lacks.
+        Raises LandedAhead where the ledger has offsets above the first one that it lacks, and SinkLacksRecords.
         """
-        return begin_anew(self._publication(is_stopped=True))
+        with self._losses():
+            return begin_anew(self._publication(is_stopped=True))
 
     def head(self) -> str:
         """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""
@@ -112,8 +117,16 @@ class BranchPublisher:
         :param is_stopped: the sink is stopped: what its coordinator has committed is the whole truth.
         """
         started = time.monotonic()
-        report = publish(self._publication(is_stopped))
+        with self._losses():
+            report = publish(self._publication(is_stopped))
         return _news(report, told, time.monotonic() - started)
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        try:
+            yield
+        except DataLoss as e:
+            raise SinkLacksRecords(e.ranges, self._sink.table, self._group) from e
 
     def _publication(self, is_stopped: bool) -> Publication:
         sink, group = self._sink, self._group

@@ -74,6 +74,9 @@ class FlinkConfig(JobConfig):
         check_group(self.consumer_group)
         check_format("format", self.format)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        if self.leaves_to_extract and self.proven_share < 1:
+            problem = "is not for a landing whose rows are the extract's: only a comparison of each tells which are."
+            raise InvalidArgument("prove", problem, "Leave it out; or land columns without on_error.")
         if self.is_common:
             _ = self.extract, self.select
         else:

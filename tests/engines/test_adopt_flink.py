@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning
+from airflow_lakestream.adopt.claim import CannotAdopt
 from airflow_lakestream.adopt.filled import open_filled
 from airflow_lakestream.adopt.run import Adopt, Adoption
 from airflow_lakestream.adopt.sources.flink_savepoint import FlinkSavepoint
@@ -107,7 +108,8 @@ def test_a_savepoint_that_stopped_the_job(job: PlainJob, produce: Producing, top
     for partition in (0, 1):
         produce(job.topic, partition, events(partition, 30, 10))
     job.await_rows(80)
-    with pytest.raises(StillRunning, match=r"Either the job went on, or this is not its last savepoint"):
+    # The job that went on from there is another one, whatever the numbers of its checkpoints are.
+    with pytest.raises(CannotAdopt, match="Take the savepoint of"):
         job.adopt(first)
     last = job.stop()
     for partition in (0, 1):
@@ -120,6 +122,29 @@ def test_a_savepoint_that_stopped_the_job(job: PlainJob, produce: Producing, top
     assert json.loads(json.dumps(done.to_dict()))["not_verifiable"] == [[0, 0, 40], [1, 0, 40]]
     # Where the last checkpoints of the job had no records, its sink made no snapshots of them.
     assert any("this one" in line or "brought no rows" in line for line in (*done.proved, *done.trusted))
+    assert "the table has 80 rows, as many as there are offsets up to the position" in done.proved
     assert lake.land(job.topic, schema_evolution="add").counts.written == 10
     assert sorted(lake.scan()["id"].to_pylist()) == sorted(rows_of_events({0: 45, 1: 45})["id"].to_pylist())
     assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def test_a_savepoint_of_a_job_that_fills_another_table_is_refused(
+    job: PlainJob, flink: Flink, produce: Producing, tmp_path: Path
+) -> None:
+    produce(job.topic, 0, events(0, 0, 30))
+    elsewhere = Lake(tmp_path / "elsewhere", job.lake.kafka)
+    elsewhere.folder.mkdir()
+    other = PlainJob(elsewhere, flink, job.topic)
+    job.start()
+    job.await_rows(30)
+    job.stop()
+    produce(job.topic, 0, events(0, 30, 100))
+    other.start()
+    try:
+        other.await_rows(130)
+        place = other.stop()
+    finally:
+        other.cancel()
+    with pytest.raises(CannotAdopt, match="would never be landed here. Nothing was written"):
+        job.adopt(place)
+    assert job.lake.ledger().topics == {}

@@ -39,18 +39,18 @@ class FlinkSavepoint:
             trusted.append("that the job's rows are in this table: no snapshot names a Flink job")
         else:
             committed, job = int(last[CHECKPOINT]), last[JOB]
-            if committed > found.number:
-                raise StillRunning(
-                    source,
-                    f"the table has the job {job} up to its checkpoint {committed}, and this is {found.number}. "
-                    "Either the job went on, or this is not its last savepoint",
-                )
             if found.job and found.job != job:
                 raise CannotAdopt(
                     f"{source} is of job {found.job}, and the table's last snapshot of Flink is of job {job}, "
                     f"checkpoint {committed}. Job {found.job} may have written to another table: "
                     "the records that it read would never be landed here. Nothing was written. Take the savepoint of "
                     f"{job}; or the rows or ranges (--from rows, --from ranges)."
+                )
+            if committed > found.number:
+                raise StillRunning(
+                    source,
+                    f"the table has the job {job} up to its checkpoint {committed}, and this is {found.number}. "
+                    "Either the job went on, or this is not its last savepoint",
                 )
             if not found.job:
                 trusted.append(f"that it is of job {job}, as the table's last snapshot of Flink is: it names none")

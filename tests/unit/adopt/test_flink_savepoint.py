@@ -46,8 +46,9 @@ def test_each_split_is_found_whatever_stands_between(
     tmp_path_factory: pytest.TempPathFactory, offsets: dict[int, int], noise: list[bytes]
 ) -> None:
     folder = tmp_path_factory.mktemp("chk")
+    # The last byte: else what stands between may be the head of a split.
     content = HEAD + b"".join(
-        noise[p] + known_partition("clicks", p) + split("clicks", p, offset) + split("clicks2", p, 5)
+        noise[p] + b"\xff" + known_partition("clicks", p) + split("clicks", p, offset) + split("clicks2", p, 5)
         for p, offset in offsets.items()
     )
     found = read_savepoint(write(folder, content), "clicks")
@@ -115,7 +116,7 @@ def test_a_savepoint_of_the_tables_own_job_is_proved(tmp_path: Path, by_place: b
     assert any(f"of job {JOB}, checkpoint 17: this one" in line for line in claim.proved)
 
 
-@pytest.mark.parametrize("committed", [17, 16], ids=["of the same number", "of a later one"])
+@pytest.mark.parametrize("committed", [17, 16, 18], ids=["of the same number", "of a later one", "of an earlier one"])
 @pytest.mark.parametrize("by_place", [False, True], ids=["by the sink's state", "by its place"])
 def test_a_savepoint_of_another_job_is_refused(tmp_path: Path, by_place: bool, committed: int) -> None:
     place = savepoint_of(tmp_path, OTHER, by_place=by_place)

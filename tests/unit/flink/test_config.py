@@ -49,6 +49,8 @@ def test_it_goes_through_its_file_unchanged() -> None:
         ({"sql": "SELECT nothing FROM {{ input }}", "columns": ""}, "sql"),
         ({"sql": "SELECT key FROM {{ input }}", "columns": "", "format": "avro"}, "schema_registry"),
         ({"sql": "SELECT id FROM {{ input }}", "columns": "", "sql_input": "decoded"}, "schema"),
+        ({"sql": "SELECT key FROM {{ input }}", "columns": "", "prove": "off"}, "prove"),
+        ({"on_error": "reject", "prove": 0.5}, "prove"),
         ({"schema": "id bigint"}, "schema"),
         ({"format": "avro"}, "schema_registry"),
         ({"format": "avro", "registry": {"url": "https://r", "cert_file": "/c.pem"}}, "schema_registry.cert_file"),
