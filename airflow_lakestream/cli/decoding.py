@@ -51,8 +51,8 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
-        told = typer.Option(f"--{name.replace('_', '-')}", help=when + _HELP[name])
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, told])
+        info = typer.Option(f"--{name.replace('_', '-')}", help=when + _HELP[name])
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
@@ -72,6 +72,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
             command(**kwargs, decoding=decoding)
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
+        # mypy knows of no function with a signature of its own.
         taking.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         taking.__annotations__ = {one.name: one.annotation for one in parameters}
         return taking

@@ -45,7 +45,7 @@ def takes_pipeline(command: Command) -> Command:
     def taking(**kwargs: Any) -> Any:
         context, file, sink = (kwargs.pop(name) for name in ("context", "pipeline", "sink"))
         if file is not None:
-            kwargs |= _told(_landing(file, sink), own, context)
+            kwargs |= _from_file(_landing(file, sink), own, context)
         for name in required:
             if kwargs[name] is None:
                 raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline that says it.")
@@ -62,6 +62,7 @@ def takes_pipeline(command: Command) -> Command:
         inspect.Parameter("sink", keyword, default=None, annotation=_SINK),
     ]
     options = [one.replace(kind=keyword) for one in options]
+    # mypy knows of no function with a signature of its own.
     taking.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     taking.__annotations__ = {one.name: one.annotation for one in options}
     return taking
@@ -76,7 +77,7 @@ def _landing(file: Path, sink: str | None) -> Landing:
     return found[0]
 
 
-def _told(landing: Landing, options: Mapping[str, inspect.Parameter], context: typer.Context) -> dict[str, Any]:
+def _from_file(landing: Landing, options: Mapping[str, inspect.Parameter], context: typer.Context) -> dict[str, Any]:
     """Return the options that the file says and the command line does not."""
     found = {}
     unread = _unread_by_audit(landing, repairs=bool(context.params["repair"])) if "repair" in options else ()

@@ -57,5 +57,6 @@ def takes_decoding(init: Init) -> Init:
             setattr(self, name, value)
         check_literals({name: getattr(self, name) for name in templated(taking)})
 
+    # mypy knows of no function with a signature of its own.
     taking.__signature__ = signature.replace(parameters=[*own, *options.values(), others])  # type: ignore[attr-defined]
     return taking

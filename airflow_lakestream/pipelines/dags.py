@@ -138,7 +138,7 @@ def broken_dag(broken: Broken) -> DAG:
             dag = _dag_of(broken.last, BROKEN, **told)
             for task in dag.tasks:
                 if isinstance(task, BaseOperator):
-                    task.execute = _failing(text)  # type: ignore[method-assign]
+                    task.execute = _failing(text)  # type: ignore[method-assign]  # of this task alone
             return dag
     start = datetime(2026, 1, 1, tzinfo=UTC)
     with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **told) as dag:

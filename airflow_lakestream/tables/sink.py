@@ -6,6 +6,7 @@ import itertools
 import logging
 import uuid
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,9 @@ from airflow_lakestream.tables.schema.types import fields_from_arrow
 from airflow_lakestream.tables.transformed import Transformed, transformed
 
 PassedOver = tuple[PartitionKey, pa.Array]
+# What of a table decides whether a file can be made for it, of those of which this process made one on trial: each
+# batch of a stream has a sink of its own.
+_PROVEN = deque[object](maxlen=32)
 _PASSED_OVER = "passed_over"
 
 
@@ -92,8 +96,6 @@ class TableSink(ABC, Generic[File]):
         self._folder = ""
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
-        # What of the table decides whether a file can be made for it, as it was at the last trial.
-        self._proven: object = None
         # For the whole life of the run, however often it plans again: a replace must see those that came later.
         self._landed: set[str] = set()
 
@@ -228,16 +230,16 @@ class TableSink(ABC, Generic[File]):
         """Look at the table again for a design whose columns have changed. Raises InvalidArgument."""
 
     def _prove(self, shape: object, write: Callable[[], object]) -> None:
-        """Refuse a table for which no file can be made, which is no record's fault; once, unless its shape changes.
+        """Refuse a table for which no file can be made, which is no record's fault; each shape is tried once.
 
         :param shape: what of the table decides it.
         :param write: tries it.
 
         Raises what `prove` raises.
         """
-        if shape != self._proven:
+        if shape not in tuple(_PROVEN):
             prove(self._name, write)
-            self._proven = shape
+            _PROVEN.append(shape)
 
     def _blame(self) -> Trial | None:
         return self._trial() if self.takes_records else None

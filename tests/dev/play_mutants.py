@@ -1,4 +1,4 @@
-"""Plays the crossing mutants: `make mutants`, or `make mutants ONLY=lease` for the rows whose name has that word."""
+"""Plays the mutants: `make mutants`, or `make mutants ONLY=lease` for the rows whose name has that word."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from dev.service import CHECKOUT
 from dev.suites.graph import files_in
 from dev.suites.running import NEWEST, OLDEST
 from dev.suites.tools import known, missing
+from tests.dev import mirror_mends, table_mends, value_mends
 from tests.dev.crossing_mutants import MUTANTS, CrossingMutant
 
 # What git does not have, and tests use: linked into the copy.
 _LINKED = (".dev", ".venv", ".venv-airflow-3.1", ".site")
 _PYTHONS: Mapping[str, str] = {"compat": OLDEST}
-# How pytest begins what an assertion, `pytest.raises`, `pytest.fail` or the fault harness says.
-_ASSERTED = ("assert", "AssertionError", "Failed:", "tests.support.fault_oracle.Violation:")
+# How pytest begins what an assertion, `pytest.raises`, `pytest.fail` or the fault harness says, and an error of the
+# package's own where the test expects none.
+_ASSERTED = ("assert", "AssertionError", "Failed:", "tests.support.fault_oracle.Violation:", "airflow_lakestream.")
+ALL = (*MUTANTS, *table_mends.MENDS, *value_mends.MENDS, *mirror_mends.MENDS)
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.dev.play_mutants", description=__doc__)
     parser.add_argument("--only", default="", help="words of the name; default: all")
     arguments = parser.parse_args(argv)
-    chosen = [one for one in MUTANTS if arguments.only in one.name]
+    chosen = [one for one in ALL if arguments.only in one.name]
     if not chosen:
-        print(f"No mutant's name has {arguments.only!r}: {'; '.join(one.name for one in MUTANTS)}.", file=sys.stderr)
+        print(f"No mutant's name has {arguments.only!r}: {'; '.join(one.name for one in ALL)}.", file=sys.stderr)
         return 2
     try:
         suites = known([one.suite for one in chosen])

@@ -15,6 +15,7 @@ from unittest import mock
 import pyiceberg.table
 from pyiceberg.avro import file as avro
 from pyiceberg.avro.file import AvroFileHeader
+from pyiceberg.table.metadata import TableMetadataV2
 
 from airflow_lakestream.core.landing import contention
 from airflow_lakestream.iceberg.commit import attempt, committing
@@ -59,6 +60,7 @@ def _quick() -> Iterator[None]:
     """Let the sink try again at once, and spare PyIceberg most of what it derives and copies again and again."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    copy = TableMetadataV2.model_copy
     schemas = _remembered(lambda text: get_schema(_header(text)))
     get_schema = AvroFileHeader.get_schema
     try:
@@ -68,8 +70,11 @@ def _quick() -> Iterator[None]:
             mock.patch.object(AvroFileHeader, "get_schema", lambda header: schemas(header.meta["avro.schema"])),
             mock.patch.object(avro, "resolve_reader", _remembered(avro.resolve_reader)),
             mock.patch.object(avro, "construct_reader", _remembered(avro.construct_reader)),
-            # Looks at staged metadata without a deep copy each; the package's own transaction does the same.
+            # Looks at staged metadata, and commits, without a deep copy each: nothing changes a table's metadata.
             mock.patch.object(pyiceberg.table, "update_table_metadata", attempt._apply),
+            mock.patch.object(
+                TableMetadataV2, "model_copy", lambda self, *, update=None, **_: copy(self, update=update)
+            ),
         ):
             yield
     finally:

@@ -36,7 +36,8 @@ def proof_of(metadata: TableMetadata) -> tuple[object, Callable[[], object]]:
     """
     # Ledgers change with each commit, and decide nothing.
     properties = {name: text for name, text in metadata.properties.items() if not name.startswith("lakestream.")}
-    shape = metadata.schema().fields, metadata.spec().fields, metadata.sort_order().fields, properties
+    fields = metadata.schema().fields, metadata.spec().fields, metadata.sort_order().fields
+    shape = metadata.format_version, *fields, properties
     return shape, partial(_prove, metadata)
 
 

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
@@ -53,6 +54,8 @@ _TOKEN = re.compile(
 )
 
 
+# A configuration asks for its columns some twenty times. Nothing changes a schema.
+@lru_cache(maxsize=32)
 def parse_schema(text: str, argument: str = "schema") -> Schema:
     """Read a DDL string into an Iceberg schema with fresh field ids; `argument` is what errors name."""
     return build_schema(_Parser(text, argument).columns(), argument)

@@ -99,13 +99,9 @@ def _whole_to_whole(sql: str, _: str, kind: str) -> Made:
     return f"CAST({sql} AS {flink_type(kind)})", [out_of(sql, kind)] if kind == "INTEGER" else []
 
 
-def _whole_to_decimal(sql: str, _: str, kind: str) -> Made:
+def _to_decimal(sql: str, _: str, kind: str) -> Made:
     made = f"CAST({sql} AS {flink_type(kind)})"
     return made, [is_lost(sql, made)]
-
-
-def _to_double(sql: str, _: str, kind: str) -> Made:
-    return f"CAST({sql} AS DOUBLE)", []
 
 
 def _decimal_to_double(sql: str, of: str, kind: str) -> Made:
@@ -119,11 +115,6 @@ def _fraction_to_whole(sql: str, _: str, kind: str) -> Made:
     low, high = _RANGES[kind]
     inside = f"({sql} = FLOOR({sql}) AND {sql} BETWEEN {low} AND {high})"
     return f"CAST({sql} AS {flink_type(kind)})", [f"(NOT {inside})"]
-
-
-def _decimal_to_decimal(sql: str, _: str, kind: str) -> Made:
-    made = f"CAST({sql} AS {flink_type(kind)})"
-    return made, [is_lost(sql, made)]
 
 
 def _as(sql: str, _: str, kind: str) -> Made:
@@ -144,13 +135,13 @@ _CASTS: Mapping[tuple[str, str], Callable[[str, str, str], Made]] = {
     (_TEXT, "TIMESTAMP"): _text_to_timestamp,
     (_TEXT, _INSTANT): _text_to_instant,
     ("whole", "whole"): _whole_to_whole,
-    ("whole", "decimal"): _whole_to_decimal,
-    ("whole", "DOUBLE"): _to_double,
+    ("whole", "decimal"): _to_decimal,
+    ("whole", "DOUBLE"): _as,
     ("whole", _TEXT): _as,
-    ("FLOAT", "DOUBLE"): _to_double,
+    ("FLOAT", "DOUBLE"): _as,
     ("DOUBLE", "whole"): _fraction_to_whole,
     ("decimal", "whole"): _fraction_to_whole,
-    ("decimal", "decimal"): _decimal_to_decimal,
+    ("decimal", "decimal"): _to_decimal,
     ("decimal", "DOUBLE"): _decimal_to_double,
     ("decimal", _TEXT): _as,
     ("BOOLEAN", _TEXT): _boolean_to_text,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.delta.commit.damage import DamagedLog
 from airflow_lakestream.delta.commit.protocol import UnfitTable
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.stores.places import PlaceNotWritable
-from tests.support.cdc import change
 from tests.support.given_records import GivenLake
+from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused
 
 Action = dict[str, Any]
 # Changes a table's folder. What it returns is written as the next version.
@@ -177,24 +174,7 @@ LANDED: dict[str, tuple[Change, int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Of a landing: its configuration, records that make a table, records that come then, and further arguments."""
-
-    config: type[ExtractConfig]
-    first: Sequence[bytes]
-    then: Sequence[bytes]
-    given: Mapping[str, Any]
-
-
-EVENTS = [change("c", {"v": at, "w": 1}, at) for at in range(4)]
-KINDS = {
-    "events": Kind(ExtractConfig, [b'{"v": 1, "w": 1}'], [b'{"v": 1, "w": 1}', *[b'{"v": 2}'] * 3], {}),
-    "mirror": Kind(MirrorConfig, EVENTS[:1], EVENTS, {"key": ["v"]}),
-}
-
-
-def changed(folder: Path, change: Change, kind: Kind = KINDS["events"]) -> GivenLake:
+def changed(folder: Path, change: Change, kind: Kind = EXTRACT) -> GivenLake:
     """Return a lake whose table was landed in, and changed then."""
     lake = GivenLake(folder, "delta", kind=kind.config)
     lake.land(kind.first, schema="v int, w int", **kind.given)
@@ -208,13 +188,7 @@ def changed(folder: Path, change: Change, kind: Kind = KINDS["events"]) -> Given
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(tmp_path: Path, case: str, kind: str) -> None:
     change, error, match = REFUSED[case]
-    lake = changed(tmp_path, change, KINDS[kind])
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error, match=match) as caught:
-        lake.land(KINDS[kind].then, **KINDS[kind].given)
-    assert isinstance(caught.value, Terminal)
-    assert lake.name in str(caught.value)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert_refused(changed(tmp_path, change, KINDS[kind]), KINDS[kind], error, match)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,6 +205,4 @@ def test_a_place_that_takes_no_files_is_refused_by_the_tables_name(tmp_path: Pat
 @pytest.mark.parametrize("case", LANDED)
 def test_a_table_that_can_be_landed_in_is(tmp_path: Path, case: str) -> None:
     change, rows = LANDED[case]
-    lake = changed(tmp_path, change)
-    assert lake.land(KINDS["events"].then).counts.rejected == 0
-    assert len(lake.rows()) == rows
+    assert_landed(changed(tmp_path, change), rows)

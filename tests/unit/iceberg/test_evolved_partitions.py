@@ -31,6 +31,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.tables import sink
 from airflow_lakestream.tables.row_buffer import TableNotWritable
 from tests.support.given_records import FORMATS, GivenLake, Record
 from tests.support.partitioning import (
@@ -186,6 +187,21 @@ def test_a_new_table_for_which_no_file_can_be_made_is_refused_and_not_made(tmp_p
         lake.land(values("v", [1] * 5), table_properties=NO_PLACE, **({} if schema is None else {"schema": schema}))
     assert not list(tmp_path.rglob("*.parquet"))
     assert not lake.catalog().list_namespaces()
+
+
+def test_a_process_tries_a_table_once_until_something_of_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(sink, "prove", lambda table, write: tried.append(table))
+    lake, own = GivenLake(tmp_path), {"write.summary.partition-limit": "7"}
+    for count in (1, 2, 3):
+        lake.land(values("v", [1] * count), schema="v int", table_properties=own)
+    assert tried == ["lake.events"]
+    with lake.iceberg().update_spec() as spec:
+        spec.add_field("v", BucketTransform(7))
+    lake.land(values("v", [1] * 4))
+    assert tried == ["lake.events"] * 2
 
 
 def test_each_table_of_a_fan_out_is_tried_before_its_rows_are_written(tmp_path: Path) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_lakestream.audit.run import load
-from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew, NoTableId, UnreadableTable
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
 from airflow_lakestream.iceberg.publishing.branch import open_branch
@@ -27,8 +24,8 @@ from airflow_lakestream.stores.places import PlaceNotWritable
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import TableNotWritable
 from airflow_lakestream.watching.streams.landings import IcebergStreams
-from tests.support.cdc import change
 from tests.support.given_records import GivenLake
+from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused
 
 Metadata = dict[str, Any]
 # Changes a table's metadata, or returns what its file is to hold instead.
@@ -264,24 +261,6 @@ LANDED: dict[str, tuple[Change, int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Of a landing: its configuration, records that make a table, records that come then, and further arguments."""
-
-    config: type[ExtractConfig]
-    first: Sequence[bytes]
-    then: Sequence[bytes]
-    given: Mapping[str, Any]
-
-
-EVENTS = [change("c", {"v": at, "w": 1}, at) for at in range(61)]
-KINDS = {
-    "events": Kind(ExtractConfig, [b'{"v": 1, "w": 1}'], [b'{"v": 1, "w": 1}', *[b'{"v": 2}'] * 60], {}),
-    "mirror": Kind(MirrorConfig, EVENTS[:1], EVENTS, {"key": ["v"]}),
-}
-EXTRACT = KINDS["events"]
-
-
 def changed(folder: Path, change: Change, kind: Kind = EXTRACT) -> GivenLake:
     """Return a lake whose table was landed in, and changed then."""
     lake = GivenLake(folder, kind=kind.config)
@@ -299,21 +278,13 @@ def changed(folder: Path, change: Change, kind: Kind = EXTRACT) -> GivenLake:
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_table_that_can_not_be_landed_in_is_refused_by_its_name(tmp_path: Path, case: str, kind: str) -> None:
     change, error, match = REFUSED[case]
-    lake = changed(tmp_path, change, KINDS[kind])
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error, match=match) as caught:
-        lake.land(KINDS[kind].then, **KINDS[kind].given)
-    assert isinstance(caught.value, Terminal)
-    assert "lake.events" in str(caught.value)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert_refused(changed(tmp_path, change, KINDS[kind]), KINDS[kind], error, match)
 
 
 @pytest.mark.parametrize("case", LANDED)
 def test_a_table_that_can_be_landed_in_is(tmp_path: Path, case: str) -> None:
     change, rows = LANDED[case]
-    lake = changed(tmp_path, change)
-    assert lake.land([b'{"v": 1, "w": 1}', *[b'{"v": 2}'] * 3]).counts.rejected == 0
-    assert len(lake.rows()) == rows
+    assert_landed(changed(tmp_path, change), rows)
 
 
 def test_a_table_whose_metadata_are_gone_is_refused_by_its_name(tmp_path: Path) -> None:

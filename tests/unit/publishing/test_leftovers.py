@@ -80,7 +80,7 @@ def test_a_row_that_is_not_the_extract_s_is_named_and_nothing_shows(world: World
     if spoilt == "a bad record":
         world.log.partitions[0].entries[at].shape = Shape.BAD
     place = rows.index((0, at))
-    values[place] = {"another value": -1, "no value": None}.get(spoilt, values[place])  # type: ignore[assignment]
+    values[place] = {"another value": -1, "no value": None}.get(spoilt, values[place])  # type: ignore[assignment]  # of any type
     world.write(rows, n=pa.array(values, pa.int64()))
     head = world.heads()
     with pytest.raises(RowsDiffer, match=rf"1 row has other values.*{TOPIC}\[0\] offset {at}: {said}"):

@@ -533,7 +533,7 @@ def test_two_publishers_at_once_publish_once(world: World) -> None:
             thread.join()
         real(files, identity)
 
-    job.sink.take_files = taking  # type: ignore[method-assign]
+    job.sink.take_files = taking  # type: ignore[method-assign]  # of this sink alone
     assert publish(job).snapshot_ids == []
     assert reports[0].counts == Counts(25, 25)
     world.assert_main_has_it_all()

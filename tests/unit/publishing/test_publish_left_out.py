@@ -71,7 +71,7 @@ def test_what_retention_took_before_the_engine_read_it_is_lost_and_not_left_out(
 def test_what_a_checkpoint_had_behind_it_while_kafka_had_it_was_left_out(world: World) -> None:
     world.write([one for one in world.read() if one[1] > 9])
     # One was looked at when the log began at 3.
-    world.positions.line = Line(world.positions.line.since, {}, ranges((0, 3, 8)))  # type: ignore[union-attr]
+    world.positions.line = Line(world.positions.line.since, {}, ranges((0, 3, 8)))  # type: ignore[union-attr]  # it is there
     world.log.trim(0, 9)
     assert refused(world, DataLoss, **FILTERED).ranges == ranges((0, 0, 3), (0, 8, 9))
     world.publish(**FILTERED, **RECORD)
@@ -188,7 +188,7 @@ def test_what_the_branch_had_when_a_job_began_anew_counts_for_nothing(world: Wor
             raise KeyboardInterrupt
 
     begin: Callable[..., None] = world._begin_line
-    world._begin_line = begin_line  # type: ignore[method-assign]
+    world._begin_line = begin_line  # type: ignore[method-assign]  # of this world alone
     if died.startswith("before the branch"):
         with pytest.raises(KeyboardInterrupt):
             world.begin_anew()
@@ -196,7 +196,7 @@ def test_what_the_branch_had_when_a_job_began_anew_counts_for_nothing(world: Wor
         world.begin_anew()
     world.positions.final = None
     assert world.publish(**FILTERED).snapshot_ids == []
-    world._begin_line = begin  # type: ignore[method-assign]
+    world._begin_line = begin  # type: ignore[method-assign]  # as above
     world.begin_anew()
     world.step()
     world.publish(**FILTERED)
