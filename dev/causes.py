@@ -10,13 +10,15 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PART = re.compile(r"^[a-z][a-z-]*\s*\| ")
 _HARMLESS = re.compile(r"\b(INFO|DEBUG|TRACE|WARN|WARNING|LOG|NOTICE|info|debug|warning)\b")
 _LEVEL = re.compile(
-    r"\b(FATAL|PANIC|CRITICAL|SEVERE|ERROR)\b|^(fatal|error|critical)\b|\[(error|critical)\s*\]", re.ASCII
+    r"\b(FATAL|PANIC|CRITICAL|SEVERE|ERROR)\b|^(fatal|error|critical|Error)\b|\[(error|critical)\s*\]", re.ASCII
 )
 # The last line of Python's traceback, and the first one of Java's.
 _RAISED = re.compile(
     r"^(Caused by: |Exception in thread \S+ )?([A-Za-z_][\w$.]*(Error|Exception|Exit|Failed|Timeout|NotFound)\w*)(:|$)"
 )
 _TRACEBACK = "Traceback (most recent call last)"
+# Java's why is in the next line.
+_NO_MACHINE = "Error occurred during initialization of VM"
 _MOST_CHARACTERS = 300
 
 
@@ -40,6 +42,8 @@ def _complaints(lines: Sequence[str]) -> Iterator[str]:
             continue
         said = lines[start]
         raised = said if _RAISED.match(said) else None
+        if said.startswith(_NO_MACHINE):
+            raised, end = " ".join(lines[start : start + 2]), start + 2
         while end < len(lines) and _goes_on(lines[end]):
             # Python tells the cause first; Java tells it last.
             if _RAISED.match(lines[end]):

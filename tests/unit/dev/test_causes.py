@@ -7,7 +7,7 @@ import pytest
 from dev.causes import causes_in
 
 KAFKA = """\
-[2026-11-28 22:01:02,003] INFO Registered kafka:type=kafka.Log4jController MBean (kafka.utils.Log4jControllerRegistration$)
+[2026-11-28 22:01:02,003] INFO Registered MBean (kafka.utils.Log4jControllerRegistration$)
 [2026-11-28 22:01:02,903] ERROR Exiting Kafka due to fatal exception (kafka.Kafka$)
 org.apache.kafka.common.KafkaException: Socket server failed to bind to 127.0.0.1:9092: Address already in use.
 \tat kafka.network.Acceptor.openServerSocket(SocketServer.scala:726)
@@ -51,11 +51,15 @@ POSTGRES = """\
         ),
         (POSTGRES, "2026-11-28 22:01:02.005 UTC [12] FATAL:  could not create any TCP/IP sockets"),
         ("ERROR: no disk", "ERROR: no disk"),
+        (
+            "Error occurred during initialization of VM\nToo small maximum heap\n",
+            "Error occurred during initialization of VM Too small maximum heap",
+        ),
         ("starting\nINFO no Exception and no ERROR here\n\n", "its last line: INFO no Exception and no ERROR here"),
         ("x: command not found\n", "its last line: x: command not found"),
         ("", "it logged nothing"),
     ],
-    ids=["Kafka", "Airflow", "PostgreSQL", "one line", "harmless", "another", "nothing"],
+    ids=["Kafka", "Airflow", "PostgreSQL", "one line", "Java", "harmless", "another", "nothing"],
 )
 def test_what_a_log_complains_of(log: str, told: str) -> None:
     assert causes_in(log) == told
