@@ -125,8 +125,10 @@ export const runPath = ({ dag_id, task_id }, run) => {
   const [dag, id, task] = [dag_id, run.run_id, task_id].map(encodeURIComponent);
   return `/dags/${dag}/runs/${id}/tasks/${task}${mapped}`;
 };
-export const nameOf = (stream) => stream.topic || stream.written.topic || stream.task_id;
-export const tableOf = (stream) => stream.table || stream.written.table || "";
+// A template that the form's defaults leave is no name.
+const plain = (text) => (text && !text.includes("{{") ? text : "");
+export const nameOf = (stream) => stream.topic || plain(stream.written.topic) || stream.task_id;
+export const tableOf = (stream) => stream.table || plain(stream.written.table) || "a table of each run";
 /** The part of an address that says which of a task's tables is meant. */
 export const asking = (table) => (table ? `?${new URLSearchParams({ table })}` : "");
 export const docs = (page) => `${base}lakestream/docs/${page}`;

@@ -48,7 +48,7 @@ const Rejects = ({ rejects }) => {
 
 export const Contents = ({ told, supervisors: [dag] }) => {
   if (!told) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. ",
-    h(WithLink, { dag: dag ?? BUNDLED, isThere: Boolean(dag), text: `The task looks_inside of the bundled DAG ${dag ?? BUNDLED} does it.` }));
+    h(WithLink, { dag: dag ?? BUNDLED, isThere: Boolean(dag), text: `The task looks_inside of the DAG ${dag ?? `${BUNDLED}, which is bundled,`} does it.` }));
   const task = h(Link, { to: runPath(told, told) }, told.dag_id);
   const seen = told.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),
