@@ -45,7 +45,8 @@ test-kubernetes: ## Run Spark's drivers on a real Kubernetes of one node; built 
 	@$(MAKE) --no-print-directory test SUITES=kubernetes
 
 docs: setup ## Build the documentation's site into .site, and check its links
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file dev/mkdocs.yml
+	@echo "Building the documentation's site into .site: some 20 seconds."
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file dev/mkdocs.yml
 
 tools: # In seconds, before anything is installed.
 	@$(PYTHON) -m dev.suites.tools $(SUITES)
@@ -165,10 +166,11 @@ $(OLD)/.ready: pyproject.toml dev/constraints-airflow-3.1.txt
 # the project itself, with whatever another platform needs besides.
 define install
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
-	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
-	$(1)/bin/uv pip install --python $(1)/bin/python --no-deps --requirements $(2)
-	$(1)/bin/uv pip install --python $(1)/bin/python --constraints $(2) --editable '.[all]' --group dev
+	@echo "Installing $$(grep -c == $(2)) packages into $(1), by $(2): a minute or so."
+	@$(PYTHON) -m venv $(1)
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	@$(1)/bin/uv pip install --quiet --python $(1)/bin/python --no-deps --requirements $(2)
+	@$(1)/bin/uv pip install --quiet --python $(1)/bin/python --constraints $(2) --editable '.[all]' --group dev
 	@touch $(1)/.ready
 endef
 

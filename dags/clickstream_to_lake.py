@@ -19,7 +19,7 @@ with DAG(
     catchup=False,
     # Runs of one group take turns: side by side they would read the same records, and all but one would discard them.
     max_active_runs=1,
-    tags=["lakestream"],
+    tags=["lakestream", "start here"],
     description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={

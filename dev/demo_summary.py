@@ -44,14 +44,13 @@ _CDC = {
 def print_summary(
     console: Console,
     table: Table,
-    airflow: Airflow,
     kafka: Kafka,
     *,
     group: str,
     topic: str,
     first_rows_after: float | None,
 ) -> None:
-    """Print rows, snapshots, ranges per partition with their lag, the last rows, and how to get into the UI."""
+    """Print rows, snapshots, ranges per partition with their lag, and the last rows."""
     partitions = lake.partitions(table, group, topic, kafka.client_config())
     name = ".".join(table.name())
     landings = lake.landings(table)
@@ -62,6 +61,22 @@ def print_summary(
     console.print(_snapshots(landings))
     console.print(_ranges(partitions, topic))
     console.print(_rows(lake.last_rows(table, partitions, _ROWS).to_pylist()))
+
+
+def print_mirror(console: Console, mirror: Table, kafka: Kafka, *, group: str, topic: str, rows: int) -> None:
+    """Print what a mirror did: its merges, its offsets, and whether it has as many rows as the database's table.
+
+    :param rows: of the database's table, whose number does not change.
+    """
+    name, landings = ".".join(mirror.name()), lake.landings(mirror)
+    console.print()
+    console.print(f"[bold]{name}[/bold] mirrors {topic}: {live_rows(mirror):,} rows, {rows:,} in PostgreSQL")
+    console.print(_snapshots(landings, "Merges", "rows put in"))
+    console.print(_ranges(lake.partitions(mirror, group, topic, kafka.client_config()), topic))
+
+
+def print_login(console: Console, airflow: Airflow) -> None:
+    """Print how to get into the UI."""
     console.print(
         Panel(
             f"[bold]{airflow.url}[/bold]\nlogin [bold]{airflow.username}[/bold], password "
@@ -80,7 +95,8 @@ def print_more(console: Console, *, cdc: bool) -> None:
     for dag, what in _MORE.items():
         grid.add_row(dag, what)
     for dag, what in _CDC.items():
-        grid.add_row(dag, what if cdc else f"{what} (make demo CDC=1 brings PostgreSQL and Debezium)")
+        on = " (is on)" if dag == "customers_mirror" else ""
+        grid.add_row(dag, f"{what}{on}" if cdc else f"{what} (make demo CDC=1 brings PostgreSQL and Debezium)")
     console.print(grid)
     console.print("Spark fetches its packages the first time, some 100 MB.")
 
@@ -108,11 +124,11 @@ def print_next(console: Console, airflow: Airflow, kafka: Kafka, *, table: str, 
     console.print(f"\nThe table's files are below {place}/{table.replace('.', '/')}", soft_wrap=True, highlight=False)
 
 
-def _snapshots(landings: list[Snapshot]) -> Grid:
-    grid = _grid(f"Landings (the last {_SNAPSHOTS})")
+def _snapshots(landings: list[Snapshot], what: str = "Landings", rows: str = "rows") -> Grid:
+    grid = _grid(f"{what} (the last {_SNAPSHOTS})")
     grid.add_column("at")
     grid.add_column("snapshot")
-    grid.add_column("rows", justify="right")
+    grid.add_column(rows, justify="right")
     grid.add_column("run", no_wrap=True)
     for snapshot in landings[-_SNAPSHOTS:]:
         at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).strftime("%H:%M:%SZ")

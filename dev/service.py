@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dev.causes import causes_in
 from dev.errors import ServiceFailed
 from dev.leash import PIDS_FILE
 from dev.processes import ProcessId
@@ -168,10 +169,8 @@ class ServiceFolder:
             time.sleep(0.1)
 
     def last_words(self) -> str:
-        """Find the last line of the log that looks like the reason of an end."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        telling = [line for line in lines if "ERROR" in line or "FATAL" in line or "Exception" in line] or lines
-        return telling[-1].strip()[:300] if telling else "it logged nothing"
+        """Return what the log complains of."""
+        return causes_in(self.log.read_text(errors="replace")) if self.log.exists() else "it logged nothing"
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

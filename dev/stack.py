@@ -381,12 +381,13 @@ class Stack:
     def _fetch(self, wanted: jars.JarSet, jdk: Jdk) -> Path:
         return jars.fetch(wanted, self.home / "jars", jdk, self._say)
 
-    def up_airflow(self, dags_folder: Path = CHECKOUT / "dags") -> Airflow:
+    def up_airflow(self, dags_folder: Path = CHECKOUT / "dags", *, announce: bool = True) -> Airflow:
         """Have a healthy Airflow whose connections lead to this stack's broker, which comes up beside it.
 
         So does a PostgreSQL, for Airflow's own database.
 
         :param dags_folder: where its DAGs are; those of the checkout unless said otherwise.
+        :param announce: say where it is, and how to log in.
         """
         with self._lock("airflow"):
             running = self._running("airflow", Airflow)
@@ -397,7 +398,8 @@ class Stack:
             find_jdk()
             while (airflow := self._start_beside_kafka(dags_folder)) is None:
                 self._say("airflow: the broker is at another address than expected; starting again")
-            self._say(f"airflow: up at {airflow.url} (login {airflow.username}, password {airflow.password})")
+            where = f" at {airflow.url} (login {airflow.username}, password {airflow.password})" if announce else ""
+            self._say(f"airflow: up{where}")
             return airflow
 
     def _start_beside_kafka(self, dags_folder: Path) -> Airflow | None:
@@ -481,6 +483,14 @@ class Stack:
         if not log.exists():
             raise NotUp(f"{service} has no log in stack {self.name}: it is not up.")
         return log
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy the log of each service that has one into a folder, which is emptied before."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name in SERVICES:
+            if (log := self._service(name).log).exists():
+                shutil.copyfile(log, folder / f"{name}.log")
 
     def _status_of(self, name: str) -> ServiceStatus:
         folder = self._service(name)

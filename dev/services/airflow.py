@@ -137,8 +137,13 @@ def database_of(home: Path) -> str:
 
 
 def database_settings(database: str) -> dict[str, str]:
-    """Return the settings of Airflow that lead to a database; psycopg serves it in both ways."""
-    return {f"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN{which}": database for which in ("", "_ASYNC")}
+    """Return the settings of Airflow that lead to a PostgreSQL, given its URL for psycopg 3.
+
+    That one serves what is asynchronous. All else goes by psycopg2: for the graph of assets Airflow 3.3 compares JSON
+    with a text, which psycopg 3 calls a VARCHAR, and PostgreSQL has no such operator.
+    """
+    name = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
+    return {name: database.replace("+psycopg:", "+psycopg2:"), f"{name}_ASYNC": database}
 
 
 def environment_of(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str, str]:

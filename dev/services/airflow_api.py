@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -23,6 +23,10 @@ class AirflowRefused(DevError):
     """Airflow's API answered with an error."""
 
 
+class AirflowAway(AirflowRefused):
+    """Airflow's API does not answer for now, or fails: the same may be asked again."""
+
+
 @dataclass
 class AirflowApi:
     """One Airflow's API; without a login it can only be asked for its health."""
@@ -35,7 +39,7 @@ class AirflowApi:
         """Whether all parts of Airflow are alive."""
         try:
             found = self._ask(Request(f"{self.url}/api/v2/monitor/health"), timeout)
-        except (AirflowRefused, json.JSONDecodeError):
+        except AirflowRefused:
             return False
         return all((found.get(part) or {}).get("status") == "healthy" for part in _PARTS)
 
@@ -78,9 +82,23 @@ class AirflowApi:
         return self.send("GET", path)
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send a request to something under /api/v2, and return the decoded answer."""
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
-        return self._ask(_request(method, f"{self.url}/api/v2{path}", body, headers), _TIMEOUT_S)
+        """Send a request to something under /api/v2, and return the decoded answer.
+
+        Raises AirflowAway where the same may be asked again, and else AirflowRefused.
+        """
+
+        def send() -> Any:
+            headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
+            return self._ask(_request(method, f"{self.url}/api/v2{path}", body, headers), _TIMEOUT_S)
+
+        try:
+            return send()
+        except AirflowRefused as refused:
+            if not (isinstance(refused.__cause__, HTTPError) and refused.__cause__.code == 401):
+                raise
+            # A login lasts for a day.
+            self.__dict__.pop("_token", None)
+            return send()
 
     @cached_property
     def _token(self) -> str:
@@ -93,8 +111,11 @@ class AirflowApi:
             # Never by a proxy of the environment: the address is on the loopback.
             with build_opener(ProxyHandler({})).open(request, timeout=timeout) as answer:
                 return json.load(answer)
-        except (URLError, HTTPException, OSError) as problem:
-            raise AirflowRefused(f"Airflow's API: {request.get_method()} {request.full_url}: {problem}.") from problem
+        except HTTPError as problem:
+            kind = AirflowAway if problem.code >= 500 or problem.code == 429 else AirflowRefused
+            raise kind(f"Airflow's API: {request.get_method()} {request.full_url}: {problem}.") from problem
+        except (URLError, HTTPException, OSError, json.JSONDecodeError) as problem:
+            raise AirflowAway(f"Airflow's API: {request.get_method()} {request.full_url}: {problem}.") from problem
 
 
 def reason_of(stack_trace: str) -> str:

@@ -55,6 +55,13 @@ def open_shop(postgres: Postgres, connect: Connect) -> None:
     connect.capture(postgres, CAPTURE, f"public.({TABLE}|{CUSTOMERS})")
 
 
+def count(postgres: Postgres, table: str = CUSTOMERS) -> int:
+    """Return how many rows a table has."""
+    with postgres.connect() as sql:
+        [(rows,)] = sql.execute(f"select count(*)::int from {table}").fetchall()
+        return int(str(rows))
+
+
 def trade(postgres: Postgres, *, rate: float, stop: threading.Event, seed: int = 7) -> int:
     """Change orders, and now and then a customer, `rate` transactions a second, until `stop`; return how many."""
     rng = random.Random(seed)

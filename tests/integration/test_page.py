@@ -12,18 +12,21 @@ from tests.support.airflow_home import DAGS, AirflowHome, Connections
 DAG = "clickstream_to_lake"
 
 
-def shown(dag_id: str = DAG) -> dict[str, Any]:
-    """Return the one stream of the DAG, as the page has it."""
+TABLE = "lake.page_clicks"
+
+
+def shown(dag_id: str = DAG, table: str = TABLE) -> dict[str, Any]:
+    """Return the stream of the DAG in a table, as the page has it."""
     from airflow.utils.session import create_session
 
     from airflow_lakestream.ui.page.streams import Streams
 
     readable = {dag_id, "supervise_lakestream"}
     with create_session() as session:
-        [hours] = [one for one in Streams().hours(session, readable)["streams"] if one["dag_id"] == dag_id]
-        found = Streams().one(session, (dag_id, "land"), readable)
+        hours = [one for one in Streams().hours(session, readable)["streams"] if one["dag_id"] == dag_id]
+        found = Streams().one(session, (dag_id, "land"), readable, table)
     assert found is not None
-    return {**found, "hours": hours["rows"]}
+    return {**found, "hours": next((one["rows"] for one in hours if one["table"] == table), [])}
 
 
 def unpause(dag_id: str = DAG) -> None:
@@ -42,7 +45,7 @@ def test_the_page_has_the_numbers_of_the_ledger_and_of_the_sensors(
 ) -> None:
     from airflow_lakestream.iceberg.ledger_store import read_ledger
 
-    name, table = topic(), "lake.page_clicks"
+    name, table = topic(), TABLE
     # `dag.test()` keeps what the run before was given.
     conf = {"topic": name, "table": table, "max_records": None}
     dag = airflow.dag(DAGS / f"{DAG}.py")

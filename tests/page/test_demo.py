@@ -22,6 +22,7 @@ LANDED = re.compile(r"Landed [\d,]+ rows \(0 rejected, 0 skipped, 0 filtered\) o
 
 
 def test_a_wrong_password_is_refused_and_the_printed_one_opens(demo: Demo, stranger: Ui) -> None:
+    stranger.faults.expect("401 POST .*/auth/token")
     log_in(stranger, "admin", "wrong")
     expect(stranger.page.get_by_text("Invalid credentials")).to_be_visible()
 
@@ -85,7 +86,21 @@ def test_the_table_is_an_asset_whose_events_say_what_came(demo: Demo, ui: Ui) ->
     page.get_by_role("link", name="lake.clickstream").first.click()
     expect(page.get_by_role("link", name="clickstream_to_lake").first).to_be_visible()
     expect(page.get_by_text(re.compile(r"^\d+ Asset Events$"))).to_be_visible()
+    # The graph has the table, and what writes it and is scheduled by it.
+    for name in ("lake.clickstream", "clickstream_to_lake"):
+        expect(page.locator(".react-flow__node").filter(has_text=name).first).to_be_visible()
     ui.picture("asset")
+
+
+def test_the_page_of_streams_names_each_and_leads_on(demo: Demo, ui: Ui) -> None:
+    demo.wait_for("demo: 3 runs have landed rows", 400)
+    page = ui.page
+    page.get_by_role("link", name="Lakestream", exact=True).first.click()
+    first = page.get_by_role("row").filter(has=page.get_by_role("link", name="clickstream_to_lake", exact=True))
+    expect(first.get_by_role("link", name="clickstream → lake.clickstream")).to_be_visible()
+    expect(first.get_by_text("landing", exact=True)).to_be_visible()
+    expect(page.get_by_text("{{")).to_have_count(0)
+    ui.picture("demo-streams", height=900)
 
 
 def test_the_supervision_says_of_each_stream_that_it_is_well(demo: Demo, ui: Ui) -> None:

@@ -15,7 +15,7 @@ import requests
 from playwright.sync_api import Browser, BrowserContext, Route, expect
 
 from dev.ports import LOOPBACK, free_ports
-from tests.page.conftest import Ui, log_in
+from tests.page.conftest import Ui, enter, new_context
 from tests.support.airflow_home import CHECKOUT, settings
 from tests.support.broker import poll_until
 
@@ -69,12 +69,9 @@ class Visit:
     def __init__(self, context: BrowserContext, url: str, user: str) -> None:
         self.ui = Ui(context.new_page(), url)
         self.asked: list[str] = []
-        self.wrong: list[str] = []
         self.page = self.ui.page
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        log_in(self.ui, user, user)
-        expect(self.page.get_by_role("link", name="Lakestream").first).to_be_visible()
+        enter(self.ui, user, user, self.page.get_by_role("link", name="Lakestream"))
         self.page.route("**/*", self._with_policy)
 
     def _with_policy(self, route: Route) -> None:
@@ -104,13 +101,11 @@ class Visit:
 def visit(server: str, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """Give a visit of the user that the test names, or an admin's."""
     user, scheme = getattr(request, "param", ("ada", "light"))
-    with browser.new_context(
-        viewport={"width": 1280, "height": 800}, locale="en-US", timezone_id="UTC", color_scheme=scheme
-    ) as context:
+    with new_context(browser, server, user, scheme) as context:
         context.set_default_timeout(60_000)
         visit = Visit(context, server, user)
         yield visit
-        assert visit.wrong == []
+        visit.ui.faults.check()
         assert [url for url in visit.asked if not url.startswith((f"http://{LOOPBACK}:", "data:", "blob:"))] == []
 
 
@@ -118,8 +113,11 @@ def test_the_worst_comes_first_and_links_stay_in_airflow(visit: Visit) -> None:
     page = visit.page
     page.get_by_role("link", name="Lakestream").first.click()
     rows = page.get_by_role("table").get_by_role("row")
-    expect(rows).to_have_count(8)
-    expect(rows.nth(1)).to_contain_text("fails")
+    expect(rows).to_have_count(10)
+    expect(page.get_by_role("paragraph").get_by_role("link", name="supervises")).to_be_visible()
+    # A template is no name.
+    expect(rows.nth(1)).to_contain_text("land → lake.failsfails")
+    expect(page.get_by_text("{{")).to_have_count(0)
     expect(rows.nth(2)).to_contain_text("1,234")
     expect(page.get_by_role("img", name="35 rows in the last day, at most 7 in an hour")).to_be_visible()
     visit.ui.picture("streams", height=720)
@@ -144,6 +142,8 @@ def test_what_to_do_stands_beside_the_cause(visit: Visit) -> None:
 
 @pytest.mark.parametrize("visit", [("vera", "light")], indirect=True, ids=["viewer"])
 def test_a_viewer_sees_no_secret_dag_and_is_told_what_is_not_allowed(visit: Visit) -> None:
+    for refused in ("POST .*/dags/lands/dagRuns", "POST .*/backfills/dry_run", "GET .*/presses/(audit|replay)"):
+        visit.ui.faults.expect(f"403 {refused}")
     visit.list()
     expect(visit.page.get_by_role("link", name="secret")).to_have_count(0)
     visit.page.get_by_role("button", name="Run lands now").click()
@@ -181,6 +181,46 @@ def test_a_user_starts_a_run_by_keyboard_alone(visit: Visit) -> None:
     assert page.evaluate(colors) != dark
 
 
+@pytest.mark.parametrize("visit", [("uma", "light")], indirect=True, ids=["user"])
+def test_a_run_of_a_dag_with_params_has_their_form(visit: Visit) -> None:
+    visit.list()
+    page = visit.page
+    # A run into another table is a stream of its own, which a run is told again.
+    for row, table in (("forms → lake.by_form", "lake.by_form"), ("forms → lake.elsewhere", "lake.elsewhere")):
+        page.get_by_role("row").filter(has=page.get_by_role("link", name=row)).get_by_role("button").click()
+        expect(page.get_by_label("Table")).to_have_value(table)
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+    button = page.get_by_role("row").filter(has=page.get_by_role("link", name="forms → lake.by_form"))
+    button.get_by_role("button").click()
+    form = page.get_by_role("dialog", name="Run by_form")
+    expect(form.get_by_text("Where it lands.")).to_be_visible()
+    visit.look("run-form")
+    form.get_by_label("Table").fill("lake.third")
+    form.get_by_label("Record limit").fill("5")
+    with page.expect_response("**/api/v2/dags/by_form/dagRuns") as answer:
+        form.get_by_role("button", name="Start the run").click()
+    assert (answer.value.status, answer.value.json()["conf"]) == (200, {"table": "lake.third", "limit": 5})
+    expect(page.get_by_role("status")).to_contain_text("A run of by_form is started: manual__")
+    # What Airflow refuses is said, and the form stays.
+    visit.ui.faults.expect("400 POST .*/by_form/dagRuns")
+    button.get_by_role("button").click()
+    form.get_by_label("Record limit").fill("0")
+    form.get_by_role("button", name="Start the run").click()
+    expect(page.get_by_role("alert").filter(has_text="by_form was not started")).to_be_visible()
+
+
+def test_times_are_those_of_airflows_own_pages(visit: Visit) -> None:
+    page = visit.page
+    page.evaluate("() => localStorage.setItem('timezone', JSON.stringify('America/New_York'))")
+    visit.list()
+    page.get_by_role("link", name="orders → lake.lands").click()
+    at = "2026-11-01 07:05:00"
+    expect(page.get_by_role("cell", name=at, exact=True)).to_be_visible()
+    visit.ui.open("/dags/lands/runs/manual__2026-11-01T12:05:00+00:00/details")
+    expect(page.get_by_text(at).first).to_be_visible()
+
+
 def test_a_telephone_shows_all_of_it(visit: Visit) -> None:
     visit.list()
     visit.page.set_viewport_size({"width": 390, "height": 844})
@@ -212,7 +252,7 @@ def test_a_backfill_says_first_which_runs_it_starts(visit: Visit) -> None:
     page.get_by_label("Until (UTC)").fill("2026-10-31T03:00")
     page.get_by_role("button", name="Which runs?").click()
     expect(page.get_by_text("3 runs would be started, with these logical dates:")).to_be_visible()
-    expect(page.get_by_role("listitem").filter(has_text="2026-10-31T02:00Z")).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="2026-10-31 02:00:00 UTC")).to_be_visible()
     visit.look("backfill")
     page.get_by_role("button", name="Start 3 runs").click()
     expect(page.get_by_text("A backfill of lands is started: 3 runs.")).to_be_visible()
@@ -241,9 +281,10 @@ def test_a_user_audits_a_table_and_replays_its_rejects(visit: Visit) -> None:
     page.get_by_role("link", name=told["lake_replay"]["dag_run_id"]).click()
     page.wait_for_url("**/dags/lake_replay/runs/manual__*")
     # The one DAG may be started by this user, and the stream's may not.
+    visit.ui.faults.expect("403 GET .*/no_outlet/land/presses/audit")
     visit.list()
     page.get_by_role("link", name="plain → lake.no_outlet").click()
-    with page.expect_response("**/presses/audit") as refused:
+    with page.expect_response("**/presses/audit*") as refused:
         page.get_by_role("button", name="Audit", exact=True).click()
     assert refused.value.status == 403
     expect(page.get_by_text("your role has no permission to start runs of no_outlet.")).to_be_visible()

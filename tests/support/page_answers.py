@@ -17,6 +17,7 @@ from tests.support.page_streams import know, land, render, report, run
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 USERS = {"anonymous": None, "vera": "viewer", "uma": "user", "ada": "admin"}
+FORM = {"type": ["null", "integer"], "minimum": 1, "title": "Record limit", "description": "Stop after so many."}
 ONE = "/lakestream/api/streams/{}/land"
 PRESS = ONE + "/presses/{}"
 BUNDLED = ("lake_audit", "lake_replay")
@@ -46,7 +47,7 @@ def contents(group: str, value: str) -> dict[str, Any]:
 def make() -> None:
     """Make one stream of each kind."""
     from airflow.providers.standard.operators.empty import EmptyOperator
-    from airflow.sdk import DAG, Asset
+    from airflow.sdk import DAG, Asset, Param
     from airflow.timetables.interval import CronDataIntervalTimetable
     from airflow.utils.session import create_session
 
@@ -72,6 +73,9 @@ def make() -> None:
             )
         return dag
 
+    columns = {"table": Param("lake.by_form", type="string", title="Table", description="Where it lands.")}
+    with DAG("by_form", schedule=None, params={"topic": "forms", **columns, "limit": Param(None, **FORM)}) as by_form:
+        KafkaExtractOperator(task_id="land", topic="{{ params.topic }}", table="{{ params.table }}")
     with DAG("on_spark", schedule=None) as on_spark:
         SparkStreamingSubmitOperator(
             task_id="land", app="kafka_to_iceberg", app_config={"topic": "clicks", "table": "lake.clicks"}
@@ -90,7 +94,7 @@ def make() -> None:
     with create_session() as session:
         dags = [extract("lands", schedule=hourly), extract("fails", schedule="0 * * * *"), extract("secret")]
         dags += [extract("behind", schedule=hourly, mode="resume")]
-        for dag in (*dags, extract("no_outlet", outlets=False), on_spark, no_stream, supervises):
+        for dag in (*dags, extract("no_outlet", outlets=False), by_form, on_spark, no_stream, supervises):
             know(session, dag)
         know(session, extract("waits"), paused=True)
         for name in BUNDLED:
@@ -116,6 +120,12 @@ def make() -> None:
         run(session, "no_outlet", {"land": "success"}, at(0), [("land", -1, "return_value", told)])
         empty = report("plain", "lake.no_outlet", 3, 3)
         run(session, "no_outlet", {"land": "success"}, at(5), [("land", -1, "return_value", empty)])
+
+        # The newest run of all was told another table.
+        for table, minutes in (("lake.by_form", 0), ("lake.elsewhere", 5)):
+            told = report("forms", table, 0, minutes + 1)
+            asked = {"table": table} if minutes else {}
+            run(session, "by_form", {"land": "success"}, at(minutes), [("land", -1, "return_value", told)], conf=asked)
 
         progress = {"batches": 4, "rows_in": 40, "rows_out": 39, "rejected": 1, "lag": 5, "snapshot_ids": ["9"]}
         run(session, "on_spark", {"land": "running"}, at(0), [("land", -1, "progress", progress)])
@@ -183,6 +193,7 @@ def ask() -> dict[str, Any]:
         (method, "/lakestream" + path.format(dag_id="lands", task_id="land", press="audit")) for method, path in routes
     ]
     asked = [ONE.format(name) for name in ("lands", "secret", "fails", "behind", "no_outlet", "nowhere", "no_stream")]
+    asked += [f"{ONE.format('by_form')}{query}" for query in ("", "?table=lake.elsewhere", "?table=lake.nowhere")]
     asked += [PRESS.format(*one) for one in PRESSED]
     asked += ["/api/v2/plugins"]
     # Airflow is behind a proxy that keeps its path.
@@ -278,12 +289,12 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         hours._FRESH_S = -1
         answers = {path: client.get(path, headers=headers) for path in paths}
         of_all = answers[paths[0]]
-        shown = {one["dag_id"]: one for one in of_all.json()["streams"]} if of_all.status_code == 200 else {}
+        shown = of_all.json()["streams"] if of_all.status_code == 200 else []
         yield {
             "made": repr(made)[:300],
             "statuses": {path: answer.status_code for path, answer in answers.items()},
             "problem": landing.problem if is_told and (landing := landing_of(at, run_id, -1, made)) else "",
-            "why": [one["text"] for one in shown.get("on_spark", {}).get("why", ())],
+            "why": [why["text"] for one in shown if one["dag_id"] == "on_spark" for why in one["why"]],
             "texts": [answer.text for answer in answers.values() if "NaN" in answer.text or "Infinity" in answer.text],
         }
 

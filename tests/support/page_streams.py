@@ -76,12 +76,14 @@ def run(
     xcoms: Iterable[tuple[str, int, str, Any]] = (),
     *,
     mapped: Mapping[str, Iterable[str]] | None = None,
+    conf: Mapping[str, Any] | None = None,
 ) -> str:
     """Make a run, which has ended unless one of its tasks runs, and return its id.
 
     :param states: by task how it ended.
     :param xcoms: (task, map index, key, value) each.
     :param mapped: by mapped task how each of its parts ended.
+    :param conf: what the form has sent.
     """
     from airflow.models.dag_version import DagVersion
     from airflow.models.dagrun import DagRun
@@ -99,6 +101,7 @@ def run(
         logical_date=at,
         run_after=at,
         run_type=DagRunType.MANUAL,
+        conf=dict(conf or {}),
         triggered_by=DagRunTriggeredByType.TEST,
         state=DagRunState.RUNNING if "running" in all_states else ended,
     )

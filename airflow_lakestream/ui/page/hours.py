@@ -1,4 +1,4 @@
-"""The rows that each task landed, hour by hour over the last day, from the reports of its runs."""
+"""The rows that each task landed in each table, hour by hour over the last day, from the reports of its runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from sqlalchemy import ColumnElement, Float, case, cast, func, or_, select
 
-from airflow_lakestream.ui.page.landings import Key, chunks, readable
+from airflow_lakestream.ui.page.landings import Key, chunks, readable, table_in, table_of
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -35,11 +35,13 @@ class Hours:
         self._read_at: float | None = None
         self._floor = 0
         self._first = datetime.now(UTC)
-        self._rows: dict[Key, list[int]] = {}
+        self._rows: dict[Key, dict[str | None, list[int]]] = {}
         self._goes_on: dict[str, bool] = {}
 
-    def of(self, session: Session, tasks: Mapping[Key, bool]) -> tuple[datetime, dict[Key, list[int] | None]]:
-        """Return the first hour, and the rows by hour of each of the tasks; None where its runs tell only of sums.
+    def of(
+        self, session: Session, tasks: Mapping[Key, bool]
+    ) -> tuple[datetime, dict[Key, dict[str | None, list[int]] | None]]:
+        """Return the first hour, and the rows by table and hour of each task; None where its runs tell only of sums.
 
         :param tasks: by task whether its runs may go on and on.
         """
@@ -49,9 +51,8 @@ class Hours:
             lasting = {key[0] for key, lasts in tasks.items() if lasts} - self._goes_on.keys()
             going_on = _going_on(session, lasting, self._floor)
             self._goes_on |= {dag_id: dag_id in going_on for dag_id in lasting}
-            none = [0] * HOURS
             rows = {
-                key: None if lasts and self._goes_on[key[0]] else self._rows.get(key, none)
+                key: None if lasts and self._goes_on[key[0]] else self._rows.get(key, {})
                 for key, lasts in tasks.items()
             }
             return self._first, rows
@@ -66,20 +67,19 @@ class Hours:
                 XComModel.task_id,
                 case(*hours).label("hour"),
                 _number(session, readable(session, XComModel.value)["rows"]).label("rows"),
+                table_in(session, XComModel.value),
             )
             .where(XComModel.dag_run_id >= self._floor, _RETURNED, XComModel.timestamp >= self._first)
             # Else PostgreSQL carries the whole reports through a sort, on disk.
             .offset(0)
             .subquery()
         )
-        by_hour = (
-            select(landed.c.dag_id, landed.c.task_id, landed.c.hour, func.sum(landed.c.rows))
-            .where(landed.c.rows.is_not(None))
-            .group_by(landed.c.dag_id, landed.c.task_id, landed.c.hour)
-        )
+        place = (landed.c.dag_id, landed.c.task_id, landed.c.told_table, landed.c.hour)
+        by_hour = select(*place, func.sum(landed.c.rows)).where(landed.c.rows.is_not(None)).group_by(*place)
         self._rows = {}
-        for dag_id, task_id, hour, rows in session.execute(by_hour):
-            self._rows.setdefault((dag_id, task_id), [0] * HOURS)[hour] = int(rows)
+        for dag_id, task_id, table, hour, rows in session.execute(by_hour):
+            of_task = self._rows.setdefault((dag_id, task_id), {})
+            of_task.setdefault(table_of(table), [0] * HOURS)[hour] += int(rows)
         self._goes_on = {}
         self._read_at = time.monotonic()
 

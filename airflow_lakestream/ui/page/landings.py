@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.models.asset import AssetEvent, TaskOutletAssetReference
 from airflow.models.xcom import XComModel
-from sqlalchemy import JSON, ColumnElement, String, Text, case, cast, func, or_, select, type_coerce
+from sqlalchemy import JSON, ColumnElement, String, Text, case, cast, func, or_, select, true, type_coerce
 
 from airflow_lakestream.ui.page.shapes import Odd, count, identifier, keyed, listed, mapped, offsets, text, whole
 
@@ -116,8 +116,10 @@ def _told(report: Mapping[str, Any]) -> dict[str, Any]:
     names = {name: told[name] for name in ("topic", "table", "consumer_group") if told[name]}
     lag = "remaining_lag" if "remaining_lag" in report else "lag"
     rows = "rows" if "rows" in report else "rows_out"
+    # An alias has an event of each table that was written.
+    own = {table: count for table, count in told["tables"].items() if table == told["table"]} or told["tables"]
     return {
-        "rows": sum(told["tables"].values()) if told["tables"] else told[rows] or 0,
+        "rows": sum(own.values()) if own else told[rows] or 0,
         "rejected": told["rejected"],
         "skipped": told["skipped"],
         "lag": told[lag],
@@ -150,16 +152,38 @@ def readable(session: Session, column: Any) -> Any:
     return type_coerce(case((is_json, column)), JSON)
 
 
-def history(session: Session, key: Key, newest: int | None, most: int) -> list[Landing]:
+def table_in(session: Session, column: Any) -> ColumnElement[str]:
+    """Return the table that a report names, as JSON text; see `tells`."""
+    return cast(type_coerce(readable(session, column), JSON)["table"], Text).label("told_table")
+
+
+def table_of(told: str | None) -> str | None:
+    """Return the table of a JSON text; None where a report names none."""
+    try:
+        table = json.loads(told or "null")
+    except (ValueError, RecursionError):
+        return None
+    return table if isinstance(table, str) and table else None
+
+
+def history(session: Session, key: Key, newest: int | None, most: int, tables: Collection[str | None]) -> list[Landing]:
     """Return the newest landings of one task, the newest first.
 
     Its XComs tell of them; the events of its asset also of runs that are deleted.
 
     :param newest: the id of its newest event; where it is not known, its DAG says which asset it is.
+    :param tables: of these tables, where None stands for reports that name none; all of them if it is empty.
     """
+
+    def wanted(column: Any) -> ColumnElement[bool]:
+        told = func.coalesce(table_in(session, column), "null")
+        texts = [json.dumps(table, ensure_ascii=False) for table in tables]
+        return told.in_(texts) if tables else true()
+
     xcoms = (
         select(XComModel.timestamp, XComModel.run_id, XComModel.map_index, XComModel.value)
         .where(XComModel.dag_id == key[0], XComModel.task_id == key[1], XComModel.key.in_(TOLD))
+        .where(wanted(XComModel.value))
         .order_by(XComModel.timestamp.desc())
         .limit(most * 2)
     )
@@ -173,12 +197,13 @@ def history(session: Session, key: Key, newest: int | None, most: int) -> list[L
         select(AssetEvent.timestamp, AssetEvent.source_run_id, AssetEvent.source_map_index, AssetEvent.extra)
         .where(AssetEvent.asset_id == asset.scalar_subquery())
         .where(AssetEvent.source_dag_id == key[0], AssetEvent.source_task_id == key[1])
+        .where(wanted(AssetEvent.extra))
         .order_by(AssetEvent.timestamp.desc())
         .limit(most)
     )
     by_run: dict[tuple[str, int], Landing] = {}
-    for wanted in (xcoms, events):
-        for told in session.execute(wanted):
+    for statement in (xcoms, events):
+        for told in session.execute(statement):
             if (landing := landing_of(*told)) is not None:
                 by_run.setdefault((landing.run_id, landing.map_index), landing)
     return sorted(by_run.values(), key=lambda one: one.at, reverse=True)[:most]

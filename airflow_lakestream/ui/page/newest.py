@@ -1,4 +1,4 @@
-"""The newest landing of each task, by statements that cost about the same however many landings there are.
+"""The newest landing of each task in each table, by statements that cost the same however many landings there are.
 
 Events of assets and XComs have ids in the order of time, so the newest of them are read by these. What is older is
 looked for once, task by task, of those tasks that none of the newest belongs to.
@@ -6,7 +6,7 @@ looked for once, task by task, of those tasks that none of the newest belongs to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.models.asset import AssetEvent, TaskOutletAssetReference
@@ -14,76 +14,97 @@ from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
-from airflow_lakestream.ui.page.landings import Key, Landing, chunks, landing_of, tells
+from airflow_lakestream.ui.page.landings import Key, Landing, chunks, landing_of, table_in, table_of, tells
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy.orm import Session
 
+    from airflow_lakestream.ui.page.tasks import StreamTask
+
+_Place = tuple[Key, str | None]
 # So many of the newest events and runs are looked at: the last landings of some thousand streams.
 WINDOW = 10_000
+# Of one task the tables that were written last: names of tables may be made by each run.
+MOST_TABLES = 20
 # A later event may be committed first: so many ids are looked at again.
 _AGAIN = 1000
 _RETURNED = XComModel.key == "return_value"
 
 
 class Newest:
-    """The newest landing of each task that has one. Reports are kept, and read once. For one thread at a time."""
+    """The newest landing of each task in each table that it has landed in. For one thread at a time.
+
+    Reports are kept, and read once. A landing whose report names no table is under None.
+    """
 
     def __init__(self) -> None:
         self._seen: int | None = None
-        self._events: dict[Key, int] = {}
-        # By task the run, and when it told.
-        self._told: dict[Key, tuple[int, datetime]] = {}
+        self._events: dict[Key, dict[str | None, int]] = {}
+        # The run, and when it told.
+        self._told: dict[Key, dict[str | None, tuple[int, datetime]]] = {}
         self._searched: set[Key] = set()
-        self._read: dict[Key, tuple[Any, Any]] = {}
-        self._landings: dict[Key, Landing] = {}
+        self._read: dict[_Place, tuple[Any, Any]] = {}
+        self._landings: dict[Key, dict[str | None, Landing]] = {}
 
-    def of(self, session: Session, tasks: Mapping[Key, bool]) -> dict[Key, Landing]:
-        """Return the newest landing of each of the tasks that has one.
+    def of(self, session: Session, tasks: Mapping[Key, StreamTask]) -> dict[Key, dict[str | None, Landing]]:
+        """Return the newest landings of each of the tasks that has any, by table.
 
-        :param tasks: by task whether it has outlets, whose events tell of all its landings.
+        The events of outlets tell of all landings of a task that has some.
         """
         self._look_at_events(session)
-        if any(not has_outlets or key not in self._events for key, has_outlets in tasks.items()):
+        if any(not task.has_outlets or key not in self._events for key, task in tasks.items()):
             self._look_at_xcoms(session)
-        self._search(session, [key for key in tasks if not self._is_known(key) and key not in self._searched])
+        missing = [key for key, task in tasks.items() if not self._knows(key, task) and key not in self._searched]
+        self._search(session, missing)
         self._read_those(session, tasks)
-        return {key: self._landings[key] for key in tasks if key in self._landings}
+        return {key: _newest(self._landings[key]) for key in tasks if key in self._landings}
 
-    def event_of(self, key: Key) -> int | None:
-        """Return the id of a task's newest event, where it is known."""
-        return self._events.get(key)
+    def event_of(self, key: Key, table: str | None) -> int | None:
+        """Return the id of a task's newest event of a table, or of any, where it is known."""
+        events = self._events.get(key, {})
+        return events.get(table, max(events.values(), default=None))
 
-    def _is_known(self, key: Key) -> bool:
-        return key in self._events or key in self._told
+    def _knows(self, key: Key, task: StreamTask) -> bool:
+        tables = self._events.get(key, {}).keys() | self._told.get(key, {}).keys()
+        usual = task.table_of({})
+        return bool(tables) and (usual is None or not tables.isdisjoint((usual, None)))
 
     def _look_at_events(self, session: Session) -> None:
         top = session.scalar(select(func.max(AssetEvent.id))) or 0
         since = top - WINDOW if self._seen is None else self._seen - _AGAIN
-        newest = (
-            select(AssetEvent.source_dag_id, AssetEvent.source_task_id, func.max(AssetEvent.id))
-            .where(AssetEvent.id > since, AssetEvent.source_task_id.is_not(None), tells(session, AssetEvent.extra))
-            .group_by(AssetEvent.source_dag_id, AssetEvent.source_task_id)
-        )
-        for dag_id, task_id, event in session.execute(newest):
-            key = (str(dag_id), str(task_id))
-            self._events[key] = max(event, self._events.get(key, 0))
+        self._take_events(session, AssetEvent.id > since)
         self._seen = max(top, self._seen or 0)
+
+    def _take_events(self, session: Session, *where: Any) -> None:
+        told = (
+            select(
+                AssetEvent.id, AssetEvent.source_dag_id, AssetEvent.source_task_id, table_in(session, AssetEvent.extra)
+            )
+            .where(*where, AssetEvent.source_task_id.is_not(None), tells(session, AssetEvent.extra))
+            .subquery()
+        )
+        place = (told.c.source_dag_id, told.c.source_task_id, told.c.told_table)
+        for dag_id, task_id, table, event in session.execute(select(*place, func.max(told.c.id)).group_by(*place)):
+            of_task = self._events.setdefault((str(dag_id), str(task_id)), {})
+            of_task[table_of(table)] = max(event, of_task.get(table_of(table), 0))
 
     def _look_at_xcoms(self, session: Session) -> None:
         top = session.scalar(select(func.max(DagRun.id))) or 0
         self._take_told(session, XComModel.dag_run_id > top - WINDOW)
 
     def _take_told(self, session: Session, *where: Any) -> None:
-        newest = (
-            select(XComModel.dag_id, XComModel.task_id, func.max(XComModel.dag_run_id), func.max(XComModel.timestamp))
-            .where(*where, _RETURNED, tells(session, XComModel.value))
-            .group_by(XComModel.dag_id, XComModel.task_id)
+        xcom = XComModel
+        told = (
+            select(xcom.dag_id, xcom.task_id, xcom.dag_run_id, xcom.timestamp, table_in(session, xcom.value))
+            .where(*where, _RETURNED, tells(session, xcom.value))
+            .subquery()
         )
-        for dag_id, task_id, run, at in session.execute(newest):
-            self._told[dag_id, task_id] = (run, at)
+        place = (told.c.dag_id, told.c.task_id, told.c.told_table)
+        newest = select(*place, func.max(told.c.dag_run_id), func.max(told.c.timestamp)).group_by(*place)
+        for dag_id, task_id, table, run, at in session.execute(newest):
+            self._told.setdefault((dag_id, task_id), {})[table_of(table)] = (run, at)
 
     def _search(self, session: Session, missing: Sequence[Key]) -> None:
         """Look for what is older: in all XComs of the tasks, then in the events of their outlets."""
@@ -99,21 +120,22 @@ class Newest:
                 .limit(1)
                 .scalar_subquery()
             )
-            of_outlets = select(outlet.dag_id, outlet.task_id, event).where(outlet.dag_id.in_(dags))
-            for dag_id, task_id, found in session.execute(of_outlets):
-                if found is not None:
-                    self._events[dag_id, task_id] = max(found, self._events.get((dag_id, task_id), 0))
+            found = session.scalars(select(event).select_from(outlet).where(outlet.dag_id.in_(dags))).all()
+            self._take_events(session, AssetEvent.id.in_([one for one in found if one is not None]))
             self._searched.update(chunk)
 
-    def _read_those(self, session: Session, tasks: Mapping[Key, bool]) -> None:
-        new: dict[Key, tuple[Any, Any]] = {}
-        for key, has_outlets in tasks.items():
-            event = self._events.get(key)
-            told = self._told.get(key) if event is None or not has_outlets else None
-            if self._read.get(key, (None, None)) != (event, told):
-                new[key] = (event, told)
-        self._read_events(session, {one[0]: key for key, one in new.items() if one[0] is not None})
-        self._read_xcoms(session, {key: one[1][0] for key, one in new.items() if one[1] is not None})
+    def _read_those(self, session: Session, tasks: Mapping[Key, StreamTask]) -> None:
+        new: dict[_Place, tuple[Any, Any]] = {}
+        for key, task in tasks.items():
+            events, told = self._events.get(key, {}), self._told.get(key, {})
+            if events and task.has_outlets:
+                told = {}
+            for table in _last(events) | _last(told):
+                now = events.get(table), told.get(table)
+                if self._read.get((key, table), (None, None)) != now:
+                    new[key, table] = now
+        self._read_events(session, {one[0]: place[0] for place, one in new.items() if one[0] is not None})
+        self._read_xcoms(session, {(place[0], one[1][0]) for place, one in new.items() if one[1] is not None})
         self._read.update(new)
 
     def _read_events(self, session: Session, events: Mapping[int, Key]) -> None:
@@ -128,17 +150,28 @@ class Newest:
             for event, *told in session.execute(select(*columns).where(AssetEvent.id.in_(chunk))):
                 self._keep(events[event], landing_of(*told))
 
-    def _read_xcoms(self, session: Session, runs: Mapping[Key, int]) -> None:
-        columns = (XComModel.dag_id, XComModel.task_id, XComModel.timestamp, XComModel.run_id, XComModel.map_index)
-        for chunk in chunks(list(runs)):
-            wanted = XComModel.dag_run_id.in_({runs[key] for key in chunk})
-            of_tasks = XComModel.task_id.in_({task_id for _, task_id in chunk})
-            reports = select(*columns, XComModel.value).where(wanted, of_tasks, _RETURNED)
-            for dag_id, task_id, *told in session.execute(reports):
-                if (dag_id, task_id) in runs:
+    def _read_xcoms(self, session: Session, wanted: Collection[tuple[Key, int]]) -> None:
+        xcom = XComModel
+        columns = (xcom.dag_run_id, xcom.dag_id, xcom.task_id, xcom.timestamp, xcom.run_id, xcom.map_index, xcom.value)
+        for chunk in chunks(sorted(wanted)):
+            of_runs = xcom.dag_run_id.in_({run for _, run in chunk})
+            of_tasks = xcom.task_id.in_({key[1] for key, _ in chunk})
+            for run, dag_id, task_id, *told in session.execute(select(*columns).where(of_runs, of_tasks, _RETURNED)):
+                if ((dag_id, task_id), run) in wanted:
                     self._keep((dag_id, task_id), landing_of(*told))
 
     def _keep(self, key: Key, landing: Landing | None) -> None:
-        before = self._landings.get(key)
-        if landing is not None and (before is None or landing.at >= before.at):
-            self._landings[key] = landing
+        if landing is None:
+            return
+        known, table = self._landings.setdefault(key, {}), landing.names.get("table")
+        if table not in known or landing.at >= known[table].at:
+            known[table] = landing
+
+
+def _last(newest: Mapping[str | None, Any]) -> set[str | None]:
+    return set(sorted(newest, key=lambda table: newest[table], reverse=True)[:MOST_TABLES])
+
+
+def _newest(landings: Mapping[str | None, Landing]) -> dict[str | None, Landing]:
+    found = sorted(landings.items(), key=lambda one: one[1].at, reverse=True)
+    return dict(found[:MOST_TABLES])

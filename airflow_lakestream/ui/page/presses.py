@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.ui.page.landings import Key
 
+# Airflow keeps the arguments of so many runs by default.
+_KEPT_RUNS = 30
 # How a value begins that Airflow keeps a part of, and what it puts in the place of a secret.
 _CUT = "Truncated."
 _MASKED = "***"
@@ -70,9 +72,16 @@ class Pressed:
 
 
 def buttons(session: Session, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
-    """Return by button the DAG that it starts, and why it can't; None where it can."""
+    """Return by button the DAG that it starts, whether that is there, and why the button can't; None where it can."""
     there = _there(session, readable)
-    return {press.value: {"dag_id": press.dag_id, "why_not": _why_not(press, stream, there)} for press in Press}
+    return {
+        press.value: {
+            "dag_id": press.dag_id,
+            "is_there": press.dag_id in there,
+            "why_not": _why_not(press, stream, there),
+        }
+        for press in Press
+    }
 
 
 def conf_of(session: Session, press: Press, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def conf_of(session: Session, press: Press, stream: Pressed, readable: Collectio
     there = _there(session, readable)
     if (why := _why_not(press, stream, there)) is not None:
         raise NotPossible(why)
-    rendered = _Rendered(session, stream.key, stream.task.given)
+    rendered = _Rendered(session, stream)
     names = {"table": stream.table, "consumer_group": stream.consumer_group}
     wanted = _TOLD[press]
     given = {name: value for name in wanted if (value := rendered(name)) not in _NOTHING}
@@ -129,10 +138,10 @@ _OF_STREAM: dict[Press, Callable[[Pressed, bool], str | None]] = {Press.AUDIT: _
 class _Rendered:
     """A task's arguments: as the DAG file has them, and templates as the newest run rendered them."""
 
-    def __init__(self, session: Session, key: Key, given: Mapping[str, Any]) -> None:
+    def __init__(self, session: Session, stream: Pressed) -> None:
         self._session = session
-        self._key = key
-        self._given = given
+        self._stream = stream
+        self._given = stream.task.given
         self._fields: Mapping[str, Any] | None = None
 
     def __call__(self, name: str) -> Any:
@@ -158,16 +167,18 @@ class _Rendered:
 
     def _of_run(self) -> Mapping[str, Any]:
         if self._fields is None:
-            kept = RenderedTaskInstanceFields
+            kept, (dag_id, task_id) = RenderedTaskInstanceFields, self._stream.key
             newest = (
                 select(kept.rendered_fields)
                 .join(DagRun, (DagRun.dag_id == kept.dag_id) & (DagRun.run_id == kept.run_id))
-                .where(kept.dag_id == self._key[0], kept.task_id == self._key[1])
+                .where(kept.dag_id == dag_id, kept.task_id == task_id)
                 .order_by(DagRun.id.desc(), kept.map_index)
-                .limit(1)
+                .limit(_KEPT_RUNS)
             )
-            found = self._session.scalar(newest)
-            self._fields = found if isinstance(found, Mapping) else {}
+            found = [one for one in self._session.scalars(newest) if isinstance(one, Mapping)]
+            # Not as a run had them that was told another table.
+            by_run, table = self._stream.task.has_table_by_run, self._stream.table
+            self._fields = next((one for one in found if by_run or one.get("table") in (None, table)), {})
         return self._fields
 
 

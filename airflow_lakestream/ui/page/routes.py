@@ -38,8 +38,10 @@ def routes() -> APIRouter:
         return _json(streams.hours(session, readable))
 
     @router.get("/streams/{dag_id}/{task_id}")
-    def one_stream(dag_id: str, task_id: str, readable: Readable, session: SessionDep) -> Response:
-        found = streams.one(session, (dag_id, task_id), readable)
+    def one_stream(
+        dag_id: str, task_id: str, readable: Readable, session: SessionDep, table: str | None = None
+    ) -> Response:
+        found = streams.one(session, (dag_id, task_id), readable, table)
         if found is None:
             raise HTTPException(404, _nowhere(dag_id, task_id))
         return _json(found)
@@ -53,8 +55,9 @@ def routes() -> APIRouter:
         session: SessionDep,
         user: GetUserDep,
         request: Request,
+        table: str | None = None,
     ) -> Response:
-        stream = streams.pressed(session, (dag_id, task_id), readable)
+        stream = streams.pressed(session, (dag_id, task_id), readable, table)
         if stream is None:
             raise HTTPException(404, _nowhere(dag_id, task_id))
         # Besides the permission on the bundled DAG, for which Airflow asks when the run is started.

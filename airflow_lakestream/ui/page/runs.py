@@ -1,8 +1,8 @@
-"""The newest run of each DAG: how its tasks are, and what they have told so far."""
+"""The newest run of each DAG, by the tables that its runs write: how its tasks are, and what they have told so far."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import ColumnElement, func, select
 
 from airflow_lakestream.ui.page.landings import TOLD, Key, Landing, chunks, landing_of
-from airflow_lakestream.ui.page.newest import WINDOW
+from airflow_lakestream.ui.page.newest import MOST_TABLES, WINDOW
+from airflow_lakestream.ui.page.tasks import StreamTask, filled
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -22,15 +23,19 @@ if TYPE_CHECKING:
 _WORST_FIRST = ("failed", "upstream_failed", "up_for_retry", "running", "deferred", "queued", "scheduled")
 # A later run may be committed first: so many ids are looked at again.
 _AGAIN = 1000
+# What a run was given, as far as the names of its streams hang on it.
+Conf = tuple[tuple[str, str | None], ...]
+_Dag = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A task in its DAG's newest run. `state` is Airflow's word; None before it is scheduled."""
+    """A task in a run, of two runs the later has the greater `run`. `state` is Airflow's word; None: not scheduled."""
 
     run_id: str
     state: str | None
     at: datetime | None
+    run: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
@@ -39,85 +44,134 @@ class Try:
 
 @dataclass
 class Runs:
-    """What the newest runs of some DAGs have."""
+    """What the newest runs of some DAGs have, of each task by the table that a run writes; None where it alone knows.
 
-    tries: dict[Key, Try] = field(default_factory=dict)
-    told: dict[Key, Landing] = field(default_factory=dict)
+    `confs` has what the run was given that its names hang on.
+    """
+
+    tries: dict[Key, dict[str | None, Try]] = field(default_factory=dict)
+    told: dict[Key, dict[str | None, Landing]] = field(default_factory=dict)
+    confs: dict[Key, dict[str | None, Conf]] = field(default_factory=dict)
 
 
 class NewestRuns:
-    """The newest run of each DAG: among the newest runs of all, or, looked for once, among its own."""
+    """The newest run of each DAG, and of each conf on which a name of its streams hangs.
+
+    It is among the newest runs of all, or, looked for once, among the DAG's own.
+    """
 
     def __init__(self) -> None:
         self._seen: int | None = None
-        self._ids: dict[str, int] = {}
-        self._searched: set[str] = set()
+        # By DAG, and the params that its names hang on.
+        self._ids: dict[_Dag, dict[Conf, int]] = {}
+        self._params: dict[str, tuple[str, ...]] = {}
+        self._searched: set[_Dag] = set()
 
-    def of(self, session: Session, keys: Iterable[Key], telling: Iterable[Key]) -> Runs:
+    def of(self, session: Session, tasks: Mapping[Key, StreamTask], telling: Iterable[Key]) -> Runs:
         """Return how tasks are in their DAGs' newest runs.
 
         :param telling: of these tasks also what they have told by XCom.
         """
-        wanted, told = set(keys), set(telling)
-        self._look(session, {dag_id for dag_id, _ in wanted})
+        told = {key: tasks[key] for key in telling}
         runs = Runs()
-        for chunk in chunks(_runs_of(wanted, self._ids)):
-            self._tries(session, chunk, wanted, runs)
-        for chunk in chunks(_runs_of(told, self._ids)):
-            self._told(session, chunk, told, runs)
+        self._look(session, _dags_of(tasks))
+        confs = self._confs(tasks)
+        for chunk in chunks(list(confs)):
+            self._tries(session, chunk, tasks, confs, runs)
+        for chunk in chunks(list(self._confs(told))):
+            self._told(session, chunk, told, confs, runs)
         return runs
 
-    def _look(self, session: Session, dags: set[str]) -> None:
+    def _confs(self, tasks: Iterable[Key]) -> dict[int, Conf]:
+        """Return by run what it was given, of the newest runs of each DAG."""
+        dags = sorted({dag_id for dag_id, _ in tasks})
+        return {
+            run: conf for dag_id in dags for conf, run in _newest(self._ids.get((dag_id, self._params[dag_id]), {}))
+        }
+
+    def _look(self, session: Session, dags: Collection[_Dag]) -> None:
+        # Also of those that somebody else looks at: what is seen now is not read again.
+        self._params.update(dags)
         top = session.scalar(select(func.max(DagRun.id))) or 0
-        self._take(session, DagRun.id > (top - WINDOW if self._seen is None else self._seen - _AGAIN))
+        since = top - WINDOW if self._seen is None else self._seen - _AGAIN
+        self._take(session, self._params, DagRun.id > since)
         self._seen = max(top, self._seen or 0)
         # What did not run lately has few runs.
-        for chunk in chunks(sorted(dags - self._ids.keys() - self._searched)):
-            self._take(session, DagRun.dag_id.in_(chunk))
+        missing = sorted(set(dags) - self._ids.keys() - self._searched)
+        for chunk in chunks(missing):
+            self._take(session, dict(chunk), DagRun.dag_id.in_([dag_id for dag_id, _ in chunk]))
             self._searched.update(chunk)
 
-    def _take(self, session: Session, where: ColumnElement[bool]) -> None:
+    def _take(self, session: Session, params: Mapping[str, tuple[str, ...]], where: ColumnElement[bool]) -> None:
         newest = select(DagRun.dag_id, func.max(DagRun.id)).where(where).group_by(DagRun.dag_id)
         for dag_id, run in session.execute(newest):
-            self._ids[dag_id] = max(run, self._ids.get(dag_id, 0))
+            if not params.get(dag_id):
+                self._keep((dag_id, ()), (), run)
+        for chunk in chunks(sorted(dag_id for dag_id, names in params.items() if names)):
+            rows = select(DagRun.dag_id, DagRun.id, DagRun.conf).where(where, DagRun.dag_id.in_(chunk))
+            for dag_id, run, conf in session.execute(rows):
+                self._keep((dag_id, params[dag_id]), _conf_of(conf, params[dag_id]), run)
 
-    def _tries(self, session: Session, ids: Sequence[int], wanted: set[Key], runs: Runs) -> None:
+    def _keep(self, dag: _Dag, conf: Conf, run: int) -> None:
+        known = self._ids.setdefault(dag, {})
+        known[conf] = max(run, known.get(conf, 0))
+
+    def _tries(
+        self, session: Session, ids: Sequence[int], tasks: Mapping[Key, StreamTask], confs: Mapping[int, Conf], to: Runs
+    ) -> None:
         ti = TaskInstance
         rows = (
-            select(ti.dag_id, ti.task_id, ti.run_id, ti.state, func.coalesce(ti.end_date, ti.start_date))
+            select(DagRun.id, ti.dag_id, ti.task_id, ti.run_id, ti.state, func.coalesce(ti.end_date, ti.start_date))
             .join(DagRun, (DagRun.dag_id == ti.dag_id) & (DagRun.run_id == ti.run_id))
-            .where(DagRun.id.in_(ids), ti.task_id.in_(_tasks_of(wanted)))
+            .where(DagRun.id.in_(ids), ti.task_id.in_(_tasks_of(tasks)))
         )
-        for dag_id, task_id, run_id, state, at in session.execute(rows):
-            key, one = (
-                (dag_id, task_id),
-                Try(run_id, None if state is None else str(state), at),
-            )
-            if key in wanted and (key not in runs.tries or _rank(one) < _rank(runs.tries[key])):
-                runs.tries[key] = one
+        for run, dag_id, task_id, run_id, state, at in session.execute(rows):
+            if (task := tasks.get((dag_id, task_id))) is None:
+                continue
+            table = task.table_of(dict(confs[run]))
+            found = to.tries.setdefault((dag_id, task_id), {})
+            one = Try(run_id, None if state is None else str(state), at, run)
+            if table not in found or (-run, _rank(one)) < (-found[table].run, _rank(found[table])):
+                found[table] = one
+                to.confs.setdefault((dag_id, task_id), {})[table] = confs[run]
 
-    def _told(self, session: Session, ids: Sequence[int], wanted: set[Key], runs: Runs) -> None:
+    def _told(
+        self, session: Session, ids: Sequence[int], tasks: Mapping[Key, StreamTask], confs: Mapping[int, Conf], to: Runs
+    ) -> None:
         xcom = XComModel
         rows = (
-            select(xcom.dag_id, xcom.task_id, xcom.timestamp, xcom.run_id, xcom.map_index, xcom.value)
+            select(xcom.dag_run_id, xcom.dag_id, xcom.task_id, xcom.timestamp, xcom.run_id, xcom.map_index, xcom.value)
             .where(
                 xcom.dag_run_id.in_(ids),
-                xcom.task_id.in_(_tasks_of(wanted)),
+                xcom.task_id.in_(_tasks_of(tasks)),
                 xcom.key.in_(TOLD),
             )
             .order_by(xcom.timestamp)
         )
-        for dag_id, task_id, *told in session.execute(rows):
-            if (dag_id, task_id) in wanted and (landing := landing_of(*told)) is not None:
-                runs.told[dag_id, task_id] = landing
+        for run, dag_id, task_id, *told in session.execute(rows):
+            if (task := tasks.get((dag_id, task_id))) is not None and (landing := landing_of(*told)) is not None:
+                table = landing.names.get("table") or task.table_of(dict(confs[run]))
+                to.told.setdefault((dag_id, task_id), {})[table] = landing
+
+
+def _dags_of(tasks: Mapping[Key, StreamTask]) -> list[_Dag]:
+    params: dict[str, set[str]] = {}
+    for (dag_id, _), task in tasks.items():
+        params.setdefault(dag_id, set()).update(task.defaults)
+    return [(dag_id, tuple(sorted(names))) for dag_id, names in params.items()]
+
+
+def _conf_of(conf: Any, params: Sequence[str]) -> Conf:
+    given = conf if isinstance(conf, Mapping) else {}
+    return tuple((name, filled(given[name])) for name in params if name in given)
+
+
+def _newest(runs: Mapping[Conf, int]) -> list[tuple[Conf, int]]:
+    return sorted(runs.items(), key=lambda one: one[1], reverse=True)[:MOST_TABLES]
 
 
 def _rank(one: Try) -> int:
     return _WORST_FIRST.index(one.state) if one.state in _WORST_FIRST else len(_WORST_FIRST)
-
-
-def _runs_of(keys: Iterable[Key], ids: Mapping[str, int]) -> list[int]:
-    return [ids[dag_id] for dag_id in {dag_id for dag_id, _ in keys} if dag_id in ids]
 
 
 def _tasks_of(keys: Iterable[Key]) -> set[str]:

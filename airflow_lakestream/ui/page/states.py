@@ -85,7 +85,10 @@ def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     unseen = said.unseen()
     for why in dict.fromkeys(unseen.values()):
         yield PageState.UNSEEN, Why(why, Cause.COULD_NOT_LOOK)
-    bad = [what for what in said.looks if said.is_bad(what) and what not in unseen]
+    landing = seen.landing
+    # What was overdue when somebody looked has been landed since.
+    is_over = landing is not None and landing.at > said.at and landing.lag == 0
+    bad = [what for what in said.looks if said.is_bad(what) and what not in unseen and not is_over]
     for what, problem in said.problems.items():
         text = f"What the run {said.run_id} of {said.dag_id} has told of {what} could not be read: {problem}."
         yield PageState.IDLE, Why(text)

@@ -32,8 +32,9 @@ KEPT = (
     *("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
     *(*DECODING, "schema_evolution", "tombstones"),
 )
-# What is filled in without a run.
-_FILLED_IN = re.compile(r"\{\{\s*(?:params\.(\w+)|dag\.dag_id)\s*\}\}")
+# What is filled in by what a run is given.
+_PARAM = re.compile(r"\{\{\s*params\.(\w+)\s*\}\}")
+_DAG_ID = re.compile(r"\{\{\s*dag\.dag_id\s*\}\}")
 # What is told of one stream at a time: it is long.
 CONTENTS = "contents"
 # By sensor or operator: what it looks at, as `Supervision` calls it.
@@ -47,10 +48,11 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A task that lands. A name that only a run knows is None; `written` is what a run without a form's values gets.
+    """A task that lands. A name that only a run knows is None; `texts` has names as the DAG file has them.
 
-    `no_backfill` says why a backfill of its DAG would land no interval. `given` has its arguments of `KEPT`, as the DAG
-    file has them; those that are left out are not among them.
+    `defaults` has the params of its DAG that these hang on, by name. `no_backfill` says why a backfill of its DAG would
+    land no interval. `given` has its arguments of `KEPT`, as the DAG file has them; those that are left out are not
+    among them.
     """
 
     task_id: str
@@ -59,7 +61,8 @@ class StreamTask:
     topic: str | None
     table: str | None
     consumer_group: str | None
-    written: Mapping[str, str]
+    texts: Mapping[str, str]
+    defaults: Mapping[str, str | None]
     has_outlets: bool
     no_backfill: str | None
     is_mirror: bool
@@ -70,6 +73,26 @@ class StreamTask:
     def lasts(self) -> bool:
         """Whether a run goes on and on."""
         return self.engine in LASTING
+
+    def written(self, conf: Mapping[str, str | None]) -> dict[str, str]:
+        """Return its names in a run that is given a conf, as far as they are known without the run."""
+        values = {**self.defaults, **conf}
+        return {name: _PARAM.sub(lambda m: values.get(m[1]) or m[0], text) for name, text in self.texts.items()}
+
+    def table_of(self, conf: Mapping[str, str | None]) -> str | None:
+        """Return the table that a run writes which is given a conf; None where the run alone knows."""
+        table = self.written(conf).get("table", "{")
+        return None if "{" in table else table
+
+    @property
+    def has_table_by_run(self) -> bool:
+        """Whether its records, or the time, choose tables: then all of them are one stream."""
+        return "{" in _PARAM.sub("", self.texts.get("table", ""))
+
+    @property
+    def has_table_by_form(self) -> bool:
+        """Whether the DAG's form chooses the table."""
+        return _PARAM.search(self.texts.get("table", "")) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +106,11 @@ class LookTask:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a DAG has of ours."""
+    """What a DAG has of ours, and its tags."""
 
     streams: tuple[StreamTask, ...] = ()
     looks: tuple[LookTask, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 def find(data: Mapping[str, Any]) -> Found:
@@ -95,7 +119,8 @@ def find(data: Mapping[str, Any]) -> Found:
     tasks = [_plain(task) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
     dag_id = str(dag.get("dag_id", ""))
-    return Found(tuple(_streams(ours, of_schedule(dag), dag_id)), tuple(_looks(ours)))
+    tags = sorted(map(str, _list(dag.get("tags"))))
+    return Found(tuple(_streams(ours, of_schedule(dag), dag_id)), tuple(_looks(ours)), tuple(tags))
 
 
 def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str) -> Iterator[StreamTask]:
@@ -112,7 +137,8 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
             operator=operator,
             engine=ENGINES[operator],
             **{name: text if text and "{{" not in text else None for name, text in names.items()},
-            written={name: _usual(text, task, dag_id) for name, text in names.items() if text},
+            texts=(texts := {name: _DAG_ID.sub(dag_id, text) for name, text in names.items() if text}),
+            defaults=_defaults(task, {name for text in texts.values() for name in _PARAM.findall(text)}),
             has_outlets=bool(given.get("outlets")),
             no_backfill=no_intervals or of_mode(ENGINES[operator], given, _map(given.get("app_config"))),
             is_mirror=ENGINES[operator] == "mirror" or given.get("app") in _MIRRORS,
@@ -121,17 +147,17 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
         )
 
 
-def _usual(text: str, task: Mapping[str, Any], dag_id: str) -> str:
-    """Return a text with the defaults of the DAG's form in it: the name of the stream before its first report."""
+def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]:
+    """Return what the DAG's form has by default."""
     found = task.get("params")
     pairs = found if isinstance(found, list) else []
     usual = {str(name): _map(one).get("default") for name, one in pairs}
+    return {name: filled(usual.get(name)) for name in sorted(names)}
 
-    def default(match: re.Match[str]) -> str:
-        value = dag_id if match[1] is None else usual.get(match[1])
-        return str(value) if isinstance(value, str | int) and value != "" else match[0]
 
-    return _FILLED_IN.sub(default, text)
+def filled(value: Any) -> str | None:
+    """Return what a template makes of a param; None of one that has no place in a name."""
+    return str(value) if isinstance(value, str | int) and value != "" else None
 
 
 def _names(given: Mapping[str, Any]) -> dict[str, str | None]:
@@ -171,6 +197,11 @@ def _map(value: Any) -> Mapping[str, Any]:
     # Airflow wraps some values, with their type beside them.
     inner = value.get("__var", value) if isinstance(value, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    inner = value.get("__var", value) if isinstance(value, Mapping) else value
+    return inner if isinstance(inner, list) else []
 
 
 def _text(value: Any) -> str | None:

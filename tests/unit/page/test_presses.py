@@ -23,8 +23,9 @@ class Database:
     def execute(self, _: Any) -> list[tuple[str, bool]]:
         return list(self.dags.items())
 
-    def scalar(self, _: Any) -> dict[str, Any] | None:
-        return self.rendered
+    def scalars(self, _: Any) -> list[dict[str, Any] | None]:
+        """Return what the newest run of all was given, which was told another table, and that of the stream's."""
+        return [{**(self.rendered or {}), "table": "lake.other", "sql": "of another table"}, self.rendered]
 
 
 def pressed(table: str | None = "lake.t", **given: Any) -> Pressed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,8 +19,8 @@ def ended(state: str | None, run_id: str = "new") -> Try:
     return Try(run_id, state, AT)
 
 
-def landed(run_id: str = "new", lag: int = 0) -> Landing:
-    return Landing(AT, run_id, -1, rows=3, lag=lag)
+def landed(run_id: str = "new", lag: int | None = 0, minutes: int = 0) -> Landing:
+    return Landing(AT + timedelta(minutes=minutes), run_id, -1, rows=3, lag=lag)
 
 
 def looked(**looks: tuple[bool, dict[str, Any] | None]) -> Supervised:
@@ -50,6 +50,13 @@ def looked(**looks: tuple[bool, dict[str, Any] | None]) -> Supervised:
         ("behind", Seen(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 0})))),
         ("behind", Seen(False, False, ended("success"), landed(), looked(retention=(False, {"time_left": 60})))),
         ("landing", Seen(False, False, ended("success"), landed(), looked(lag=(True, {"lag": 9})))),
+        # All of it was landed after somebody looked; what a later landing left may be what was overdue.
+        ("landing", Seen(False, False, ended("success"), landed(minutes=1), looked(lag=(False, {"lag": 9})))),
+        ("landing", Seen(False, False, ended("success"), landed(minutes=1), looked(freshness=(False, {})))),
+        ("landing", Seen(False, False, ended("success"), landed(minutes=1), looked(retention=(False, {})))),
+        ("behind", Seen(False, False, ended("success"), landed(lag=7, minutes=1), looked(lag=(False, {"lag": 9})))),
+        ("behind", Seen(False, True, ended("running"), landed(lag=None, minutes=1), looked(lag=(False, {"lag": 9})))),
+        ("failing", Seen(False, False, ended("success"), landed(minutes=1), looked(lag=(False, {"lost": 4})))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

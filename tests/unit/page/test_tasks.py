@@ -64,7 +64,17 @@ def test_before_its_first_report_a_stream_has_the_names_of_the_forms_defaults() 
     [one] = find({"dag": {**found["dag"], "dag_id": "shop"}}).streams
     # A run may get others: as names of the stream they are not known.
     assert (one.topic, one.table, one.consumer_group) == (None, None, None)
-    assert one.written == {"topic": "orders", "table": "{{params.table}}", "consumer_group": "shop-{{ ds }}"}
+    assert one.written({}) == {"topic": "orders", "table": "{{params.table}}", "consumer_group": "shop-{{ ds }}"}
+
+    # The form may choose another table.
+    assert (one.table_of({}), one.table_of({"table": "lake.other"})) == (None, "lake.other")
+    assert (one.has_table_by_form, one.has_table_by_run) == (True, False)
+
+
+@pytest.mark.parametrize("table", ["lake.{event}", "lake.t_{{ ds_nodash }}", "lake.{{ params.a or params.b }}"])
+def test_tables_that_only_a_run_knows_are_one_stream(table: str) -> None:
+    [one] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", "table": table})).streams
+    assert (one.has_table_by_run, one.table_of({})) == (True, None)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 // Runs for an interval of the past: first which ones they are, then they are started. Both by Airflow's own API.
-import { Fragment, Link, figure, h, send, useSaying, useState } from "./common.js";
+import { Fragment, Link, figure, h, send, useSaying, useState, when } from "./common.js";
 
 // Of the runs so many are named.
 const NAMED = 10;
 const BEHAVIOURS = [["none", "leave them"], ["failed", "run failed ones again"], ["completed", "run all again"]];
 const utc = (at) => at.toISOString().slice(0, 16);
-const time = (at) => `${utc(new Date(at))}Z`;
+const time = (at) => `${when(at, "UTC")} UTC`;
 const yesterday = () => {
   const start = new Date();
   start.setUTCHours(0, 0, 0, 0);

@@ -25,6 +25,11 @@ export const css = `
 .ls .failing,.ls .stalled,.ls .could-not-look{color:${color("fg-error")}}.ls .behind{color:${color("fg-warning")}}.ls .landing{color:${color("fg-success")}}
 .ls .idle{color:${color("fg-info")}}.ls .paused,.ls .new{color:${color("fg-muted")}}
 .ls dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px 16px;margin:10px 0}.ls dt{font-size:12px;color:${color("fg-muted")}}.ls dd{overflow-wrap:anywhere}
+.ls .tag{border:1px solid ${color("border-emphasized")};border-radius:4px;padding:0 4px;margin-left:6px;font-size:12px;white-space:nowrap}
+.ls fieldset.params label{display:flex;flex-direction:column;gap:2px;margin:6px 0;font-weight:500;white-space:normal}.ls fieldset.params .muted{font-weight:400;font-size:12px}
+.ls fieldset.params{border:0}.ls fieldset.params legend{font-size:16px;font-weight:600}
+.ls dialog{margin:auto;width:min(560px,95vw);max-height:90vh;overflow-y:auto;background:${color("bg")};color:inherit;border:1px solid ${color("border")};border-radius:4px;padding:12px;text-align:left;white-space:normal}.ls dialog::backdrop{background:rgb(0 0 0/.5)}
+.ls textarea{font:inherit;color:inherit;background:${color("bg")};border:1px solid ${color("border-emphasized")};border-radius:4px;padding:2px 8px}
 .ls code{font-family:monospace;font-size:12px;overflow-wrap:anywhere;white-space:pre-wrap;unicode-bidi:isolate}
 .ls ol{padding-left:20px;list-style:decimal}.ls ul{padding-left:20px;list-style:disc}
 .ls svg.bar{display:block;width:100%;height:14px;background:${color("bg-muted")}}
@@ -86,8 +91,33 @@ export const span = (seconds) => {
   return parts.slice(0, 2).join(" ");
 };
 export const age = (at) => (at ? (Date.now() - Date.parse(at)) / 1000 : null);
-export const when = (at) => (at ? new Date(at).toLocaleString() : "");
+
+/** Return the zone that is chosen in Airflow's menu; its pages keep it in the browser. */
+const zone = () => {
+  try {
+    const chosen = JSON.parse(localStorage.getItem("timezone"));
+    new Intl.DateTimeFormat("en", { timeZone: chosen ?? undefined });
+    return chosen ?? undefined;
+  } catch {
+    return undefined;
+  }
+};
+/** Write a time as Airflow's pages do. */
+export const when = (at, timeZone = zone()) => {
+  if (!at || Number.isNaN(Date.parse(at))) return "";
+  const format = new Intl.DateTimeFormat("en", { timeZone, hourCycle: "h23", year: "numeric", month: "2-digit",
+    day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const part = Object.fromEntries(format.formatToParts(new Date(at)).map(({ type, value }) => [type, value]));
+  return `${part.year}-${part.month}-${part.day} ${part.hour}:${part.minute}:${part.second}`;
+};
 export const Ago = ({ at }) => (at ? h("time", { dateTime: at, title: when(at) }, `${span(age(at))} ago`) : "");
+
+export const dagPath = (dag) => `/dags/${encodeURIComponent(dag)}`;
+/** A text in which the name of a DAG leads to it, if it is there. */
+export const WithLink = ({ text, dag, isThere = true }) => {
+  const [before, ...after] = text.split(dag);
+  return after.length === 0 || !isThere ? text : h(Fragment, null, before, h(Link, { to: dagPath(dag) }, dag), after.join(dag));
+};
 export const State = ({ state }) => h("span", { className: `badge ${state.replaceAll(" ", "-")}` }, state);
 
 export const runPath = ({ dag_id, task_id }, run) => {
@@ -95,8 +125,12 @@ export const runPath = ({ dag_id, task_id }, run) => {
   const [dag, id, task] = [dag_id, run.run_id, task_id].map(encodeURIComponent);
   return `/dags/${dag}/runs/${id}/tasks/${task}${mapped}`;
 };
-export const nameOf = (stream) => stream.topic || stream.written.topic || stream.task_id;
-export const tableOf = (stream) => stream.table || stream.written.table || "";
+// A template that the form's defaults leave is no name.
+const plain = (text) => (text && !text.includes("{{") ? text : "");
+export const nameOf = (stream) => stream.topic || plain(stream.written.topic) || stream.task_id;
+export const tableOf = (stream) => stream.table || plain(stream.written.table) || "a table of each run";
+/** The part of an address that says which of a task's tables is meant. */
+export const asking = (table) => (table ? `?${new URLSearchParams({ table })}` : "");
 export const docs = (page) => `${base}lakestream/docs/${page}`;
 
 /** Send something to Airflow's own API, which asks whether the user may. */
@@ -105,24 +139,6 @@ export const send = (path, body) => ask(`api/v2/${path}`, {
   headers: { Accept: "application/json", "Content-Type": "application/json" },
   body: JSON.stringify(body),
 });
-
-/** Start a run. */
-export const RunNow = ({ stream, say }) => {
-  const [busy, setBusy] = useState(false);
-  const press = async () => {
-    setBusy(true);
-    const [run, wrong, status] = await send(`dags/${encodeURIComponent(stream.dag_id)}/dagRuns`, { logical_date: null });
-    setBusy(false);
-    if (status === 403) say(`You may not start runs of ${stream.dag_id}: your role has no permission for it.`, true);
-    else if (wrong) say(`${stream.dag_id} was not started: ${wrong}`, true);
-    else {
-      const where = `/dags/${encodeURIComponent(stream.dag_id)}/runs/${encodeURIComponent(run.dag_run_id)}`;
-      const waits = stream.paused ? " It waits: the DAG is paused." : "";
-      say(h(Fragment, null, `A run of ${stream.dag_id} is started: `, h(Link, { to: where }, run.dag_run_id), ".", waits));
-    }
-  };
-  return h("button", { type: "button", disabled: busy, onClick: press, "aria-label": `Run ${stream.dag_id} now` }, "Run now");
-};
 
 /** A line that tells what a press has done; screen readers read it out. */
 export const useSaying = () => {

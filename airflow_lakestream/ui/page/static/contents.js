@@ -1,7 +1,8 @@
 // What the table held when supervise_lakestream last looked: files, snapshots, and samples of rejected records. All that is
 // from a record is shown as text.
-import { Ago, Fragment, Link, figure, h, runPath, when } from "./common.js";
+import { Ago, Fragment, Link, WithLink, figure, h, runPath, when } from "./common.js";
 
+const BUNDLED = "supervise_lakestream";
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
 const size = (bytes) => {
   if (bytes === null) return "not known";
@@ -45,8 +46,9 @@ const Rejects = ({ rejects }) => {
     left > 0 ? h("p", { className: "muted" }, `${figure(left)} more reasons: lakestream rejects show tells all.`) : null);
 };
 
-export const Contents = ({ told }) => {
-  if (!told) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. The task looks_inside of the bundled DAG supervise_lakestream does it.");
+export const Contents = ({ told, supervisors: [dag] }) => {
+  if (!told) return h("p", { className: "muted" }, "Files, snapshots and rejects are not known: nothing has looked into this table yet. ",
+    h(WithLink, { dag: dag ?? BUNDLED, isThere: Boolean(dag), text: `The task looks_inside of the DAG ${dag ?? `${BUNDLED}, which is bundled,`} does it.` }));
   const task = h(Link, { to: runPath(told, told) }, told.dag_id);
   const seen = told.document;
   return h(Fragment, null, h("h2", null, "Files and snapshots"),

@@ -1,5 +1,6 @@
 // All streams in one table, the worst first.
-import { Ago, Fragment, Link, RunNow, State, age, css, figure, h, nameOf, runPath, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
+import { Ago, Fragment, Link, WithLink, dagPath, docs, State, age, css, figure, h, nameOf, runPath, span, tableOf, useAnswer, useMemo, useSaying, useState, when } from "./common.js";
+import { RunNow } from "./run.js";
 
 const STATES = ["failing", "stalled", "could not look", "behind", "paused", "new", "landing", "idle"];
 const value = (stream, what, name) => stream.supervised?.looks[what]?.value?.[name] ?? null;
@@ -49,7 +50,8 @@ const Row = ({ stream, to, say }) => {
   const cell = (label, content, className) => h("td", { role: "cell", "data-label": label, className }, content);
   return h("tr", { role: "row" },
     cell("", h(Fragment, null, h(Link, { to: to(stream) }, nameOf(stream), " → ", tableOf(stream)),
-      h("div", { className: "muted" }, h(Link, { to: `/dags/${encodeURIComponent(stream.dag_id)}` }, stream.dag_id)))),
+      h("div", { className: "muted" }, h(Link, { to: dagPath(stream.dag_id) }, stream.dag_id),
+        stream.tags.map((tag) => h("span", { key: tag, className: "tag" }, tag))))),
     cell("State", h(Fragment, null, h(State, stream), why ? h("div", { className: "muted" }, why.text) : null)),
     cell("Engine", stream.engine),
     cell("Lag", figure(lagOf(stream)), "figure"),
@@ -62,6 +64,9 @@ const Row = ({ stream, to, say }) => {
     cell("", h(RunNow, { stream, say })));
 };
 const next = (at) => (age(at) < 0 ? `in ${span(-age(at))}` : "due");
+
+const Nobody = ({ supervisors: [dag] }) => (dag ? h(WithLink, { dag, text: `Nobody has looked at lag in Kafka yet: run the DAG ${dag} for it.` })
+  : h(Fragment, null, "Nobody looks at lag in Kafka: ", h("a", { href: docs("sensors.html") }, "add supervise_lakestream to your DAGs"), " for it."));
 
 const Choice = ({ label, all, chosen, choose }) => h("label", null, label,
   h("select", { value: chosen, onChange: (e) => choose(e.target.value) },
@@ -77,14 +82,16 @@ export const StreamList = ({ dagId, to }) => {
   const [sort, setSort] = useState({ column: 1, down: false });
   const [said, say] = useSaying();
   const mine = useMemo(() => {
-    const hours = Object.fromEntries((byHour?.streams ?? []).map((one) => [`${one.dag_id}/${one.task_id}`, one.rows]));
-    return (answer?.streams ?? []).filter((s) => !dagId || s.dag_id === dagId)
-      .map((s) => ({ ...s, hours: hours[`${s.dag_id}/${s.task_id}`] }));
+    const place = (one) => JSON.stringify([one.dag_id, one.task_id, one.table]);
+    const hours = Object.fromEntries((byHour?.streams ?? []).map((one) => [place(one), one.rows]));
+    // What no report names is under no table.
+    const of = (s) => (place(s) in hours ? hours[place(s)] : hours[place({ ...s, table: null })]);
+    return (answer?.streams ?? []).filter((s) => !dagId || s.dag_id === dagId).map((s) => ({ ...s, hours: of(s) }));
   }, [answer, byHour, dagId]);
   const shown = useMemo(() => {
     const words = find.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (s) => {
-      const text = [s.dag_id, s.task_id, nameOf(s), tableOf(s), s.consumer_group, s.engine, s.state].join(" ").toLowerCase();
+      const text = [s.dag_id, s.task_id, nameOf(s), tableOf(s), s.consumer_group, s.engine, s.state, ...s.tags].join(" ").toLowerCase();
       return (!state || s.state === state) && (!engine || s.engine === engine) && words.every((word) => text.includes(word));
     };
     return mine.filter(fits).sort(compare(COLUMNS[sort.column][1], sort.down));
@@ -101,13 +108,13 @@ export const StreamList = ({ dagId, to }) => {
     wrong ? h("p", { role: "alert", className: "error" }, wrong) : null, said,
     answer && mine.length === 0 ? h("p", { className: "muted" }, dagId ? "This DAG has no task that lands a topic."
       : "There is no DAG that lands a topic, or none that you may read.") : answer ? h("p", { className: "muted" }, `${figure(shown.length)} of ${figure(mine.length)} streams. `,
-      seen ? h(Fragment, null, `Lag and time left were last looked at by ${seen.dag_id} `, h(Ago, seen), ".")
-        : "Nobody looks at lag in Kafka: run the DAG supervise_lakestream for it.") : wrong ? null : h("p", null, "Loading ..."),
+      seen ? h(Fragment, null, "Lag and time left were last looked at by ", h(Link, { to: dagPath(seen.dag_id) }, seen.dag_id), " ", h(Ago, seen), ".")
+        : h(Nobody, answer)) : wrong ? null : h("p", null, "Loading ..."),
     shown.length === 0 ? null : h("table", { role: "table" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, COLUMNS.map(([label, , className], n) => h("th", {
         key: label, role: "columnheader", scope: "col", className,
         "aria-sort": sort.column === n ? (sort.down ? "descending" : "ascending") : "none",
       }, h("button", { type: "button", onClick: () => press(n) }, label, sort.column === n ? (sort.down ? " ↓" : " ↑") : ""))),
       h("th", { role: "columnheader", scope: "col" }, "Act"))),
-      h("tbody", { role: "rowgroup" }, shown.map((stream) => h(Row, { key: `${stream.dag_id}/${stream.task_id}`, stream, to, say })))));
+      h("tbody", { role: "rowgroup" }, shown.map((stream) => h(Row, { key: `${stream.dag_id}/${stream.task_id}/${stream.table}`, stream, to, say })))));
 };

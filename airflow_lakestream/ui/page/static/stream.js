@@ -1,5 +1,6 @@
 // One stream: what it is doing and what to do, its offsets by partition, its landings and changes of its schema.
-import { Ago, Fragment, Link, RunNow, State, css, docs, figure, h, nameOf, runPath, span, tableOf, useAnswer, useSaying, when } from "./common.js";
+import { Ago, Fragment, Link, State, css, asking, dagPath, docs, figure, h, nameOf, runPath, span, tableOf, useAnswer, useSaying, when } from "./common.js";
+import { RunNow } from "./run.js";
 import { Backfill } from "./backfill.js";
 import { Contents } from "./contents.js";
 import { lagOf, leftOf } from "./list.js";
@@ -35,7 +36,7 @@ const Rows = ({ landings }) => {
 };
 
 const Facts = ({ stream }) => h("dl", null, [
-  ["DAG", h(Link, { to: `/dags/${encodeURIComponent(stream.dag_id)}` }, stream.dag_id)],
+  ["DAG", h(Link, { to: dagPath(stream.dag_id) }, stream.dag_id)],
   ["Task", stream.task_id], ["Engine", stream.engine], ["Consumer group", stream.consumer_group],
   ["Lag", figure(lagOf(stream)) || "not known"],
   ["Last landing", stream.landing ? h(Ago, stream.landing) : "none"],
@@ -62,8 +63,8 @@ const Landings = ({ stream }) => h("table", { role: "table" },
         cell("Snapshot", one.snapshot_id || "")), cell("Run", h(Link, { to: runPath(stream, one) }, one.run_id)));
   })));
 
-export const OneStream = ({ dagId, taskId, back }) => {
-  const [{ answer, wrong }, again] = useAnswer(`lakestream/api/streams/${encodeURIComponent(dagId)}/${encodeURIComponent(taskId)}`);
+export const OneStream = ({ dagId, taskId, table, back }) => {
+  const [{ answer, wrong }, again] = useAnswer(`lakestream/api/streams/${encodeURIComponent(dagId)}/${encodeURIComponent(taskId)}${asking(table)}`);
   const [said, say] = useSaying();
   const changes = (answer?.landings ?? []).flatMap((one) => one.schema_changes.map((text) => ({ at: one.at, text })));
   return h("div", { className: "ls" }, h("style", null, css),
@@ -80,7 +81,7 @@ export const OneStream = ({ dagId, taskId, back }) => {
         answer.offsets.map((bar) => h(Bar, { key: `${bar.topic} ${bar.partition}`, bar }))),
       changes.length === 0 ? null : h(Fragment, null, h("h2", null, "Changes of the schema"),
         h("ul", null, changes.map((one, n) => h("li", { key: n }, `${when(one.at)}: ${one.text}`)))),
-      h(Contents, { told: answer.contents }),
+      h(Contents, { told: answer.contents, supervisors: answer.supervisors }),
       answer.landings.length === 0 ? null : h(Fragment, null, h("h2", null, "Landings"),
         h(Rows, { landings: answer.landings }), h(Landings, { stream: answer }))));
 };

@@ -1,0 +1,61 @@
+"""The demo as it ends before it is up: by a signal, and by a service that does not start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dev.service import CHECKOUT
+from dev.stack import HOME
+from tests.support.broker import poll_until
+
+
+@contextmanager
+def demo(output: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "dev", "demo", "--once"],
+            cwd=CHECKOUT,
+            env={**os.environ, **environment},
+            stdout=out,
+            stderr=out,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def assert_is_gone(process: subprocess.Popen[bytes], said: str) -> None:
+    assert said.index("taking everything down") < said.index("done, nothing is left running")
+    assert list((HOME / "stacks").glob(f"demo-{process.pid}-*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_takes_all_down_and_says_so(tmp_path: Path, number: signal.Signals) -> None:
+    output = tmp_path / "output"
+    with demo(output) as process:
+        poll_until(lambda: "kafka: starting" in output.read_text(), "the demo to start", 120)
+        process.send_signal(number)
+        assert process.wait(120) == 128 + number
+    assert f"demo: {number.name} came" in output.read_text()
+    assert_is_gone(process, output.read_text())
+
+
+def test_a_failed_start_says_why_and_keeps_the_logs(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    # No Java starts in so little memory.
+    with demo(output, JAVA_TOOL_OPTIONS="-Xmx1k") as process:
+        assert process.wait(120) == 1
+    said = output.read_text()
+    assert "error: kafka ended while starting (Error occurred during initialization of VM Too small" in said
+    assert "Too small" in (CHECKOUT / "artifacts" / "demo" / "kafka.log").read_text()
+    assert_is_gone(process, said)

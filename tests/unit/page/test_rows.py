@@ -1,0 +1,73 @@
+"""The streams of one task: a row for each table that it lands in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow_lakestream.ui.page.landings import Landing
+from airflow_lakestream.ui.page.rows import KnownDag, SeenStream, row_of, streams_of
+from airflow_lakestream.ui.page.runs import Runs, Try
+from airflow_lakestream.ui.page.tasks import Found, find
+from tests.unit.page.test_states import AT
+from tests.unit.page.test_tasks import dag
+
+KEY = ("shop", "land")
+FORM = {"topic": "{{ params.topic }}", "table": "{{ params.table }}", "params": [["table", {"default": "lake.usual"}]]}
+
+
+def landed(table: str | None, minutes: int = 0, rows: int = 1) -> Landing:
+    names = {"topic": "orders", "table": table} if table else {}
+    return Landing(AT + timedelta(minutes=minutes), f"run {minutes}", -1, rows=rows, names=names)
+
+
+def rows(task: dict[str, Any], landings: list[Landing], runs: Runs | None = None) -> dict[str | None, SeenStream]:
+    [stream] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **task})).streams
+    known = KnownDag("shop", True, "* * * * *", AT, Found((stream,)))
+    by_table = {one.names.get("table"): one for one in landings}
+    return {one.table: one for one in streams_of(known, stream, by_table, runs or Runs())}
+
+
+def test_a_run_into_another_table_is_a_stream_of_its_own() -> None:
+    runs = Runs(
+        tries={KEY: {"lake.usual": Try("run 0", "success", AT, 1), "lake.other": Try("run 5", "failed", AT, 2)}},
+        confs={KEY: {"lake.usual": (), "lake.other": (("table", "lake.other"), ("topic", "orders"))}},
+    )
+    found = rows(FORM, [landed("lake.usual", rows=7)], runs)
+    assert list(found) == ["lake.usual", "lake.other"]
+    usual, other = row_of(found["lake.usual"]), row_of(found["lake.other"])
+    # Neither takes the other's rows, state, pause or schedule.
+    assert (usual["state"], usual["landing"]["rows"], usual["conf"], usual["next_run"]) == ("paused", 7, {}, None)
+    assert (other["state"], other["landing"], other["schedule"]) == ("failing", None, None)
+    assert (other["table"], other["written"]["topic"]) == ("lake.other", "orders")
+    assert other["conf"] == {"table": "lake.other", "topic": "orders"}
+
+
+def test_the_usual_stream_has_what_no_report_names_and_others_only_their_own() -> None:
+    unnamed = Runs(tries={KEY: {None: Try("run 9", "running", AT, 9)}})
+    found = rows(FORM, [landed("lake.other"), landed(None, 1)], unnamed)
+    assert [(one.table, one.landing and one.landing.run_id) for one in found.values()] == [
+        ("lake.usual", "run 1"),
+        ("lake.other", "run 0"),
+    ]
+    assert [one.newest is not None for one in found.values()] == [True, False]
+    assert [one.told_tables for one in found.values()] == [("lake.usual", None), ("lake.other",)]
+    # What a run has to be given is not known: it can't be started from here.
+    assert row_of(found["lake.other"])["conf"] is None
+
+
+def test_the_tables_of_a_mapped_task_are_all_its_own() -> None:
+    assert [one.table for one in rows({"_is_mapped": True}, []).values()] == [None]
+    found = rows({"_is_mapped": True}, [landed("lake.a"), landed("lake.b", 1)])
+    assert [(one.table, one.is_usual) for one in found.values()] == [("lake.b", True), ("lake.a", True)]
+
+
+def test_tables_that_records_or_the_time_choose_are_one_stream() -> None:
+    for table in ("lake.{event}", "lake.t_{{ ds_nodash }}"):
+        [one] = rows({"table": table}, [landed("lake.a"), landed("lake.b", 1)]).values()
+        assert (one.table, one.names["table"], one.told_tables) == (None, "lake.b", ())
+
+
+def test_a_table_of_each_run_shows_the_newest_twenty() -> None:
+    found = rows(FORM, [landed(f"lake.t{n}", n) for n in range(50)])
+    assert list(found) == ["lake.usual", *(f"lake.t{n}" for n in range(49, 29, -1))]
