@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -17,7 +18,7 @@ from airflow_lakestream.core.policies import SqlInput
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
-    from airflow_lakestream.pipelines.compiled import Landing
+    from airflow_lakestream.pipelines.compiled import Compiled, Landing
 
 Command = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def takes_pipeline(command: Command) -> Command:
     def taking(**kwargs: Any) -> Any:
         context, file, sink = (kwargs.pop(name) for name in ("context", "pipeline", "sink"))
         if file is not None:
-            kwargs |= _from_file(_landing(file, sink), own, context)
+            kwargs |= _from_file(*_landing(file, sink), own, context)
         for name in required:
             if kwargs[name] is None:
                 raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline that says it.")
@@ -68,25 +69,32 @@ def takes_pipeline(command: Command) -> Command:
     return taking
 
 
-def _landing(file: Path, sink: str | None) -> Landing:
+def _landing(file: Path, sink: str | None) -> tuple[Compiled, Landing]:
     from airflow_lakestream.cli.pipeline import landings, read
 
-    found = landings(read(file), sink)
+    compiled = read(file)
+    found = landings(compiled, sink)
     if len(found) > 1:
         raise InvalidArgument("--sink", f"{file} has {', '.join(one.sink for one in found)}.", "Say which one.")
-    return found[0]
+    return compiled, found[0]
 
 
-def _from_file(landing: Landing, options: Mapping[str, inspect.Parameter], context: typer.Context) -> dict[str, Any]:
-    """Return the options that the file says and the command line does not."""
-    found = {}
+def _from_file(
+    compiled: Compiled, landing: Landing, options: Mapping[str, inspect.Parameter], context: typer.Context
+) -> dict[str, Any]:
+    """Return the options that the file says and the command line does not. Raises PipelineError for a template."""
+    from airflow_lakestream.pipelines.check import refuse_rendered
+
+    found, taken = {}, {}
     unread = _unread_by_audit(landing, repairs=bool(context.params["repair"])) if "repair" in options else ()
     for name, one in options.items():
-        value = landing.arguments.get(_ARGUMENTS.get(name, name))
+        value = landing.arguments.get(argument := _ARGUMENTS.get(name, name))
         source = context.get_parameter_source(name)
         if value is None or name in unread or (source is not None and source.name == "COMMANDLINE"):
             continue
         check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
+        taken[argument] = value
+        refuse_rendered(compiled, [replace(landing, arguments=taken)])
         found[name] = (check or _unchanged)(_as_option(value))
     return found
 

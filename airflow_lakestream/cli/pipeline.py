@@ -26,7 +26,7 @@ from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import Compiled, Landing
-    from airflow_lakestream.pipelines.errors import Problem
+    from airflow_lakestream.pipelines.folder import Broken
 
 app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
 
@@ -41,29 +41,21 @@ def validate(
 ) -> None:
     """Check pipelines as their runs do, SQL too; connect to nothing. Exit code 2: something is wrong."""
     with aside():
-        from airflow_lakestream.pipelines.check import check
-        from airflow_lakestream.pipelines.dags import find_functions, make_dag
-        from airflow_lakestream.pipelines.errors import PipelineError
+        from airflow_lakestream.pipelines.dags import find_functions, make_dags
+        from airflow_lakestream.pipelines.folder import read_path
 
         find_functions(paths)
-        right, wrong = 0, 0
-        problems: list[Problem] = []
-        for files, pipelines, mistakes in map(_looked_at, paths):
-            wrong += files
-            problems += mistakes
-            for compiled in pipelines:
-                try:
-                    check(compiled)
-                    # What Airflow makes of it, and whether its functions are there.
-                    make_dag(compiled)
-                    right += 1
-                except PipelineError as error:
-                    wrong += 1
-                    problems += error.problems
+        right = 0
+        wrong: list[Broken] = []
+        for path in paths:
+            dags, broken = make_dags(read_path(path, _lookup()))
+            right += len(dags)
+            wrong += broken
+    problems = [problem for one in wrong for problem in one.problems]
     for problem in sorted(problems):
         typer.echo(printable(str(problem)), err=True)
     mistakes_in_all = f" ({len(problems)} mistake{'s' * (len(problems) != 1)})" if problems else ""
-    typer.echo(f"{right} right, {wrong} wrong{mistakes_in_all}.")
+    typer.echo(f"{right} right, {len(wrong)} wrong{mistakes_in_all}.")
     raise typer.Exit(2 if problems else 0)
 
 
@@ -175,23 +167,9 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _looked_at(path: Path) -> tuple[int, Sequence[Compiled], Sequence[Problem]]:
-    """Return how many files of a path can't be read as pipelines, the other pipelines, and what is wrong."""
-    from airflow_lakestream.pipelines.errors import PipelineError
-    from airflow_lakestream.pipelines.folder import read_folder
-
-    if path.is_dir():
-        found = read_folder(path, _lookup())
-        return len(found.wrong), found.right, [problem for one in found.wrong for problem in one.problems]
-    try:
-        return 0, [read(path)], []
-    except PipelineError as error:
-        return 1, [], error.problems
-
-
 def read(file: Path, engine: str | None = None) -> Compiled:
     """Return the pipeline of a file. Raises PipelineError."""
-    from airflow_lakestream.pipelines.folder import read_file
+    from airflow_lakestream.pipelines.reading import read_file
 
     return read_file(file, _lookup(), engine=engine)
 

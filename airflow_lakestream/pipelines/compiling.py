@@ -77,7 +77,11 @@ def _problem(document: Document, error: Any) -> Problem:
         return document.problem(path, f"{name}: there is no such key.{_nearest(error['loc'])}")
     context = {"expected": None, "known": ", ".join(_tags(error["loc"])), **error.get("ctx", {})}
     sample = _SAMPLES.get(kind)
-    text = sample.format(input=repr(error["input"]), **context) if sample else error["msg"] + "."
+    text = (
+        sample.format(input=repr(error["input"]), **context)
+        if sample
+        else error["msg"].removeprefix("Value error, ") + "."
+    )
     return document.problem(path, f"{name}: {text}")
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, conf
-from airflow.sdk import DAG
+from airflow.sdk import DAG, get_parsing_context
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.variables import airflow_variables
 from airflow_lakestream.pipelines.compiled import Compiled
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
-from airflow_lakestream.pipelines.folder import Broken, read_folder
+from airflow_lakestream.pipelines.folder import Broken, Folder, read_folder
 from airflow_lakestream.pipelines.operator import calls_of
 from airflow_lakestream.pipelines.variables import looked_up
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BROKEN = "broken"
+# Seconds of a parse for checking what is new. Airflow ends a parse, of all DAGs of the file, after 30.
+_PATIENCE = 3.0
 _REMEDY = "Correct the file; `lakestream pipeline validate` checks it. The next parse of the DAG file takes it."
 _ABOUT_BROKEN = """\
 **This pipeline is broken: no run of it is scheduled.** A run that is on goes on by what the file said before, and a
@@ -49,14 +51,9 @@ class BrokenPipelineWarning(UserWarning):
 
 def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     """Make the DAGs; see `airflow_lakestream.pipelines.load`."""
-    found = read_folder(folder, cache(looked_up(*airflow_variables())))
-    dags: dict[str, DAG] = {}
-    wrong = list(found.wrong)
-    for compiled in found.right:
-        try:
-            dags[compiled.name] = make_dag(compiled)
-        except PipelineError as error:
-            wrong.append(Broken(compiled.file, compiled.name, tuple(error.problems), compiled))
+    # A task's process looks for its own DAG, and its run checks what it is told.
+    patience = None if strict else 0 if get_parsing_context().dag_id else _PATIENCE
+    dags, wrong = make_dags(read_folder(folder, cache(looked_up(*airflow_variables())), patience=patience))
     if strict and wrong:
         raise PipelineError([problem for one in wrong for problem in one.problems])
     for one in wrong:
@@ -71,6 +68,18 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
         with dag:
             pass
     return dags
+
+
+def make_dags(found: Folder) -> tuple[dict[str, DAG], list[Broken]]:
+    """Make the DAGs of pipelines, by their ids; return also the files that are wrong."""
+    dags: dict[str, DAG] = {}
+    wrong = list(found.wrong)
+    for compiled in found.right:
+        try:
+            dags[compiled.name] = make_dag(compiled)
+        except PipelineError as error:
+            wrong.append(Broken(compiled.file, compiled.name, tuple(error.problems), compiled))
+    return dags, wrong
 
 
 def find_functions(paths: Iterable[Path]) -> None:

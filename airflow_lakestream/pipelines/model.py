@@ -19,9 +19,12 @@ from airflow_lakestream.core.policies import (
     UnknownFields,
 )
 from airflow_lakestream.pipelines.part import (
+    FLAG,
     FUNCTION,
     NAME,
+    NUMBER,
     Duration,
+    Flag,
     FromOne,
     FromZero,
     Functions,
@@ -139,7 +142,7 @@ class Sink(Part):
     sort_order: Names | None = None
     properties: dict[str, str] | None = None
     key: Names | None = Field(default=None, description="of a mirror: the columns of the primary key")
-    soft_delete: bool | None = None
+    soft_delete: Flag | None = None
     out_of_range: OutOfRange | None = None
     merge_mode: MergeMode | None = None
     rename_columns: dict[str, str] | None = Field(default=None, description="names of columns by those of fields")
@@ -198,7 +201,7 @@ class Orchestration(Part):
         default=None, description="cron, a preset such as @hourly, continuous, or never; default: by the engine"
     )
     start_date: str = Field(default="2026-01-01", description="a date; matters with catchup, and for data intervals")
-    catchup: bool = False
+    catchup: Flag = False
     checkpoint_interval: Duration | None = Field(default=None, description="commit at least so often")
     parallelism: FromOne | None = Field(default=None, description="processes, or tasks of a group")
     max_records: FromOne | None = Field(default=None, description="most records of a run; on Spark, of a batch")
@@ -207,7 +210,7 @@ class Orchestration(Part):
     retries: FromZero = Field(default=3)
     retry_delay: Duration = 60.0
     pool: str | None = None
-    deferrable: bool | None = None
+    deferrable: Flag | None = None
     alerts: Alerts = Alerts()
     sensors: dict[Named, AnySensor] = Field(default={}, description="what landings wait for, and what looks on")
     spark: Spark | None = None
@@ -239,11 +242,10 @@ def json_schema() -> dict[str, Any]:
     return found
 
 
-# A variable, or a number or a boolean in quotes, as a variable would be filled in.
-_NO_LITERAL = r"\$\{[^}]+\}|^\s*[-+]?[0-9.]+\s*$|^([Tt]rue|[Ff]alse|TRUE|FALSE)$"
-
-
 def _or_variable(value: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {key: value[key] for key in ("description", "default", "title") if key in value}
     rest = {key: one for key, one in value.items() if key not in said}
-    return {**said, "anyOf": [rest, {"type": "string", "pattern": _NO_LITERAL}]}
+    kinds = {one.get("type") for one in [value, *value.get("anyOf", ())]}
+    # A number or a boolean in quotes, as a variable would be filled in.
+    quoted = [NUMBER] * bool(kinds & {"integer", "number"}) + [FLAG] * ("boolean" in kinds)
+    return {**said, "anyOf": [rest, {"type": "string", "pattern": "|".join([r"\$\{[^}]+\}", *quoted])}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -14,19 +15,31 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _no_boolean(value: Any) -> Any:
-    # Python takes true for 1.
-    if isinstance(value, bool):
+# What a variable may hold, or what stands in quotes; the JSON Schema has the same patterns.
+NUMBER = r"^\s*[-+]?[0-9]+(\.[0-9]+)?\s*$"
+FLAG = r"^([Tt]rue|[Ff]alse|[Yy]es|[Nn]o|[Oo]n|[Oo]ff|TRUE|FALSE|YES|NO|ON|OFF)$"
+
+
+def _number(value: Any) -> Any:
+    # Python takes true for 1, and pydantic "1_0" and "nan" for numbers.
+    if isinstance(value, bool) or (isinstance(value, str) and not re.search(NUMBER, value, re.ASCII)):
         raise ValueError(f"{str(value).lower()} is no number")
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_no_boolean)]
-Number = Annotated[float, BeforeValidator(_no_boolean)]
+def _flag(value: Any) -> Any:
+    if not isinstance(value, bool) and not (isinstance(value, str) and re.search(FLAG, value)):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
 # Bounds stand here: pydantic would leave those of a field that may be null out of the JSON Schema.
-FromZero = Annotated[int, Field(ge=0), BeforeValidator(_no_boolean)]
-FromOne = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
-NumberFromZero = Annotated[float, Field(ge=0), BeforeValidator(_no_boolean)]
+FromZero = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+FromOne = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+NumberFromZero = Annotated[float, Field(ge=0), BeforeValidator(_number)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 Named = Annotated[str, Field(pattern=NAME)]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from airflow_lakestream.core.policies import Missing, TableFormat
-from airflow_lakestream.pipelines.part import Duration, FromZero, Names, Part, Whole
+from airflow_lakestream.pipelines.part import Duration, Flag, FromZero, Names, Part, Whole
 
 
 class Sensor(Part):
@@ -28,8 +28,8 @@ class Sensor(Part):
     timeout: Duration | None = Field(default=None, description="how long to wait; default: Airflow's, 7 days")
     poke_interval: Duration | None = Field(default=None, description="time between two looks")
     mode: Literal["poke", "reschedule"] | None = None
-    soft_fail: bool | None = Field(default=None, description="skip instead of failing, and what waits with it")
-    deferrable: bool | None = Field(default=None, description="wait in the triggerer; default: the orchestration's")
+    soft_fail: Flag | None = Field(default=None, description="skip instead of failing, and what waits with it")
+    deferrable: Flag | None = Field(default=None, description="wait in the triggerer; default: the orchestration's")
 
 
 class _OfConsumer(Sensor):
@@ -47,8 +47,8 @@ class Lag(_OfConsumer):
     max_lag_records: FromZero | None = Field(default=None, description="most unread records")
     max_lag_seconds: Duration | None = Field(default=None, description="most age of an unread record")
     max_batch_age: Duration | None = Field(default=None, description="most age of the newest batch or landing")
-    per_partition: bool | None = None
-    fail_when_behind: bool | None = Field(default=None, description="look once, and fail if it is too far behind")
+    per_partition: Flag | None = None
+    fail_when_behind: Flag | None = Field(default=None, description="look once, and fail if it is too far behind")
 
 
 class Freshness(Sensor):
@@ -59,10 +59,10 @@ class Freshness(Sensor):
     event_time_column: str | None = None
     complete_through: str | Whole | None = Field(default=None, description='a time, such as "{{ data_interval_end }}"')
     idle_after: Duration | None = None
-    idle_is_fresh: bool | None = None
+    idle_is_fresh: Flag | None = None
     operations: Names | None = None
     branch: str | None = None
-    fail_when_stale: bool | None = Field(default=None, description="look once, and fail if it is not fresh")
+    fail_when_stale: Flag | None = Field(default=None, description="look once, and fail if it is not fresh")
 
 
 class Retention(_OfConsumer):

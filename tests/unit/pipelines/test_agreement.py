@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,11 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from airflow_lakestream.pipelines.check import check
+from airflow_lakestream.cli.app import FAILED, run
+from airflow_lakestream.pipelines import memory
 from airflow_lakestream.pipelines.compiling import compile_document
-from airflow_lakestream.pipelines.dags import make_dag
+from airflow_lakestream.pipelines.dags import BROKEN, BrokenPipelineWarning, load_folder, make_dag
 from airflow_lakestream.pipelines.errors import PipelineError
+from airflow_lakestream.pipelines.flow import check_flow, ways
+from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import Pipeline, json_schema
+from airflow_lakestream.pipelines.reading import problems_of
+from airflow_lakestream.pipelines.rules import contradictions
 from airflow_lakestream.pipelines.variables import looked_up
 from airflow_lakestream.pipelines.yaml_file import read_document
 from tests.unit.pipelines.test_templates import CASES, keys
@@ -39,11 +47,15 @@ TEXTS = [
     "0.5",
     "-1",
     "true",
+    "yes",
+    "1_0",
+    "nan",
+    " 3 ",
     "json",
     "avro",
 ]
 TEXTS += ["raw", "csv", "reject", "earliest", "none", "add", "append", "replace", "mirror", "iceberg", "delta", "${N}"]
-TEXTS += ["${NAME}", "${FORMAT}", "${YES}", "${ODD}", "${TIME}", "${NONE}", "{{ ds }}", "{% x %}", "x" * 101, "y" * 300]
+TEXTS += ["${NAME}", "${FORMAT}", "${YES}", "${ODD}", "${TIME}", "${A b}", "{{ ds }}", "{% x %}", "x" * 101, "y" * 300]
 TEXTS += [
     "nope:f",
     "log",
@@ -86,59 +98,135 @@ def pipelines(draw: Any) -> dict[str, Any]:
     return content
 
 
-def filled(value: Any) -> Any:
-    """Return a file's content with its variables; what there is none of stays."""
-    if isinstance(value, dict):
-        return {key: filled(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [filled(one) for one in value]
-    if isinstance(value, str):
-        for name, one in VARIABLES.items():
-            value = value.replace(f"${{{name}}}", one)
-    return value
+# What a JSON Schema can't say, in the words of docs/pipelines.md; each with a file that only the rule refuses.
+PLAIN_FILE = CASES["PLAIN extract"][0]
+ROWS = {"name": "rows", "type": "sql_transform", "input": "orders"}
+UNSEEN: dict[str, dict[str, Any]] = {
+    "YAML and variables": {"metadata": {"owner": "${A_PASSWORD}"}},
+    "what a variable holds": {"orchestration": {"parallelism": "${ODD}"}},
+    "the way of records": {"transformations": [{**ROWS, "sql": "SELECT 1 AS one"}]},
+    "what does not go together": {"orchestration": {"engine": "spark", "idle_timeout": 5}},
+    "how a text is written": {"orchestration": {"checkpoint_interval": "60 parsecs"}},
+    "DDL and SQL": {"transformations": [{**ROWS, "sql": "SELECT nobody FROM {{ input }}"}]},
+    "Python and Airflow": {"orchestration": {"alerts": {"on_failure": "nope:f"}}},
+}
 
 
-@given(pipelines())
-def test_what_validate_takes_is_loaded_and_what_is_loaded_fits_the_schema(content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=1)
-    # As YAML has it, to which 1e+300 is a text.
-    content = read_document("p.yaml", text, "${{{}}}".format).content
-    is_of_schema = SCHEMA.is_valid(content)
+def refusing(text: str) -> str:
+    """Return what refuses a file, by a name of `UNSEEN` or as "keys and values"; nothing where all take it."""
     try:
-        Pipeline.model_validate(filled(content))
-        is_of_model = True
-    except ValidationError:
-        is_of_model = False
-    # An editor sees a variable, and not what it holds; of a number in quotes it sees that it is one.
-    assert is_of_schema or not is_of_model
-    if not re.search(r'\$\{|"([-+]?[0-9.]+|true)"', text):
-        assert is_of_schema is is_of_model
-    try:
-        compiled = compile_document(read_document("p.yaml", text, LOOK))
-    except PipelineError as error:
-        assert all((one.line, one.file) != (0, "p.yaml") for one in error.problems)  # noqa: PT017
-        return
-    assert is_of_schema
-    try:
-        check(compiled)
-        is_checked = True
+        document = read_document("p.yaml", text, LOOK)
     except PipelineError:
-        is_checked = False
+        return "YAML and variables"
+    try:
+        pipeline = Pipeline.model_validate(document.content)
+    except ValidationError:
+        return "keys and values" if is_of_model(text) is False else "what a variable holds"
+    if check_flow(document, pipeline):
+        return "the way of records"
+    if list(contradictions(document, pipeline, ways(pipeline))):
+        return "what does not go together"
+    try:
+        compiled = compile_document(document)
+    except PipelineError:
+        return "how a text is written"
+    if problems_of(compiled):
+        return "DDL and SQL"
     try:
         make_dag(compiled)
-        is_loaded = True
+    except PipelineError:
+        return "Python and Airflow"
+    return ""
+
+
+def as_seen(text: str) -> Any:
+    """Return what a file says without its variables. To YAML 1e+300 is a text."""
+    return read_document("p.yaml", text, "${{{}}}".format).content
+
+
+def is_of_model(text: str) -> bool | None:
+    """Tell whether keys and values are right as they stand; None where a variable or a number in quotes hides it."""
+    if re.search(r'\$\{|"[-+]?[0-9.]+"', text):
+        return None
+    try:
+        Pipeline.model_validate(as_seen(text))
+    except ValidationError:
+        return False
+    return True
+
+
+def verdicts(text: str, folder: Path) -> tuple[bool, bool, bool]:
+    """Return whether the command takes a file, whether a folder with it loads it, and whether the folder is right."""
+    file = folder / "pipelines" / "p.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    is_valid = run(["pipeline", "validate", str(file)]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BrokenPipelineWarning)
+        [dag] = load_folder(file.parent).values()
+    try:
+        load_folder(file.parent, strict=True)
+        is_right = True
     except PipelineError as error:
-        is_loaded = False
-        assert all(one.line > 0 for one in error.problems)  # noqa: PT017
-    # `validate` does both; DDL and SQL are left to it and to the run, since a parse of DAG files can't wait for them.
-    assert is_loaded or not is_checked or "on_failure" in text or "on_deadline" in text or _only_airflow(compiled)
+        is_right = False
+        assert all(one.file == "p.yaml" for one in error.problems)  # noqa: PT017
+        assert dag.tags == {BROKEN}
+        assert all(str(one) in dag.doc_md for one in error.problems)  # noqa: PT017
+    return is_valid, BROKEN not in dag.tags, is_right
 
 
-def _only_airflow(compiled: Any) -> bool:
-    """Tell whether only Airflow itself, or an operator, refuses it: `validate` asks them, too."""
-    with pytest.raises(PipelineError) as caught:
-        make_dag(compiled)
-    return all(one.line > 0 for one in caught.value.problems)
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give a folder for files; Airflow's variables are those of the test."""
+    home = tmp_path_factory.mktemp("agreement")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("AIRFLOW_HOME", str(home))
+        for name, value in VARIABLES.items():
+            patched.setenv(f"AIRFLOW_VAR_{name}", value)
+        yield home
+
+
+@given(content=pipelines())
+def test_the_command_load_and_the_json_schema_say_the_same(content: dict[str, Any], home: Path) -> None:
+    text = json.dumps(content, indent=1)
+    is_of_schema = SCHEMA.is_valid(as_seen(text))
+    refused = refusing(text)
+    assert verdicts(text, home) == (not refused,) * 3, refused
+    # An editor sees a variable, and not what it holds; of a number in quotes it sees that it is one.
+    assert is_of_schema or refused
+    if is_of_schema:
+        assert refused in {"", *UNSEEN}
+    if (known := is_of_model(text)) is not None:
+        assert is_of_schema is known
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_a_json_schema_can_not_say_is_one_of_these(what: str, home: Path) -> None:
+    content = {**copy.deepcopy(PLAIN_FILE), **UNSEEN[what]}
+    if "name" not in content["metadata"]:
+        content["metadata"]["name"] = "plain"
+    text = json.dumps(content)
+    assert SCHEMA.is_valid(content)
+    assert refusing(text) == what
+    assert verdicts(text, home) == (False, False, False)
+    assert f"| {what} |" in Path("docs/pipelines.md").read_text()
+
+
+def test_a_statement_is_looked_at_once_and_what_takes_too_long_is_left_to_the_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(memory, "problems_within", lambda _, one: looked.append(one.name))
+    folder = home / "twice"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(json.dumps(PLAIN_FILE))
+    found = [read_folder(folder, LOOK, home / "twice.json", patience=patience) for patience in (0, 3, 3)]
+    # Nobody could tell, so that each call tries.
+    assert looked == ["plain", "plain"]
+    monkeypatch.setattr(memory, "problems_within", lambda _, one: [looked.append(one.name)][1:])
+    found += [read_folder(folder, LOOK, home / "twice.json", patience=3) for _ in range(2)]
+    assert looked == ["plain"] * 3
+    assert all(one.wrong == () for one in found)
 
 
 MISTAKES = [
@@ -160,8 +248,6 @@ MISTAKES = [
 def test_validate_says_what_load_would_with_file_and_line(
     more: dict[str, Any], said: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from airflow_lakestream.cli.app import FAILED, run
-
     content = copy.deepcopy(CASES["PLAIN extract"][0])
     for part, told in more.items():
         content[part] = {**content.get(part, {}), **told}

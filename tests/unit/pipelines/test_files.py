@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_lakestream.pipelines import memory as memories
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.errors import PipelineError
-from airflow_lakestream.pipelines.folder import read_file, read_folder
+from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.operator import OperatorCall, calls_of
 from airflow_lakestream.pipelines.python import python_of
+from airflow_lakestream.pipelines.reading import read_file
 from airflow_lakestream.pipelines.variables import looked_up
 
 EXAMPLE = """\
@@ -254,7 +257,7 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
         ("    topic:", "    topik:", "9:5 sources.clickstream.topik: there is no such key. Did you mean topic?"),
         ("    topic: web.clickstream\n", "", "6:3 sources.clickstream.topic: is missing."),
         ("engine: extract", "engine: flonk", "30:3 orchestration.engine: 'flonk' is not one of"),
-        ("parallelism: 4", "parallelism: many", "32:3 orchestration.parallelism: Input should be a valid integer"),
+        ("parallelism: 4", "parallelism: many", "32:3 orchestration.parallelism: many is no number."),
         ("mode: append", "mode: upsert", "27:5 sinks.analytics_lake.mode: 'upsert' is not one of"),
         ("${KAFKA_CONNECTION}", "${KAFKA}", "8:17 there is no Airflow variable KAFKA. Set it:"),
         ("${KAFKA_CONNECTION}", "${KAFKA_PASSWORD}", "8:17 ${KAFKA_PASSWORD} has the name of a secret"),
@@ -285,7 +288,7 @@ def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> No
         (
             "  checkpoint_interval: 60s\n  parallelism: 4\n",
             "quality:\n  checks:\n    row_count: {min: few}\n",
-            "33:17 quality.checks.row_count.min: Input should be a valid integer",
+            "33:17 quality.checks.row_count.min: few is no number.",
         ),
         (
             "  checkpoint_interval: 60s\n  parallelism: 4\n",
@@ -411,10 +414,8 @@ def test_a_folder_is_remembered_by_content_and_variables(tmp_path: Path, monkeyp
     variables = {"T": "one"}
     first = read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
     read: list[str] = []
-    from airflow_lakestream.pipelines import folder
-
-    real = folder._read
-    monkeypatch.setattr(folder, "_read", lambda text, name, *rest: (read.append(name), real(text, name, *rest))[1])
+    real = memories.read_text
+    monkeypatch.setattr(memories, "read_text", lambda text, name, look: (read.append(name), real(text, name, look))[1])
     assert read_folder(pipes, looked_up(variables.get, lambda _: None), memory) == first
     assert read == []
     variables["T"] = "two"
@@ -429,6 +430,41 @@ def test_a_folder_is_remembered_by_content_and_variables(tmp_path: Path, monkeyp
     variables.clear()
     with pytest.raises(PipelineError, match=r"a\.yaml:2:\d+: there is no Airflow variable T"):
         read_folder(pipes, looked_up(variables.get, lambda _: None), memory).check()
+
+
+def test_no_temporary_files_pile_up(tmp_path: Path) -> None:
+    pipes, memory = tmp_path / "pipes", tmp_path / "m" / "memory.json"
+    pipes.mkdir()
+    (pipes / "a.yaml").write_text(PLAIN)
+    # Something else is in its place: it can't be replaced.
+    memory.mkdir(parents=True)
+    for _ in range(3):
+        assert len(read_folder(pipes, lookup, memory).right) == 1
+    assert list(memory.parent.iterdir()) == [memory]
+    memory.rmdir()
+    # Of a process that was killed while it wrote, and of one that writes.
+    old, new = memory.with_name(f"{memory.name}old"), memory.with_name(f"{memory.name}new")
+    for one in (old, new):
+        one.touch()
+    os.utime(old, (0, 0))
+    read_folder(pipes, lookup, memory)
+    assert sorted(memory.parent.iterdir()) == [memory, new]
+
+
+def test_a_statement_that_is_wrong_keeps_what_the_file_said_before(tmp_path: Path) -> None:
+    pipes, memory = tmp_path / "pipes", tmp_path / "memory.json"
+    pipes.mkdir()
+    (pipes / "a.yaml").write_text(EXAMPLE)
+    [before] = read_folder(pipes, lookup, memory).right
+    (pipes / "a.yaml").write_text(EXAMPLE.replace("AS user_id", "AS user_id, nobody"))
+    for _ in range(3):
+        found = read_folder(pipes, lookup, memory, patience=3)
+        assert found.right == ()
+        [broken] = found.wrong
+        assert broken.last == before
+        assert "nobody" in broken.problems[0].text
+    (pipes / "a.yaml").write_text(EXAMPLE)
+    assert read_folder(pipes, lookup, memory, patience=3).right == (before,)
 
 
 def test_a_file_that_is_wrong_leaves_the_others_and_keeps_its_name_and_what_it_said(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.errors import PipelineError
-from airflow_lakestream.pipelines.folder import read_file, read_folder
+from airflow_lakestream.pipelines.folder import read_folder
 from airflow_lakestream.pipelines.model import json_schema
 from airflow_lakestream.pipelines.operator import calls_of
 from airflow_lakestream.pipelines.python import python_of
+from airflow_lakestream.pipelines.reading import read_file
 from airflow_lakestream.pipelines.variables import looked_up
 
 SHOP = """\

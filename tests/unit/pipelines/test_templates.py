@@ -194,3 +194,44 @@ def test_no_option_of_a_command_takes_a_template(path: tuple[str, ...], capsys: 
 def test_the_input_of_a_statement_is_no_template(capsys: pytest.CaptureFixture[str]) -> None:
     run(["preview", "orders", "--sql", "SELECT value FROM {{ input }}", "--bootstrap-servers", "127.0.0.1:1"])
     assert "is a template" not in capsys.readouterr().err
+
+
+OF_FILE = {path: command for path, command in ALL.items() if any(one.name == "pipeline" for one in command.params)}
+
+
+@pytest.mark.parametrize("path", OF_FILE, ids=" ".join)
+def test_no_command_takes_a_template_from_a_pipeline(
+    path: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = dict(keys(Pipeline, WITH_SQL))
+    refused = []
+    for key, kind in found.items():
+        if key[0] not in ("sources", "sinks", "transformations", "orchestration"):
+            continue
+        content = with_template(WITH_SQL, key, kind)
+        if not is_right(content):
+            continue
+        file = tmp_path / "p.yaml"
+        file.write_text(json.dumps(content, indent=1))
+        arguments = ["--repair"] if path == ("audit",) else []
+        assert run([*path, *arguments, "--pipeline", str(file)]) == FAILED
+        said = capsys.readouterr().err
+        # What the command has no use for is not looked at: it says that there are no connections.
+        assert "'{{ ds }}' is a template" in said or "{{" not in said, key
+        refused += [key[-1]] if "is a template" in said else []
+    assert {"table", "connection"} <= set(refused) or path == ("preview",), refused
+    assert "sql" in refused or path == ("plan",), refused
+    assert len(refused) > 3, refused
+
+
+def test_what_the_command_line_says_goes_before_a_template_of_the_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    content = copy.deepcopy(PLAIN)
+    content["sources"]["orders"]["topic"] = TEMPLATE
+    file.write_text(json.dumps(content, indent=1))
+    for topic, is_refused in ([], True), (["--topic", "orders"], False):
+        assert run(["plan", *topic, "--pipeline", str(file)]) == FAILED
+        said = capsys.readouterr().err
+        assert ("p.yaml:8:4: sources.orders.topic: '{{ ds }}' is a template" in said) is is_refused, said

@@ -1,0 +1,133 @@
+"""What files of pipelines came to, remembered on disk: by their content, and by the variables in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream import __version__
+from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.errors import Problem
+from airflow_lakestream.pipelines.reading import problems_of, problems_within, read_text, text_of
+
+# Seconds for one file's DDL and SQL, the first import of what checks them included.
+_ENOUGH = 10.0
+# Seconds after which nobody writes a temporary file any more.
+_LEFT = 3600.0
+
+
+def memory_of(folder: Path) -> Path:
+    """Return the file that remembers a folder, below AIRFLOW_HOME."""
+    home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow").expanduser()
+    return home / "lakestream" / "pipelines" / f"{_digest(str(folder.resolve()))}.json"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+# What was remembered by other code may have other parts.
+_VERSION = _digest(__version__, "files", "checked", *(one.name for one in fields(Compiled)))
+
+
+def _seal(content: bytes) -> bytes:
+    """Return what a memory begins with that this code has written, and nobody has changed."""
+    return hashlib.sha256(_VERSION.encode() + content).hexdigest().encode()
+
+
+class Memory:
+    """What files came to, by their content and the variables in them. A memory that is damaged is an empty one."""
+
+    def __init__(self, path: Path, lookup: Callable[[str], str]) -> None:
+        self._path = path
+        self._lookup = lookup
+        self._before: Mapping[str, Any] = {}
+        self._now: dict[str, Any] = {}
+        # What is wrong with DDL and SQL, by file and content.
+        self._checked_before: Mapping[str, Any] = {}
+        self._checked: dict[str, Any] = {}
+        with suppress(OSError):
+            seal, _, content = path.read_bytes().partition(b"\n")
+            if seal == _seal(content):
+                found = json.loads(content)
+                self._before, self._checked_before = found["files"], found["checked"]
+
+    def read(self, path: Path, name: str) -> Compiled:
+        """Return a file's pipeline. Raises PipelineError."""
+        text = text_of(path, name)
+        entry = self._before.get(name)
+        if entry is not None and entry["key"] == self._key(text, entry["variables"]):
+            self._now[name] = entry
+            return Compiled.of_dict(entry["compiled"])
+        compiled, variables = read_text(text, name, self._lookup)
+        names = sorted(variables)
+        self._now[name] = {"key": self._key(text, names), "variables": names, "compiled": compiled.to_dict()}
+        return compiled
+
+    def checked(self, compiled: Compiled, until: float | None) -> list[Problem]:
+        """Return what is wrong with a pipeline that was read; nothing, if nobody knows yet.
+
+        :param until: when to begin no look any more, by the monotonic clock; None: look at all of it.
+        """
+        key = _digest(compiled.file, self._now[compiled.file]["key"])
+        known = self._checked_before.get(key)
+        if known is None and (until is None or time.monotonic() < until):
+            found = problems_of(compiled) if until is None else problems_within(_ENOUGH, compiled)
+            known = None if found is None else [asdict(one) for one in found]
+        if known is not None:
+            self._checked[key] = known
+        return [Problem(**one) for one in known or ()]
+
+    def name_of(self, file: str) -> str | None:
+        """Return the name of a file's pipeline when it was last right; None if it is not remembered."""
+        entry = self._before.get(file)
+        return None if entry is None else entry["compiled"]["name"]
+
+    def last_of(self, file: str) -> Compiled | None:
+        """Return what a file came to when it was last right; None if it is not remembered."""
+        entry = self._before.get(file)
+        return None if entry is None else Compiled.of_dict(entry["compiled"])
+
+    def write(self, wrong: Iterable[str]) -> None:
+        """Remember what was read, and of files that are wrong what they came to before.
+
+        Where the disk does not let us, the next parse reads again.
+        """
+        for name in wrong:
+            self._now.pop(name, None)
+            if name in self._before:
+                self._now[name] = self._before[name]
+        if (self._now, self._checked) == (self._before, self._checked_before):
+            return
+        content = json.dumps({"files": self._now, "checked": self._checked}).encode()
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, made = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(_seal(content) + b"\n" + content)
+                Path(made).replace(self._path)
+            except BaseException:
+                Path(made).unlink()
+                raise
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what processes have left that were killed while they wrote."""
+        for one in self._path.parent.glob(f"{self._path.name}?*"):
+            if time.time() - one.stat().st_mtime > _LEFT:
+                one.unlink()
+
+    def _key(self, text: str, variables: list[str]) -> str:
+        try:
+            return _digest(text, *(f"{name}={self._lookup(name)}" for name in variables))
+        except LookupError:
+            return ""

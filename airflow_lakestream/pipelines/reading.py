@@ -1,0 +1,80 @@
+"""One file of a pipeline: read, and checked, or what is wrong with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.errors import PipelineError, Problem
+
+log = logging.getLogger(__name__)
+
+# Larger than any pipeline; a file of that size is something else that ends with .yaml.
+_MOST_BYTES = 1 << 20
+
+
+def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> Compiled:
+    """Return the pipeline of a file. Raises PipelineError.
+
+    :param engine: instead of the file's own.
+    """
+    return read_text(text_of(path, str(path)), str(path), lookup, engine)[0]
+
+
+def text_of(path: Path, name: str) -> str:
+    """Return a file's text. Raises PipelineError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PipelineError([Problem(name, 0, 0, f"it can't be read ({error.strerror}).")]) from None
+    if len(data) > _MOST_BYTES:
+        raise PipelineError([Problem(name, 0, 0, f"it has {len(data):,} bytes; a pipeline has less than a mebibyte.")])
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PipelineError([Problem(name, 0, 0, f"it is no UTF-8 text (byte {error.start}).")]) from None
+
+
+def read_text(
+    text: str, name: str, lookup: Callable[[str], str], engine: str | None = None
+) -> tuple[Compiled, frozenset[str]]:
+    """Return what a text comes to, and the names of its variables. Raises PipelineError."""
+    # Here, since nothing of it is needed for files that are remembered.
+    from airflow_lakestream.pipelines.compiling import compile_document
+    from airflow_lakestream.pipelines.yaml_file import read_document
+
+    document = read_document(name, text, lookup)
+    return compile_document(document, engine), document.variables
+
+
+def problems_of(compiled: Compiled) -> list[Problem]:
+    """Return what is wrong with a pipeline's DDL, SQL, and what a run refuses besides."""
+    # Here, since it takes PyIceberg's types, and files that have not changed are not checked again.
+    from airflow_lakestream.pipelines.check import check
+
+    try:
+        check(compiled)
+    except PipelineError as error:
+        return error.problems
+    return []
+
+
+def problems_within(seconds: float, compiled: Compiled) -> list[Problem] | None:
+    """Return the same; nothing, if it takes longer; None where this process can't tell."""
+    found: list[list[Problem] | None] = []
+
+    def look() -> None:
+        try:
+            found.append(problems_of(compiled))
+        except Exception:
+            # Such as an extra that is not installed where DAG files are parsed, or no process to look at a statement.
+            log.warning("The pipeline %s was not checked; its run does it.", compiled.name, exc_info=True)
+            found.append(None)
+
+    looking = Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(seconds)
+    return found[0] if found else []
