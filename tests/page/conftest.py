@@ -89,7 +89,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         )
         running = Demo(output, process)
         try:
-            running.wait_for(UP, 300)
+            running.wait_for(UP, 420)
             yield running
         finally:
             process.send_signal(signal.SIGINT)
