@@ -190,8 +190,7 @@ MENDS = (
         "return _CUTTING if finer is TimestampsFiner.TRUNCATE else ()",
         "return ()",
         "units",
-        "tests/unit/values/test_finer_times.py"
-        "::test_a_microsecond_lands_and_what_is_finer_is_rejected_or_cut_to_the_one_before",
+        "tests/unit/values/test_finer_times.py::test_times_that_are_taken_one_by_one_are_cut_as_those_at_once",
     ),
     CrossingMutant(
         "a value that a header calls bare, as a row",
@@ -216,7 +215,7 @@ MENDS = (
         "return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}",
         "return {path: one for path, one in after.items() if one is not None and one == self.columns.get(path)}",
         "units",
-        "tests/contract/test_source_types.py::test_types_are_kept_with_the_rows_through_history_and_rolled_back_with_them",
+        "tests/unit/core/test_source_types.py::test_only_what_is_new_is_written_down",
     ),
     CrossingMutant(
         "decimals as numbers that no landing takes",
