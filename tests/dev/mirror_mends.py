@@ -76,7 +76,7 @@ MENDS = (
         "remedy = FLATTENED if reason == NO_EVENT else",
         "remedy = FLATTENED if reason != NO_EVENT else",
         "units",
-        "tests/unit/cdc/test_events.py::test_the_error_of_a_bad_event_advises_nothing_that_makes_the_mirror_wrong",
+        "tests/unit/cdc/test_events.py::test_of_flattened_events_the_transform_is_named_and_no_way_to_a_wrong_mirror",
     ),
     CrossingMutant(
         "columns of a mirror that differ in case only",

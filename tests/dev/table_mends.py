@@ -154,10 +154,10 @@ MENDS = (
         "tests/unit/iceberg/test_table_properties.py::test_any_other_value_is_refused_by_the_propertys_name",
     ),
     CrossingMutant(
-        "a level that a codec without levels does not pass over",
+        "a codec that is known in small letters alone",
         "airflow_lakestream/iceberg/table_properties.py",
-        "if codec not in _WITH_LEVEL or level_name",
-        "if level_name",
+        "str(properties.get(name, TableProperties.PARQUET_COMPRESSION_DEFAULT)).lower()",
+        "str(properties.get(name, TableProperties.PARQUET_COMPRESSION_DEFAULT))",
         "units",
         "tests/unit/iceberg/test_table_properties.py::test_a_level_goes_with_the_codecs_that_have_some",
     ),

@@ -190,8 +190,7 @@ MENDS = (
         "return _CUTTING if finer is TimestampsFiner.TRUNCATE else ()",
         "return ()",
         "units",
-        "tests/unit/values/test_finer_times.py"
-        "::test_a_microsecond_lands_and_what_is_finer_is_rejected_or_cut_to_the_one_before",
+        "tests/unit/values/test_finer_times.py::test_times_that_are_taken_one_by_one_are_cut_as_those_at_once",
     ),
     CrossingMutant(
         "a value that a header calls bare, as a row",
@@ -211,12 +210,21 @@ MENDS = (
         "::test_a_column_that_means_something_else_is_refused_and_any_other_change_is_not",
     ),
     CrossingMutant(
-        "types of the source that a landing forgets",
+        "types of the source that the next commit of a run forgets",
         "airflow_lakestream/core/source_types.py",
-        "return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}",
-        "return {path: one for path, one in after.items() if one is not None and one == self.columns.get(path)}",
+        "return replace(self, columns={**self.columns, **changes}) if changes else self",
+        "return self",
         "units",
-        "tests/contract/test_source_types.py::test_types_are_kept_with_the_rows_through_history_and_rolled_back_with_them",
+        "tests/unit/core/test_source_types.py::test_only_what_is_new_is_written_down",
+    ),
+    CrossingMutant(
+        "types of the source that no ledger keeps",
+        "airflow_lakestream/core/codec.py",
+        "        **({SUMMARY_TYPES: _types_to_text(landing.types)} if landing.types else {}),\n",
+        "",
+        "units",
+        "tests/contract/test_source_types.py"
+        "::test_types_are_kept_with_the_rows_through_history_and_rolled_back_with_them",
     ),
     CrossingMutant(
         "decimals as numbers that no landing takes",

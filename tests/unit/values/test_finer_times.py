@@ -165,6 +165,32 @@ def test_zeros_are_nothing_finer(written: str, landed: str) -> None:
         assert [one.isoformat() for one in found.rows["v"].to_pylist()] == [landed]
 
 
+# With a comma no reader of many takes it.
+ODD = "2026-11-20T05:05:00,1234567+01:00"
+
+
+@pytest.mark.parametrize(
+    ("given", "record"),
+    [
+        (Payload(), Record(json.dumps({"v": ODD}).encode())),
+        (Payload(alone=True), Record(json.dumps({"v": ODD}).encode())),
+        (Payload("csv"), Record(f'"{ODD}"'.encode())),
+        (Payload(key_format="json"), Record(b"{}", json.dumps({"v": ODD}).encode())),
+        (Payload(key_format="json"), Record(b"{}", json.dumps(ODD).encode())),
+    ],
+    ids=["json", "json, alone", "csv", "key", "key without fields"],
+)
+def test_times_that_are_taken_one_by_one_are_cut_as_those_at_once(given: Payload, record: Record) -> None:
+    records = replace(batch([record.value]), keys=pa.array([record.key], pa.binary()))
+    has_fields = record.key is not None and record.key.startswith(b"{")
+    key = pa.field("_key", pa.struct([("v", ZONED)]) if has_fields else ZONED)
+    columns = pa.schema([("v", ZONED)] if record.key is None else [("w", pa.int64()), key])
+    for finer, landed in (("reject", []), ("truncate", ["2026-11-20T04:05:00.123456+00:00"])):
+        rows = replace(given, timestamps_finer=finer).decoder(columns).decode(records).rows
+        found = [row.get("v", row.get("_key")) for row in rows.to_pylist()]
+        assert [(one["v"] if has_fields else one).isoformat() for one in found] == landed
+
+
 @pytest.mark.parametrize("written", ["x:05.1234567", "2026-11-20T05:05.1234567Z", "2026-11-20T05:05:60.1234567Z"])
 def test_what_is_no_time_does_not_become_one_by_a_cut(written: str) -> None:
     found = decoder(Way(Payload(), plain), "truncate").decode(batch([json.dumps({"v": written}).encode()] * 3))
