@@ -89,7 +89,7 @@ class ExtractConfig(Decoding):
     max_tables: int | str = 100
     home_table: str | None = None
     on_data_loss: str = OnDataLoss.FAIL
-    allow_group_overlap: bool = False
+    allow_group_overlap: bool | str = False
     parallelism: int | str | None = None
     checks: Mapping[str, Any] | None = None
 
@@ -101,7 +101,7 @@ class ExtractConfig(Decoding):
         check_group(self.consumer_group)
         self._check_payload()
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        _ = self.processes
+        _ = self.processes, self.overlaps
         self.lake.check_design(self.table_design)
         _ = self.auditor
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
@@ -274,6 +274,11 @@ class ExtractConfig(Decoding):
     def processes(self) -> int | None:
         """How many processes read; None for as many as the processors suggest."""
         return arguments.count("parallelism", self.parallelism, "processes")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether records are landed that another group's ledger on the table holds already."""
+        return arguments.flag("allow_group_overlap", self.allow_group_overlap)
 
     @property
     def start(self) -> StartAt:

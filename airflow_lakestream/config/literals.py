@@ -184,7 +184,7 @@ _CHECKS: Mapping[str, Check] = {
     **_each(arguments.items, ("partition_by", "sort_order", "key", "operations")),
     "writer_schemas": arguments.schemas,
     **_each(arguments.flag, ("replace", "full", "repair", "soft_delete", "per_partition", "idle_is_fresh")),
-    **_each(arguments.flag, ("fail_when_behind", "fail_when_stale")),
+    **_each(arguments.flag, ("fail_when_behind", "fail_when_stale", "allow_group_overlap")),
     **_each(
         _seconds,
         (

@@ -12,6 +12,7 @@ from airflow_lakestream.config.decoding import Decoding
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.formats import Format
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
@@ -22,6 +23,14 @@ def templated(init: Init, *but: str) -> Sequence[str]:
     """Return the names of an operator's own arguments, all of which are templated but for some."""
     parameters = inspect.signature(init).parameters.values()
     return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in but)
+
+
+def check_written_flags(**given: object) -> None:
+    """Refuse what is no truth value of arguments that no task renders. Raises InvalidArgument."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            problem = f"{value!r} is neither True nor False, and no task renders this argument."
+            raise InvalidArgument(name, problem, "Write True or False.")
 
 
 def extras_of(operator: Any) -> Sequence[str]:

@@ -133,7 +133,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
     :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
     :param table_url: where the link Table goes, with `{table}` in it (templated)
-    :param allow_group_overlap: land records that another group's ledger on this table holds already
+    :param allow_group_overlap: land records that another group's ledger on this table holds already (templated)
     """
 
     template_fields_renderers = {
@@ -198,7 +198,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         on_empty: str = OnEmpty.SUCCESS.value,
         topic_url: str | None = None,
         table_url: str | None = None,
-        allow_group_overlap: bool = False,
+        allow_group_overlap: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -261,7 +261,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.allow_group_overlap = allow_group_overlap
         check_literals({name: getattr(self, name) for name in KafkaExtractOperator.template_fields})
 
-    template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
+    template_fields: Sequence[str] = templated(__init__)
 
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
         """Return what the landing is told. Raises InvalidArgument."""

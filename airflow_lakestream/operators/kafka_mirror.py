@@ -109,7 +109,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
     :param on_empty: `"success"` or `"skip"` for a run with nothing to apply (templated)
     :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
     :param table_url: where the link Table goes, with `{table}` in it (templated)
-    :param allow_group_overlap: apply events that another group's ledger on this table holds already
+    :param allow_group_overlap: apply events that another group's ledger on this table holds already (templated)
     """
 
     template_fields_renderers = {
@@ -157,7 +157,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         on_empty: str = OnEmpty.SUCCESS.value,
         topic_url: str | None = None,
         table_url: str | None = None,
-        allow_group_overlap: bool = False,
+        allow_group_overlap: bool | str = False,
         **kwargs: Any,
     ) -> None:
         for name in kwargs:
@@ -206,14 +206,14 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         own = {"table": _one, "checks": checks_of_mirror}
         check_literals({name: getattr(self, name) for name in KafkaMirrorOperator.template_fields}, own)
 
-    template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
+    template_fields: Sequence[str] = templated(__init__)
 
     def configured(self, context: Context, kafka: KafkaHook) -> MirrorConfig:
         """Return what the landing is told. Raises InvalidArgument."""
         from airflow_lakestream.config.mirror import MirrorConfig
         from airflow_lakestream.hooks.registry import registry_of
 
-        names = MirrorConfig.__dataclass_fields__.keys() & {*self.template_fields, "allow_group_overlap"}
+        names = MirrorConfig.__dataclass_fields__.keys() & set(self.template_fields)
         arguments = {name: getattr(self, name) for name in names}
         arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format)
         return MirrorConfig(**arguments)

@@ -20,6 +20,8 @@ from airflow_lakestream.pipelines.reading import problems_of, problems_within, r
 
 # Seconds for one file's DDL and SQL, the first import of what checks them included.
 _ENOUGH = 10.0
+# Stands for what is wrong with a file whose check has taken longer.
+_LATE = "late"
 # Seconds after which nobody writes a temporary file any more.
 _LEFT = 3600.0
 
@@ -79,12 +81,17 @@ class Memory:
         """
         key = _digest(compiled.file, self._now[compiled.file]["key"])
         known = self._checked_before.get(key)
-        if known is None and (until is None or time.monotonic() < until):
-            found = problems_of(compiled) if until is None else problems_within(_ENOUGH, compiled)
-            known = None if found is None else [asdict(one) for one in found]
+        if until is None and known in (None, _LATE):
+            known = [asdict(one) for one in problems_of(compiled)]
+        elif known is None and until is not None and time.monotonic() < until:
+            try:
+                found = problems_within(_ENOUGH, compiled)
+                known = None if found is None else [asdict(one) for one in found]
+            except TimeoutError:
+                known = _LATE
         if known is not None:
             self._checked[key] = known
-        return [Problem(**one) for one in known or ()]
+        return [] if known in (None, _LATE) else [Problem(**one) for one in known]
 
     def name_of(self, file: str) -> str | None:
         """Return the name of a file's pipeline when it was last right; None if it is not remembered."""

@@ -63,7 +63,7 @@ def problems_of(compiled: Compiled) -> list[Problem]:
 
 
 def problems_within(seconds: float, compiled: Compiled) -> list[Problem] | None:
-    """Return the same; nothing, if it takes longer; None where this process can't tell."""
+    """Return the same; None where this process can't tell. Raises TimeoutError."""
     found: list[list[Problem] | None] = []
 
     def look() -> None:
@@ -77,4 +77,6 @@ def problems_within(seconds: float, compiled: Compiled) -> list[Problem] | None:
     looking = Thread(target=look, daemon=True)
     looking.start()
     looking.join(seconds)
-    return found[0] if found else []
+    if not found:
+        raise TimeoutError
+    return found[0]

@@ -45,8 +45,8 @@ _TEXTS = (Format.JSON, Format.RAW)
 # What tasks render of `orchestration`; all else in it is told to Airflow as it stands, as all of `metadata` is.
 OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
 _RENDERED = (*OF_LANDING, "sensors", "spark", "flink", "connect")
-# What a submission is told by arguments that are no templates, or by a trigger's interval.
-_NOT_BY_SPARK = ("checkpoint_interval", "driver_memory", "executor_memory")
+# What a submission is told by a trigger's interval.
+_NOT_BY_SPARK = ("checkpoint_interval",)
 # What only a landing in a worker has.
 _NOT_ON_SPARK = {
     "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",

@@ -81,7 +81,7 @@ def build_job(
         rejects=cast(Rejects, sink),
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
-        allow_group_overlap=config.allow_group_overlap,
+        allow_group_overlap=config.overlaps,
         mode=config.coverage,
         replaces=config.replaces,
         stop=stop or threading.Event(),
@@ -97,7 +97,7 @@ def _router(fan_out: FanOut, sink: Sink) -> Router:
 
 
 def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: int) -> Sink:
-    lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
+    lake, group, overlap = config.lake, config.consumer_group, config.overlaps
     table = config.table
     if fan_out is not None:
         catalog = cast(Catalog, opened)

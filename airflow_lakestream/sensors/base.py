@@ -25,7 +25,7 @@ from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.metrics import measure_look, tags_of
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import check_written_flags, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.rendering import KeepsTexts
 
@@ -73,6 +73,7 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_written_flags(deferrable=deferrable, start_from_trigger=start_from_trigger)
         self.missing = missing
         self.deferrable = deferrable or start_from_trigger
         self.start_from_trigger = start_from_trigger

@@ -21,6 +21,7 @@ from airflow_lakestream.driver.watch import Look
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.run.damaged import Forgetting
 from dev.services.kafka import Kafka
+from tests.support import hostile_checks
 from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.connecting import PATIENCE, Sinks, one_look
 from tests.support.damaged_log import ALL, BROKEN, CHANGES, DamagedTopics
@@ -240,6 +241,24 @@ def test_rows_that_do_not_pass_their_checks_stay_on_the_sinks_branch(
     # The check is loosened: what the branch has is published.
     sinks.run(topic, 115, checks={"not_null": ["name"]})
     assert lake.offsets() == _positions({0: 105, 1: 10})
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next_landing_goes_on(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    produce(topic, 0, hostile_checks.RECORDS)
+    driving = sinks.driving(topic, checks=hostile_checks.CHECKS)
+    driving.begin()
+    with hostile_checks.watched_checks(), pytest.raises(ChecksFailed) as failed:
+        sinks.follow_until(driving, lambda _: False, patience=300)
+    hostile_checks.assert_all_failed(str(failed.value))
+    assert lake.landed(topic) == {0: [(0, 5)], 1: [(0, 5)]}
+    count = len(hostile_checks.RECORDS)
+    sinks.run(topic, 10 + count, checks={"not_null": ["id"]})
+    assert lake.offsets() == _positions({0: 5 + count, 1: 5})
     assert lake.audit().verdict is AuditVerdict.CLEAN
 
 

@@ -12,6 +12,7 @@ from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.flink.rest import JobState
 from airflow_lakestream.run.damaged import Forgetting
 from dev.services.kafka import Kafka
+from tests.support import hostile_checks
 from tests.support.broker import Producing, poll_until
 from tests.support.damaged_log import ALL, BROKEN, CHANGES, DamagedTopics
 from tests.support.flink import PATIENCE, FlinkLanding
@@ -131,6 +132,23 @@ def test_rows_that_do_not_pass_their_checks_stay_on_the_branch_until_the_stateme
     landing.stop()
     landing.assert_once({0: [*range(100), *range(101, 151)]})
     assert landing.lake.entry(landing.topic).counts.filtered == 1
+
+
+def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next_landing_goes_on(
+    landing: FlinkLanding, produce: Producing
+) -> None:
+    landing.config = {"checks": hostile_checks.CHECKS}
+    produce(landing.topic, 0, hostile_checks.RECORDS)
+    with hostile_checks.watched_checks():
+        assert landing.start().wait(300) == 1, landing.log
+    assert "ChecksFailed" in landing.log
+    assert landing.lease is not None
+    hostile_checks.assert_all_failed(landing.lease.error)
+    assert landing.lake.landed(landing.topic) == {}
+    landing.start(checks={"not_null": "id"})
+    landing.await_landed({0: len(hostile_checks.RECORDS)})
+    landing.stop()
+    landing.assert_once({0: [*range(len(hostile_checks.RECORDS))]})
 
 
 def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkLanding, produce: Producing) -> None:

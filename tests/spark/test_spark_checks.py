@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.iceberg.checked import branch as branches
-from tests.support import frames, streams
+from tests.support import frames, hostile_checks, streams
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
@@ -57,6 +57,21 @@ def test_a_batch_that_does_not_pass_ends_the_query(
     assert lake.landed(name) == {0: [(0, 40)], 1: [(0, 40)]}
     assert lake.offsets() == [(p, o) for p in (0, 1) for o in range(40)]
     assert kept(lake) == []
+    lake.assert_whole()
+
+
+@EACH_FORMAT
+def test_hostile_records_and_checks_are_failed_checks_within_bounds_and_the_next_batch_goes_on(
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, hostile_checks.RECORDS)
+    run = SparkRun(lake, name, {"schema": frames.SCHEMA, "checks": hostile_checks.CHECKS})
+    with hostile_checks.watched_checks():
+        hostile_checks.assert_all_failed(str(failed(run, spark)))
+    assert lake.offsets() == []
+    run.run(spark, checks={"not_null": "id"})
+    assert lake.offsets() == [(0, offset) for offset in range(len(hostile_checks.RECORDS))]
     lake.assert_whole()
 
 
@@ -109,3 +124,26 @@ def test_an_event_behind_the_failed_batch_of_a_mirror_mends_it(
     produce(name, 0, [change("u", 5, "newer", 12)], keys=keys[5:])
     run.run(spark)
     assert {row["id"]: row["name"] for row in lake.scan().to_pylist()} == named | {5: "newer"}
+
+
+@EACH_FORMAT
+def test_hostile_rows_and_checks_of_a_mirror_are_failed_checks_within_bounds(
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    rows = [json.loads(one) for one in hostile_checks.RECORDS]
+    name, keys = topic(partitions=1), [json.dumps({"id": number}) for number in range(len(rows))]
+    # The huge number is no key here: the checks that read it pass, or fail for the texts.
+    events = [change("c", number, row["name"], number + 1) for number, row in enumerate(rows)]
+    produce(name, 0, events, keys=keys)
+    checks = [one for one in hostile_checks.CHECKS["sql"] if "id" not in one and "score" not in one]
+    app = "cdc_to_iceberg" if lake.name == TABLE else "cdc_to_delta"
+    run = SparkRun(lake, name, {"key": ["id"], "checks": {"sql": checks}})
+    run.settings |= {"app": app}
+    with hostile_checks.watched_checks():
+        said = str(failed(run, spark))
+    assert [one for one in checks if one.removeprefix("SELECT * FROM landing WHERE ") not in said] == []
+    assert "killed by signal 11" in said
+    run.run(spark, checks={"not_null": "id"})
+    assert {row["id"]: row["name"] for row in lake.scan().to_pylist()} == {
+        at: row["name"] for at, row in enumerate(rows)
+    }

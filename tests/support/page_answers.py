@@ -6,7 +6,7 @@ import json
 import math
 import os
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -252,6 +252,21 @@ def anything(random: Random, depth: int = 0) -> Any:
     return random.choice(TEXTS if kind < 0.75 else NUMBERS)
 
 
+STATES = ("failed", "success", "running", "queued", "removed", "upstream_failed", "nobody knows it", "")
+
+
+def _problem(read: Callable[[Any], object], value: Any) -> str:
+    """Return what the page has to say of a value that it reads; nothing, if it can be read."""
+    from airflow_lakestream.ui.page.shapes import Odd
+    from airflow_lakestream.ui.page.supervision import _read
+
+    try:
+        read(_read(value))
+    except Odd as odd:
+        return str(odd)
+    return ""
+
+
 def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield what is answered after others have written any JSON where the page reads."""
     from airflow.utils.session import create_session
@@ -259,6 +274,7 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
     from airflow_lakestream.ui.page import hours
     from airflow_lakestream.ui.page.landings import landing_of
+    from airflow_lakestream.ui.page.supervision import _CONTENTS, seen_in
 
     paths = ("/lakestream/api/streams", "/lakestream/api/hours", ONE.format("lands"), ONE.format("on_spark"))
     paths += (ONE.format("behind"), PRESS.format("lands", "replay"))
@@ -275,16 +291,35 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         with suppress(DBAPIError), create_session() as session:
             run(session, "lands", {"land": "success"}, at, [("land", -1, "return_value", made)])
             render(session, "lands", run_id, {"schema": anything(random), "writer_schemas": anything(random)})
-        is_told = False
+        # Those whose values the database takes: by stream what has to be named.
+        named: dict[str, list[str]] = {"on_spark": [], "behind": [], "contents": []}
         with suppress(DBAPIError), create_session() as session:
             run(session, "on_spark", {"land": "running"}, at, [("land", -1, "progress", made)])
-            is_told = True
+            session.flush()
+            landing = landing_of(at, run_id, -1, made)
+            named["on_spark"] = [landing.problem] if landing is not None and landing.problem else []
+        for dag_id in ("fails", "no_outlet"):
+            with suppress(DBAPIError), create_session() as session:
+                run(
+                    session,
+                    dag_id,
+                    {"land": random.choice(STATES)},
+                    at,
+                    [("land", -1, "return_value", anything(random))],
+                )
         with suppress(DBAPIError), create_session() as session:
             looks = [(task, 0, "return_value", anything(random)) for task in ("keeps_up", "is_fresh", "looks_inside")]
             listed = [{"table": "lake.behind", "consumer_group": "slow_group"}] if seed % 3 else anything(random)
             states = {"keeps_up": ["failed"], "is_fresh": ["failed"], "looks_inside": ["success"]}
             told = [("streams", -1, "return_value", listed), *looks]
             run(session, "supervises", {"streams": "success"}, at, told, mapped=states)
+            session.flush()
+            if seed % 3:
+                values = [value for _, _, _, value in looks]
+                named["behind"] = [
+                    one for value in values[:2] if value is not None and (one := _problem(seen_in, value))
+                ]
+                named["contents"] = [one for one in [_problem(lambda value: _CONTENTS("", value), values[2])] if one]
         # As if a minute had passed.
         hours._FRESH_S = -1
         answers = {path: client.get(path, headers=headers) for path in paths}
@@ -293,10 +328,21 @@ def _odd(client: Any, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         yield {
             "made": repr(made)[:300],
             "statuses": {path: answer.status_code for path, answer in answers.items()},
-            "problem": landing.problem if is_told and (landing := landing_of(at, run_id, -1, made)) else "",
-            "why": [why["text"] for one in shown if one["dag_id"] == "on_spark" for why in one["why"]],
+            "named": named,
+            "why": {
+                **{
+                    name: [why["text"] for one in shown if one["dag_id"] == name for why in one["why"]]
+                    for name in ("on_spark", "behind")
+                },
+                "contents": _problems_of(answers[ONE.format("behind")]),
+            },
             "texts": [answer.text for answer in answers.values() if "NaN" in answer.text or "Infinity" in answer.text],
         }
+
+
+def _problems_of(answer: Any) -> list[str]:
+    found = (answer.json().get("contents") or {}) if answer.status_code == 200 else {}
+    return [f"could not be read: {found['problem']}"] if found.get("problem") else []
 
 
 if __name__ == "__main__":

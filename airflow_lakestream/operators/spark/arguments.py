@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airflow_lakestream.config.arguments import count
 from airflow_lakestream.core.secrecy import MASKED, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
+NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
+
 
 class SparkArguments(SupervisedOperator):
     """An operator that submits to Spark.
 
-    Named one by one, though there are many: only so `default_args` and `partial` reach them.
+    Named one by one, though there are many: only so `default_args` and `partial` reach them. All are templated.
 
-    :param conf: Spark's settings; they go into a file, none is on the command line (templated)
-    :param jars: paths of jars, separated by commas (templated)
+    :param conf: Spark's settings; they go into a file, none is on the command line
+    :param jars: paths of jars, separated by commas
     :param py_files: Python code for the executors; default: this package, where they are not of this machine
-        (templated)
-    :param files: to be in the working folder of each executor (templated)
+    :param files: to be in the working folder of each executor
     :param archives: to be unpacked there
     :param driver_class_path: more for the driver's class path
     :param exclude_packages: Maven coordinates that `packages` shall not bring
@@ -30,8 +32,8 @@ class SparkArguments(SupervisedOperator):
     :param executor_memory: of each executor, such as "2g"
     :param driver_memory: of the driver
     :param num_executors: how many
-    :param name: of the application; default: `lakestream <dag>.<task>` (templated)
-    :param env_vars: of the driver; none is on the command line (templated)
+    :param name: of the application; default: `lakestream <dag>.<task>`
+    :param env_vars: of the driver; none is on the command line
     :param spark_binary: default: the connection's, or `spark-submit`
     :param properties_file: read before `conf`, which wins
     :param yarn_queue: default: the connection's
@@ -52,11 +54,11 @@ class SparkArguments(SupervisedOperator):
         driver_class_path: str | None = None,
         exclude_packages: str | None = None,
         repositories: str | None = None,
-        total_executor_cores: int | None = None,
-        executor_cores: int | None = None,
+        total_executor_cores: int | str | None = None,
+        executor_cores: int | str | None = None,
         executor_memory: str | None = None,
         driver_memory: str | None = None,
-        num_executors: int | None = None,
+        num_executors: int | str | None = None,
         name: str | None = None,
         env_vars: Mapping[str, str] | None = None,
         spark_binary: str | None = None,
@@ -95,13 +97,12 @@ class SparkArguments(SupervisedOperator):
         self.proxy_user = proxy_user
 
     _of_the_hook = templated(__init__)
+    template_fields: Sequence[str] = (*_of_the_hook, *SupervisedOperator.template_fields)
 
     def spark_options(self) -> dict[str, Any]:
-        """Return what was given, by the names of the hook's arguments."""
-        return {name: value for name in self._of_the_hook if (value := getattr(self, name)) is not None}
-
-
-SPARK_TEMPLATE_FIELDS: Sequence[str] = ("conf", "jars", "py_files", "files", "env_vars", "name")
+        """Return what was given, by the names of the hook's arguments. Raises InvalidArgument."""
+        given = {name: value for name in self._of_the_hook if (value := getattr(self, name)) is not None}
+        return given | {name: count(name, given[name], "processes") for name in NUMBERS if name in given}
 
 
 def _refuse_unmasked(argument: str, value: Any) -> None:

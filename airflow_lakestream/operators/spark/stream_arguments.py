@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from airflow_lakestream.config.arguments import between_batches, count
@@ -11,7 +12,7 @@ from airflow_lakestream.core.policies import SqlInput, is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.operators.spark.arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
+from airflow_lakestream.operators.spark.arguments import NUMBERS, SparkArguments
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
@@ -22,6 +23,7 @@ _CHECKS: dict[str, Check] = {
     "trigger": between_batches,
     "max_batches": count,
     "max_offsets_per_trigger": count,
+    **dict.fromkeys(NUMBERS, partial(count, what="processes")),
 }
 
 
@@ -68,7 +70,7 @@ class StreamArguments(SparkArguments):
             check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
             check_literals({"table_format": "delta" if app in DELTA_APPS else "iceberg", **self.app_config})
 
-    template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields, *SPARK_TEMPLATE_FIELDS)
+    template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields)
 
     def store_conn_id(self) -> str | None:
         """Return the connection that opens the object store where lease and checkpoint lie."""

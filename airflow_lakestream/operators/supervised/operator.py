@@ -21,7 +21,7 @@ from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.driver.supervisor import Action, Decision, DriverFailed, GaveUp, History, Limits, OnKill
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.arguments import check_written_flags, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.lineage import TellsLineage
 from airflow_lakestream.operators.outlets import tell_outlets
@@ -121,6 +121,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         super().__init__(**kwargs)
         # As early as can be: a DAG with a secret in it is not written down anywhere.
         refuse_shown("checkpoint_location", checkpoint_location)
+        check_written_flags(deferrable=deferrable)
         self.checkpoint_location = checkpoint_location
         self.max_restarts = max_restarts
         self.restart_backoff = restart_backoff
