@@ -93,7 +93,7 @@ soak-engines: setup ## Flink's and Connect's processes, drivers, tasks, the trig
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/engines/test_flink_kills.py tests/engines/test_connect_kills.py -k '$(ONLY)'
 
-soak-values: setup ## N=1000 random JSON records by Flink and Connect, each equal to the extract's or refused; ONLY=flink, SEED=0 (needs a JDK 17)
+soak-values: setup ## N=1000 random records in JSON, in Avro and of no format by extract, group, Spark, Flink, Connect: each equal or refused; ONLY=avro, SEED=0 (needs a JDK 17)
 	LAKESTREAM_RECORDS=$(N) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s tests/engines/test_odd_values.py \
 		-k '$(ONLY)'
 
