@@ -99,7 +99,7 @@ soak-kubernetes: setup node ## Drivers' and executors' pods, workers, the API se
 	LAKESTREAM_SOAK=.dev/soak-engines LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),30,$(KILLS)) LAKESTREAM_SEED=$(SEED) \
 		$(BIN)/python -m pytest --timeout 0 -s tests/kubernetes/test_kills.py
 
-soak-values: setup ## N=1000 random JSON records by Flink and Connect, each equal to the extract's or refused; ONLY=flink, SEED=0 (needs a JDK 17)
+soak-values: setup ## N=1000 random records in JSON, in Avro and of no format by extract, group, Spark, Flink, Connect: each equal or refused; ONLY=avro, SEED=0 (needs a JDK 17)
 	LAKESTREAM_RECORDS=$(N) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s tests/engines/test_odd_values.py \
 		-k '$(ONLY)'
 

@@ -29,8 +29,8 @@ class SinkLacksRecords(DataLoss):
     def __init__(self, ranges: RangeSet, table: str, group: str) -> None:
         super().__init__(ranges, table)
         self.args = (
-            f"offsets that {table} does not hold yet are no longer in Kafka: {ranges}. Nothing was landed past them. If "
-            f"they are gone for good, run KafkaExtractOperator once with the group {group!r} and "
+            f"offsets that {table} does not hold yet are no longer in Kafka: {ranges}. Nothing was landed past them. "
+            f"If they are gone for good, run KafkaExtractOperator once with the group {group!r} and "
             'on_data_loss="record": it lands what is left, and the ledger keeps the lost ranges as a receipt. Then run '
             "this task again: it begins where the ledger ends.",
         )

@@ -95,15 +95,13 @@ class ExtractStream(FlinkStream):
         except (RecordDoubted, RowsDiffer) as e:
             self._is_behind = True
             raise BeginAnew(str(e)) from e
-        assert isinstance(publication.log, LeftOut), "see `parts`"
-        if publication.log.ranges:
-            self._tell_landing(publication.log.ranges)
+        self._fill_holes(published=True)
 
-    def _fill_holes(self) -> None:
-        """Land what an earlier driver has left out, and had no time to let the extract land."""
+    def _fill_holes(self, *, published: bool = False) -> None:
+        """Land what Flink has left out: also what an earlier driver had no time for, and what left main again."""
         identity = self._publication(None).source.identity()
         entry = self._extract.sink().load("holes").ledger.entry(identity)
-        if found := holes(entry, identity.topic, self.config.on_branch):
+        if found := holes(entry, identity.topic, self.config.on_branch, published=published):
             self._tell_landing(found)
 
     def _land_all(self) -> None:

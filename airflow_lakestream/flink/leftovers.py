@@ -42,32 +42,32 @@ log = logging.getLogger(__name__)
 _ANY = RejectLimit(share=1.0)
 
 
-def holes(entry: TopicEntry, topic: str, branch: str) -> RangeSet:
-    """Return what the group lacks below what it has, and below what was published: left out, and not landed since."""
+def holes(entry: TopicEntry, topic: str, branch: str, *, published: bool = False) -> RangeSet:
+    """Return what the group lacks below what it has, and below what was published: left out, and not landed since.
+
+    :param published: below what was published only. A job that runs makes rows of what is above.
+    """
     marker = entry.published.get(branch)
     ends = {} if marker is None else dict(marker.ends)
-    for _, p in entry.held.partitions:
+    for _, p in () if published else entry.held.partitions:
         ends[p] = max(ends.get(p, 0), *(end for _, end in entry.held.intervals(topic, p)))
     whole = union(RangeSet.of(topic, p, entry.origin.get(p, 0), end) for p, end in ends.items())
     return whole - entry.held if entry.origin else RangeSet()
 
 
+@dataclass(frozen=True)
 class LeftOut:
-    """`core.publishing.branch.Log` that takes note of the records without a row: the extract lands them.
+    """`core.publishing.branch.Log` that calls records without a row, tombstones too, missing: the extract lands them.
 
-    A record without a value is one of them: whether it is a row is the extract's decision.
+    It decides which of them are rows.
     """
 
-    def __init__(self, inner: Log) -> None:
-        self._inner = inner
-        self.ranges = RangeSet()
+    inner: Log
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
         """Return what Kafka shows at these offsets. Raises Stopped."""
-        found = self._inner.shown(ranges, state, stop)
-        here = found.values | found.tombstones
-        self.ranges |= here
-        return Shown(here, RangeSet(), found.gone)
+        found = self.inner.shown(ranges, state, stop)
+        return Shown(found.values | found.tombstones, RangeSet(), found.gone)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from tests.support.avro_records import record
 
 _TEXTS = ("", "a", "Abc def", " x ", "a-b-c", "Zoë", "12", "-7.50", "true", "\U0001f600", "it's", "1e3", "%_\\")
 _NUMBERS = (0, 1, -1, 7, 2**31, 2**63, -(2**31), 1.5, 0.1, 1e21, "42", "007", "1.005", "-0", " 5", "1_000", "0x1f")
@@ -17,6 +22,27 @@ _POOLS: Mapping[str, tuple[object, ...]] = {
     **{"s": _TEXTS, "n": _NUMBERS, "p": _NUMBERS, "f": _NUMBERS, "t": _TIMES, "d": _DATES},
     "b": (True, False, "true", "FALSE", 1, "yes"),
 }
+# The fields of a document as columns of a decoded record, and the schema that writes them.
+DECODED = "s string, n bigint, p decimal(10, 2), f double, t timestamp, d date, b boolean"
+ROW = record(
+    "Row",
+    s=["null", "string"],
+    n=["null", "long"],
+    p=["null", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}],
+    f=["null", "double"],
+    t=["null", {"type": "long", "logicalType": "timestamp-micros"}],
+    d=["null", {"type": "int", "logicalType": "date"}],
+    b=["null", "boolean"],
+)
+_BORDERS: Mapping[str, tuple[object, ...]] = {
+    "s": _TEXTS,
+    "n": (0, -1, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63), 2**53 + 1),
+    "p": tuple(map(Decimal, ("0.00", "-0.01", "1.05", "-2.50", "99999999.99", "-99999999.99"))),
+    "f": (0.0, -0.0, 0.1, 2.5, -2.5, 1e15 + 0.5, 5e-324, 1.7976931348623157e308),
+    "t": tuple(datetime(*at, tzinfo=UTC) for at in ((1970, 1, 1), (1969, 12, 31, 23, 59, 59, 999_999), (2024, 2, 29))),
+    "d": (date(1970, 1, 1), date(1582, 10, 10), date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)),
+    "b": (True, False),
+}
 _BROKEN = ("", "no document", '{"s": "cut', "[]", '{"s": "a"} {"s": "b"}', '{"n": 01}', "7")
 
 
@@ -24,10 +50,12 @@ class Statements:
     """Makes expressions of one type each, nested two deep at most.
 
     :param seed: two with the same make the same.
+    :param decoded: they read the columns of `DECODED`, and not texts.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, decoded: bool = False) -> None:
         self._random = random.Random(seed)
+        self._decoded = decoded
         self._kinds: Mapping[str, Callable[[int], str]] = {
             **{"text": self._text, "whole": self._whole, "decimal": self._decimal, "double": self._double},
             **{"time": self._time, "date": self._date, "condition": self._condition},
@@ -51,6 +79,18 @@ class Statements:
             found[name] = self._random.choice((*_POOLS[name], None))
         return json.dumps(found, ensure_ascii=self._random.random() < 0.5)
 
+    def row(self) -> dict[str, Any] | None:
+        """Return a record's columns of `DECODED`."""
+        if self._random.random() < 0.05:
+            return None
+        found: dict[str, Any] = {"s": f"text {self._random.randrange(50)}", "n": self._random.randrange(-99, 99)}
+        found |= {"p": Decimal(self._random.randrange(-9999, 9999)) / 100, "f": self._random.randrange(99) / 4}
+        found |= {"t": datetime(2026, 1, 2, 3, 4, self._random.randrange(60), tzinfo=UTC), "d": date(2026, 1, 2)}
+        found |= {"b": self._random.random() < 0.5}
+        for name in self._random.sample(sorted(found), self._random.choice((0, 0, 1, 2))):
+            found[name] = self._random.choice((*_BORDERS[name], None))
+        return found
+
     def key(self) -> str | None:
         """Return a record's key."""
         return self._random.choice((*_TEXTS, None))
@@ -60,10 +100,14 @@ class Statements:
 
     def _cast(self, field: str, kind: str) -> str:
         how = "TRY_CAST" if self._random.random() < 0.8 else "CAST"
+        if self._decoded:
+            return "t AT TIME ZONE 'UTC'" if kind == "TIMESTAMP" else f"{how}({field} AS {kind})"
         return f"{how}(json_value(value, '$.{field}') AS {kind})"
 
     def _text(self, depth: int) -> str:
         if not depth:
+            if self._decoded:
+                return self._one(lambda: "s", lambda: "'ab'")
             return self._one(lambda: "key", lambda: "json_value(value, '$.s')", lambda: "'ab'")
         inner, r = self._text(depth - 1), self._random
         return self._one(
@@ -118,12 +162,13 @@ class Statements:
 
     def _time(self, depth: int) -> str:
         unit = self._random.choice(("second", "minute", "hour", "day", "month", "quarter", "year"))
-        ways = [lambda: "event_timestamp", lambda: self._cast("t", "TIMESTAMP"), lambda: self._cast("t", "TIMESTAMPTZ")]
+        of_record = "_kafka_timestamp" if self._decoded else "event_timestamp"
+        ways = [lambda: of_record, lambda: self._cast("t", "TIMESTAMP"), lambda: self._cast("t", "TIMESTAMPTZ")]
         if depth:
             ways.append(lambda: f"date_trunc('{unit}', {self._time(0)})")
             ways.append(lambda: f"to_timestamp({self._whole(0)})")
             ways.append(lambda: f"epoch_ms({self._whole(0)})")
-            ways.append(lambda: "event_timestamp AT TIME ZONE 'UTC'")
+            ways.append(lambda: f"{of_record} AT TIME ZONE 'UTC'")
         return self._one(*ways)
 
     def _date(self, depth: int) -> str:

@@ -81,9 +81,10 @@ class Sinks:
         run_id: str = "",
         limits: Mapping[str, Any] | None = None,
         checks: Mapping[str, Any] | None = None,
+        share: float = 1.0,
         **settings: Any,
     ) -> ConnectDriving:
-        """Return what another task run has for the connector."""
+        """Return what another task run has for the connector; `share` of its rows are compared."""
         sink = self.sink(topic, **settings)
         bounds = Limits(**{"backoff": 0.2, "stall_timeout": 60.0, **(limits or {})})
         spec = ConnectorSpec(
@@ -91,7 +92,9 @@ class Sinks:
         )
         run = run_id or uuid.uuid4().hex
         auditor = auditor_of({"checks": checks})
-        publisher = BranchPublisher(sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run, auditor)
+        publisher = BranchPublisher(
+            sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run, auditor, share
+        )
         return ConnectDriving(spec, self.client, self.groups, publisher, time.sleep)
 
     def follow_until(

@@ -1,33 +1,17 @@
-"""JSON values of which engines make different things, and what is to hold of each: it is equal, or it is named."""
+"""JSON values of which engines make different things, and random records of them."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pytest
-from pyarrow import types as arrow
-
-from airflow_lakestream.core.publishing.branch import Looked, Proof, Written
-from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.tables.coordinates import ranges_of
-from airflow_lakestream.tables.schema.types import arrow_schema
-from tests.support.lake import Lake
 
 COLUMNS = (
     "i int, l bigint, f float, d double, m decimal(10,2), b boolean, s string, day date, at timestamp, "
     "wall timestamp_ntz, bin binary, xs array<bigint>, st struct<a: bigint, b: string>, mp map<string, bigint>"
 )
-OTHER = "lake.by_the_extract"
 _PAYLOAD = ["i", "l", "f", "d", "m", "b", "s", "day", "at", "wall", "bin", "xs", "st", "mp"]
 
 
@@ -35,7 +19,7 @@ _PAYLOAD = ["i", "l", "f", "d", "m", "b", "s", "day", "at", "wall", "bin", "xs",
 class Odd:
     """A record. By which engines it is taken at all; a task fails at any other."""
 
-    text: str | None
+    value: str | bytes | None
     connect: bool = True
     flink: bool = True
     timestamp: int = 1_700_000_000_000
@@ -93,12 +77,26 @@ ODD = [
 ]
 
 
-def records(seed: int, count: int, engine: str) -> list[Odd]:
-    """Return the odd records that an engine takes, and random ones of their values, of others, and of none."""
-    some, taken = random.Random(seed), [one for one in ODD if getattr(one, engine)]
+def key(some: random.Random) -> bytes | None:
+    """Return a random key."""
+    return some.choice([None, b"", b"\0", b"k", b"\xff\xfe", "é".encode() * 100])
+
+
+def stamp(some: random.Random) -> int:
+    """Return a random time of Kafka's: of this century, or one at the borders of what a table takes."""
+    return 1_700_000_000_000 if some.random() < 0.8 else some.choice([0, 1, 253_402_300_799_999, 253_402_300_800_000])
+
+
+def by_engines(*, connect: bool, flink: bool) -> list[Odd]:
+    """Return the odd records that these engines take, and the others don't."""
+    return [one for one in ODD if (one.connect, one.flink) == (connect, flink)]
+
+
+def randomly(some: random.Random, count: int, odd: Sequence[Odd]) -> list[Odd]:
+    """Return random records of the values of these, and of others."""
     by_column: dict[str, list[str]] = {}
-    for one in taken:
-        if found := re.fullmatch(r'\{"(\w+)":(.*)\}', one.text or ""):
+    for one in odd:
+        if found := re.fullmatch(r'\{"(\w+)":(.*)\}', str(one.value)):
             by_column.setdefault(found[1], []).append(found[2])
     by_column = {name: texts for name, texts in by_column.items() if name in _PAYLOAD}
 
@@ -122,74 +120,18 @@ def records(seed: int, count: int, engine: str) -> list[Odd]:
         names = some.sample(sorted(by_column), some.randint(0, 6))
         space = some.choice(["", " "])
         text = "{" + f",{space}".join(f'"{name}":{space}{value(name)}' for name in names) + "}"
-        stamp = some.choice([0, 1, 1_700_000_000_000, 253_402_300_799_999, 253_402_300_800_000])
-        key = some.choice([None, b"", b"\0", b"k"])
-        return Odd(text if some.random() < 0.97 else None, timestamp=stamp, key=key)
+        return Odd(text if some.random() < 0.97 else None, timestamp=stamp(some), key=key(some))
 
-    return [*taken, *(record() for _ in range(count))]
+    return [record() for _ in range(count)]
 
 
-def _numbers(table: pa.Table) -> dict[int, dict[str, str]]:
-    """Return rows by offset, each value as text: times are numbers, of which Python has none for some."""
-    found: dict[str, list[Any]] = {}
-    for name in (*_PAYLOAD, "_kafka_timestamp"):
-        column = table[name]
-        if arrow.is_timestamp(column.type):
-            column = column.cast(pa.int64())
-        found[name] = (column.cast(pa.int32()) if arrow.is_date32(column.type) else column).to_pylist()
-    # The entries of a map have no order.
-    found["mp"] = [one if one is None else sorted(one) for one in found["mp"]]
-    rows = [dict(zip(found, map(_text, row), strict=True)) for row in zip(*found.values(), strict=True)]
-    offsets = table["_kafka_offset"].to_pylist()
-    assert len(set(offsets)) == len(offsets)
-    return dict(zip(offsets, rows, strict=True))
+def broken(some: random.Random, records: Sequence[Odd]) -> list[Odd]:
+    """Return the records with a byte that is another, or cut, or with something behind them."""
 
+    def made(value: str) -> bytes:
+        data = bytearray(value.encode())
+        at = some.randrange(len(data))
+        data[at] ^= 1 << some.randrange(8)
+        return some.choice((bytes(data), bytes(data[:at]), value.encode() + some.choice((b"x", b" {}", b"\0"))))
 
-def _text(value: Any) -> str:
-    # NaN is equal to itself so, and 0.0 to -0.0.
-    return repr(value + 0.0 if isinstance(value, float) else value)
-
-
-@dataclass
-class Verdicts:
-    """What the proof says of an engine's rows, and what is so."""
-
-    lake: Lake
-    topic: str
-    rows: pa.Table
-    proof: Proof
-
-    def check(self, records: list[Odd]) -> dict[str, str]:
-        """Assert that a record is refused exactly if the extract makes something else of it; return which are."""
-        report = self.lake.land(
-            self.topic, table=OTHER, consumer_group="other", schema=COLUMNS, tombstones="skip", max_rejected="1.0"
-        )
-        assert report.counts.read == len(records)
-        ours, theirs = _numbers(self.lake.table(OTHER).scan().to_arrow()), _numbers(self.rows)
-        assert sorted(theirs) == [offset for offset, one in enumerate(records) if one.text is not None]
-        different = {
-            offset: [name for name in row if row[name] != theirs[offset][name]]
-            for offset, row in ours.items()
-            if row != theirs[offset]
-        }
-        found = {str(records[offset].text): ", ".join(names) for offset, names in different.items()}
-        for offset in [offset for offset in theirs if offset not in ours][:500]:
-            with pytest.raises(BadRecord, match=rf"\[0\] offset {offset}: ") as bad:
-                self._look([offset])
-            found[str(records[offset].text)] = bad.value.reason
-        looked = self._look(sorted(ours))
-        assert looked.different == ranges_of((self.topic, 0), _array(different))
-        assert looked.equal == ranges_of((self.topic, 0), _array(set(ours) - set(different)))
-        named = {one.offset: list(one.columns) for one in looked.named}
-        assert named == {offset: different[offset] for offset in sorted(different)[:5]}
-        return found
-
-    def _look(self, offsets: list[int]) -> Looked:
-        state = KafkaSource(self.lake.kafka, self.topic, "verdicts", StartAt(), "the broker").look()
-        of_these = pc.is_in(self.rows["_kafka_offset"], value_set=pa.array(offsets, pa.int64()))
-        written = Written(lambda: iter([self.rows.filter(of_these)]), arrow_schema(self.lake.table().schema()))
-        return self.proof.check(ranges_of((self.topic, 0), _array(offsets)), written, state, threading.Event())
-
-
-def _array(offsets: Iterable[int]) -> Any:
-    return np.array(sorted(offsets), np.int64)
+    return [Odd(made(str(one.value)), timestamp=one.timestamp, key=one.key) for one in records if one.value]
