@@ -12,13 +12,14 @@ import typer
 from airflow_lakestream.cli.connections import (
     AnyTable,
     ConnectConn,
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     KafkaConnection,
     StorageConn,
     aside,
+    group_of,
     open_connect,
     open_kafka,
     open_lake,
@@ -54,9 +55,9 @@ _ALONE, _MANY = (Origin.ROWS,), (Origin.RANGES,)
 
 def adopt(
     table: AnyTable,
-    group: Group,
     topic: Topic,
     origin: Annotated[Origin, typer.Option("--from", help="what says which records the table has")],
+    group: GroupIfSeveral = None,
     what: Annotated[
         list[str] | None,
         typer.Argument(help="a group's or connector's name, a checkpoint's path, or ranges such as orders[0]:0-250"),
@@ -88,10 +89,11 @@ def adopt(
         from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 
         # A run must be able to take the names, so the same checks apply.
-        ExtractConfig(topic=topic, table=table, consumer_group=group)
+        ExtractConfig(topic=topic, table=table, consumer_group="any" if group is None else group)
         names = _names(origin, what or ())
         kafka = open_kafka(kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(lake, table, group)
         work = Adopt(
             table=table,
             consumer_group=group,
@@ -180,10 +182,10 @@ class Heir(StrEnum):
 
 def hand_over(
     table: AnyTable,
-    group: Group,
     topic: Topic,
     to: Annotated[Heir, typer.Option("--to", help="what is to go on where the ledger ends")],
     name: Annotated[str, typer.Argument(help="the group's or connector's name")],
+    group: GroupIfSeveral = None,
     yes: Yes = False,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
@@ -200,13 +202,14 @@ def hand_over(
         from airflow_lakestream.adopt.sources.connect_sink import Connector, ToConnector
         from airflow_lakestream.kafka.groups import Groups
 
-        kafka = open_kafka(kafka_conn)
+        kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(lake, table, group)
         work = HandOver(table=table, consumer_group=group, topic=topic, kafka=kafka.configuration, where=kafka.where)
         groups = Groups(kafka.configuration, kafka.where)
         heir: Takes = ToGroup(groups, name)
         if to is Heir.CONNECT:
             heir = ToConnector(Connector(open_connect(connect_conn), groups, name))
-        done = work.run(open_lake(table, iceberg_conn, storage_conn), heir, write=yes)
+        done = work.run(lake, heir, write=yes)
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
         return

@@ -43,7 +43,6 @@ def of_iceberg(table: str | None) -> str | None:
 Table = Annotated[str, typer.Option("--table", help="namespace.table", callback=of_iceberg)]
 AnyTable = Annotated[str, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")]
 StorageConn = Annotated[str | None, typer.Option("--storage-conn", help="Airflow connection of a Delta table's store")]
-Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]
 GroupIfSeveral = Annotated[
     str | None,
     typer.Option("--group", help="consumer group: the name of the ledger; default: the only one that the table has"),

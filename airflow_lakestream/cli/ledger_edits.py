@@ -11,13 +11,14 @@ import typer
 
 from airflow_lakestream.cli.connections import (
     AnyTable,
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     KafkaConn,
     KafkaConnection,
     StorageConn,
     Table,
     aside,
+    group_of,
     of_iceberg,
     open_catalog,
     open_kafka,
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
 def rename(
     table: Table,
-    group: Annotated[str, typer.Option("--group", help="the group as it is called now")],
     to: Annotated[str, typer.Option("--to", help="the group's new name")],
+    group: Annotated[
+        str | None, typer.Option("--group", help="the group as it is called now; default: the only one of the table")
+    ] = None,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
     """Rename a group's ledger; its next run, with the new name, goes on where the old one ended."""
@@ -51,6 +54,9 @@ def rename(
 
         # A run must be able to take the name, so the same checks apply.
         ExtractConfig(topic="any", table=table, consumer_group=to)
+        catalog = open_catalog(iceberg_conn)
+        load(catalog, table)
+        group = group_of(catalog, table, group)
 
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
             ledger = ledger_store.read_ledger(now, group)
@@ -60,15 +66,13 @@ def rename(
                 raise InvalidArgument("--to", f"group {to!r} has a ledger of its own on {table}.", "Choose another.")
             return {group: Ledger(group), to: replace(ledger, consumer_group=to)}
 
-        catalog = open_catalog(iceberg_conn)
-        load(catalog, table)
         snapshot_id = ledger_edit.rename(catalog, table, group, to, decide)
     typer.echo(f"{table}: the ledger of {group} is that of {to} from snapshot {snapshot_id} on.")
 
 
 def reset(
     table: Table,
-    group: Group,
+    group: GroupIfSeveral = None,
     yes: Annotated[bool, typer.Option("--yes", help="do it; without this option, only say what it would do")] = False,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
@@ -80,6 +84,7 @@ def reset(
 
         catalog = open_catalog(iceberg_conn)
         known = groups_seen(load(catalog, table))
+        group = group_of(catalog, table, group)
         if group not in known:
             raise NoLedger(table, group, known)
         if not yes:
@@ -98,7 +103,7 @@ def reset(
 
 def rebuild(
     table: Table,
-    group: Group,
+    group: GroupIfSeveral = None,
     topic: Annotated[
         list[str] | None, typer.Option("--topic", help="topics of the group; default: all of the rows'")
     ] = None,
@@ -117,6 +122,7 @@ def rebuild(
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
+        group = group_of(catalog, table, group)
         head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
         # The rows do not tell which landings have a note in the reject table.
         noted = known.noted if known.topics else Noted(complete=False)
@@ -141,7 +147,7 @@ def rebuild(
 
 def forget(
     table: AnyTable,
-    group: Group,
+    group: GroupIfSeveral = None,
     rows: Annotated[
         list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; repeatable")
     ] = None,
@@ -164,6 +170,7 @@ def forget(
             from airflow_lakestream.run.damaged import Forgetting
 
             kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
+            group = group_of(lake, table, group)
             forgetting = Forgetting(lake, table, group, kafka.configuration, kafka.where)
             receipts = forgetting.forget([topic] if topic else [])
         for receipt in receipts:
@@ -179,6 +186,7 @@ def forget(
         given = parse_ranges(rows or (), "--rows")
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
+        group = group_of(catalog, table, group)
         look = Audit(table=table, consumer_group=group, full=True, kafka=kafka.configuration, where=kafka.where)
         result = look.run(catalog)
         ledger = ledger_store.read_ledger(load(catalog, table), group)

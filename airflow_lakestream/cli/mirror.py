@@ -11,12 +11,13 @@ import typer
 
 from airflow_lakestream.cli.connections import (
     AnyTable,
-    Group,
+    GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
     StorageConn,
     aside,
+    group_of,
     open_kafka,
     open_lake,
     open_registry,
@@ -39,7 +40,7 @@ def _mirror() -> None:
 @app.command()
 def resnapshot(
     table: AnyTable,
-    group: Group,
+    group: GroupIfSeveral = None,
     topic: Annotated[str | None, typer.Option("--topic", help="default: the ledger's")] = None,
     signal_topic: Annotated[
         str | None, typer.Option("--signal-topic", help="signal.kafka.topic; default: topic.prefix-signal")
@@ -89,10 +90,10 @@ def resnapshot(
         decoding: dict[str, Any] = {**_landing(landing), **named}
         decoding |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
         _refuse_running(checkpoint, storage_conn)
-        kafka = open_kafka(kafka_conn)
+        kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
         work = Resnapshot(
             table=table,
-            consumer_group=group,
+            consumer_group=group_of(lake, table, group),
             kafka=kafka.configuration,
             where=kafka.where,
             topic=topic,
@@ -104,7 +105,7 @@ def resnapshot(
             timeout=seconds("--timeout", timeout),
             say=lambda text: typer.echo(text, err=True),
         )
-        done = work.run(open_lake(table, iceberg_conn, storage_conn))
+        done = work.run(lake)
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
         return

@@ -46,7 +46,9 @@ class Decoding:
         from airflow_lakestream.config import arguments
         from airflow_lakestream.decode.formats import Payload
         from airflow_lakestream.registry.config import RegistryConfig
+        from airflow_lakestream.tables.schema.columns import to_timed_schema
 
+        times = to_timed_schema(self.schema)[1] if is_given(self.schema) else {}
         return Payload(
             format=self.format,
             unknown_fields=self.unknown_fields,
@@ -58,6 +60,7 @@ class Decoding:
             timestamps_finer=self.timestamps_finer,
             unavailable_placeholder=self.unavailable_placeholder,
             unavailable_values=self.unavailable_values,
+            times=tuple(times.items()),
             renamed=tuple(arguments.names("rename_columns", self.rename_columns).items()),
         )
 

@@ -25,6 +25,7 @@ from airflow_lakestream.core.policies import (
     OnDataLoss,
     OnError,
     SchemaEvolution,
+    SqlInput,
     StartOffset,
     TableFormat,
     Tombstones,
@@ -44,7 +45,7 @@ from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.columns import to_schema, with_rescued
+from airflow_lakestream.tables.schema.columns import to_timed_schema, with_rescued
 
 _BELONGS_TO = {
     "interval_start": ModeName.INTERVAL,
@@ -127,6 +128,9 @@ class ExtractConfig(Decoding):
         payload.check_names()
         if payload.renamed and is_given(self.sql):
             raise InvalidArgument("rename_columns", "the statement in sql names the columns itself.", "Write AS in it.")
+        if payload.times and is_given(self.sql) and choose(SqlInput, "sql_input", self.sql_input) is SqlInput.RAW:
+            problem = f"the statement in sql makes the column {payload.times[0][0][0]!r}, and no schema its times."
+            raise InvalidArgument("schema", problem, "Write make_timestamptz(...) or timezone(...) in it.")
         if schema is not None:
             payload.check([column.name for column in schema.fields])
         self._check_schema_changes()
@@ -158,7 +162,7 @@ class ExtractConfig(Decoding):
 
     @property
     def _given_schema(self) -> Schema | None:
-        return to_schema(self.schema) if is_given(self.schema) else None
+        return to_timed_schema(self.schema)[0] if is_given(self.schema) else None
 
     @property
     def template(self) -> TableTemplate:

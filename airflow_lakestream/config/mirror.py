@@ -90,6 +90,9 @@ class MirrorConfig(ExtractConfig):
     def payload(self) -> EventPayload:
         """What values hold."""
         held = super().payload
+        if held.times:
+            problem = f"column {held.times[0][0][0]!r}: a mirror has the database's types, and makes no other times."
+            raise InvalidArgument("schema", problem, f"Leave '{held.times[0][1]}' out.")
         return EventPayload(
             format=held.format,
             envelope=held.envelope,

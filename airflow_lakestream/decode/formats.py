@@ -25,6 +25,7 @@ from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.renamed import RenamedDecoder
+from airflow_lakestream.decode.timed import TimedDecoder
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
@@ -50,7 +51,7 @@ class Payload(PayloadSettings):
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         if self.key_format is not None:
             choose(KeyFormat, "key_format", self.key_format)
-        _ = self.finer
+        self.timed.check()
         self._check_envelope()
         self._check_unavailable()
         self._check_schemas()
@@ -127,7 +128,8 @@ class Payload(PayloadSettings):
         names = (*own, *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
         renamed = {f"rename_columns.{old}": new for old, new in self.renamed}
-        return tuple(f"{name}={value}" for name, value in (given | renamed).items())
+        times = {f"schema.{'.'.join(path)}": source for path, source in self.times}
+        return tuple(f"{name}={value}" for name, value in (given | renamed | times).items())
 
     @property
     def needs_keys(self) -> bool:
@@ -252,6 +254,11 @@ class Payload(PayloadSettings):
     def decoder(self, schema: pa.Schema) -> Decoder:
         """Return the decoder for these columns. Raises InvalidArgument for those that the format can't fill."""
         self.check(schema.names)
+        if not self.times:
+            return self._decoder(schema)
+        return TimedDecoder(self._decoder(self.timed.fields(schema, self._number)), self.timed)
+
+    def _decoder(self, schema: pa.Schema) -> Decoder:
         if self.key_format is None:
             return self._value_decoder(schema)
         keys = pa.schema([schema.field(KEY_COLUMN)])

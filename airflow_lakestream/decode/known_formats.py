@@ -34,9 +34,14 @@ from airflow_lakestream.decode.other_names import held_names_of_avro, held_names
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.renamed import NewNames
+from airflow_lakestream.decode.timed import EXACT, Sources, Times
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegisteredSchema
+from airflow_lakestream.tables.schema.time_sources import Path
+
+# Formats whose numbers are text, and may have a fraction whatever their column is.
+_WRITTEN = (Format.JSON, Format.JSON_SCHEMA, Format.CSV, KeyFormat.STRING)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class PayloadSettings:
     :param refused_characters: those that the table takes in no name of a column.
     :param taken_columns: names that the table's readers keep for themselves.
     :param renamed: names of columns by those of fields, as pairs.
+    :param times: which columns' times are made from something else in the records, by path.
     :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
     :param timestamps_finer: see `core.policies.TimestampsFiner`; of times, too.
     :param given: the columns that the user gave for values, in their order; empty where the table says them.
@@ -84,6 +90,7 @@ class PayloadSettings:
     refused_characters: str = ""
     taken_columns: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    times: Sources = ()
     out_of_range: str = OutOfRange.REJECT
     timestamps_finer: str = TimestampsFiner.REJECT
     given: tuple[str, ...] = ()
@@ -110,6 +117,20 @@ class PayloadSettings:
     def new_names(self) -> NewNames:
         """Names of columns that are not those of fields."""
         return NewNames(self.renamed)
+
+    @property
+    def timed(self) -> Times:
+        """Columns of times that are made from something else."""
+        return Times(self.times, self.finer)
+
+    def fields(self, columns: pa.Schema) -> pa.Schema:
+        """Return the fields of records for the table's columns. Raises InvalidArgument for one that no field fills."""
+        return self.new_names.fields(self.timed.fields(columns, self._number))
+
+    def _number(self, path: Path) -> pa.DataType:
+        """Return the type as which a number is read that a time is made from: with its fraction, where it is text."""
+        name = self.key_format if self.key_format is not None and path[0] == KEY_COLUMN else self.format
+        return EXACT if self.envelope is None and name in _WRITTEN else pa.int64()
 
     @property
     def is_event(self) -> bool:
@@ -141,8 +162,8 @@ class PayloadSettings:
         lacking = Lacking()
         for one in found:
             lacking.unite(one)
-        names = self.new_names
-        return names.columns(grow_by(names.fields(schema), lacking, self.name_rules).schema)
+        grown = grow_by(self.fields(schema), lacking, self.name_rules).schema
+        return self.timed.columns(self.new_names.columns(grown))
 
     def key_records(self, schema: pa.Schema) -> Decoder:
         """Return the decoder of keys that are records, for the columns of these."""

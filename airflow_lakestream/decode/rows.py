@@ -67,7 +67,7 @@ class RowDecoders:
         if self.router is not None:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
-        fields = self.payload.new_names.fields(schema) if self.sql is None else self.sql.input_schema
+        fields = self.payload.fields(schema) if self.sql is None else self.sql.input_schema
         suspects = Suspects(self.payload, fields)
         return RowDecoder(
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),

@@ -36,8 +36,16 @@ from airflow_lakestream.kafka.stamps import Stamps, StampsRead
 
 # The group's name in brokers' logs; nothing is ever committed for it.
 _GROUP = "lakestream-watch"
-# Only one record per partition is wanted, so fetches are small.
-_ONE_RECORD = {"queued.min.messages": 1, "max.partition.fetch.bytes": 16 * 2**10, "fetch.wait.max.ms": 20}
+# Only one record per partition is wanted, so fetches are small. A batch that is larger than this comes alone, in an
+# answer of its own. Without the last setting the client waits a second between such answers.
+_ONE_RECORD = {
+    "queued.min.messages": 1,
+    "max.partition.fetch.bytes": 128 * 2**10,
+    "fetch.wait.max.ms": 20,
+    "fetch.queue.backoff.ms": 5,
+}
+# Of so many partitions at once: each request names all that are asked for, which takes the broker time.
+_AT_ONCE = 50
 _KNOWN = 10_000
 
 
@@ -165,22 +173,27 @@ class KafkaWatch:
         config = {**consumer_config(self._connection, _GROUP, errors), **_ONE_RECORD}
         consumer = open_client(Consumer, config, self._where)
         doing = f"reading the first unread records of {topic}"
-        deadline = time.monotonic() + REQUEST_TIMEOUT
+        places = [TopicPartition(topic, p, offset) for p, offset in positions.items()]
+        asked, ahead = {one.partition for one in places[:_AT_ONCE]}, iter(places[_AT_ONCE:])
+        since = time.monotonic()
         found: dict[int, First | None] = {}
-        left = set(positions)
         try:
-            consumer.assign([TopicPartition(topic, p, offset) for p, offset in positions.items()])
-            while left:
+            consumer.assign(places[:_AT_ONCE])
+            while asked:
                 message = consumer.poll(0.2)
                 if errors.fatal is not None:
                     raise KafkaRefused(self._where, doing, errors.fatal.str())
-                if message is not None and message.partition() in left:
-                    left.discard(p := int(message.partition() or 0))
+                if message is not None and message.partition() in asked:
+                    since = time.monotonic()
+                    asked.discard(p := int(message.partition() or 0))
                     # Its batches would go on to come, and the others' would wait behind them.
                     consumer.incremental_unassign([TopicPartition(topic, p)])
                     found |= _first(message, p, self._where, doing)
-                elif (left_s := deadline - time.monotonic()) < 0 or errors.are_all_down:
-                    raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT - left_s, errors.last)
+                    if (place := next(ahead, None)) is not None:
+                        asked.add(place.partition)
+                        consumer.incremental_assign([place])
+                elif (waited := time.monotonic() - since) > REQUEST_TIMEOUT or errors.are_all_down:
+                    raise KafkaUnavailable(self._where, doing, waited, errors.last)
         finally:
             consumer.close()
         return found

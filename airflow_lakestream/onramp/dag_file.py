@@ -14,7 +14,7 @@ from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.onramp.schedules import schedule_problem
-from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.columns import to_timed_schema
 from airflow_lakestream.tables.schema.types import schema_text
 
 
@@ -217,8 +217,8 @@ def default_table(topic: str) -> str:
 
 
 def _schema(columns: str, said: str) -> str:
-    fields = to_schema(columns).fields
-    lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one)))}" for one in fields)
+    schema, times = to_timed_schema(columns)
+    lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one), times))}" for one in schema.fields)
     why = f"# The columns of the table, by {said}: correct names and types before the first run makes it.\n"
     return f'\n{why}SCHEMA = """\n{lines}\n"""\n'
 

@@ -193,11 +193,7 @@ def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
     """Return DDL for fields without names: types by the rules for JSON, which are those of a field's text."""
     rows = [fields for line in lines if len(fields := _fields(line, delimiter)) == width]
     names = [f"column_{n}" for n in range(1, width + 1)]
-    documents = [
-        "{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in zip(names, row, strict=True)) + "}"
-        for row in rows
-    ]
-    values = pa.array([document.encode() for document in documents], pa.binary())
+    values = pa.array([document_of_texts(names, row) for row in rows], pa.binary())
     try:
         found = infer_schema(RawBatch("csv", 0, range(len(values)), [0] * len(values), values))
     except InvalidArgument:
@@ -205,11 +201,17 @@ def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
     return schema_text(to_schema(pa.schema([pa.field(n, _type(found, n)) for n in names])))
 
 
+def document_of_texts(names: Sequence[str], texts: Sequence[str | None]) -> bytes:
+    """Return the JSON object for the fields of a record of CSV: what each text means for its column."""
+    members = zip(names, texts, strict=True)
+    return ("{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in members) + "}").encode()
+
+
 def _type(found: pa.Schema, name: str) -> pa.DataType:
     return found.field(name).type if name in found.names else pa.string()
 
 
-def _json(text: str) -> str:
+def _json(text: str | None) -> str:
     if not text:
         return "null"
     return text if _LITERAL.fullmatch(text) else json.dumps(text)

@@ -16,6 +16,7 @@ from airflow_lakestream.decode.json.document import Json, Number, parse_object, 
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.onramp.shown import excerpt
+from airflow_lakestream.tables.schema.time_sources import Epoch, Path, TimeSource
 from airflow_lakestream.tables.schema.types import type_text
 
 # Deeper columns are a part of the one that is told.
@@ -27,8 +28,13 @@ class Kind(StrEnum):
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
-    EPOCH_MS = "integer, likely milliseconds since the epoch"
+    EPOCH_S = f"integer, likely {Epoch.SECONDS.words}"
+    EPOCH_MS = f"integer, likely {Epoch.MILLISECONDS.words}"
+    EPOCH_US = f"integer, likely {Epoch.MICROSECONDS.words}"
+    EPOCH_NS = f"integer, likely {Epoch.NANOSECONDS.words}"
     FRACTION = "number with a fraction"
+    EPOCH_S_FRACTION = f"number with a fraction, likely {Epoch.SECONDS.words}"
+    EPOCH_MS_FRACTION = f"number with a fraction, likely {Epoch.MILLISECONDS.words}"
     ZONED = "time with a zone"
     NAIVE = "time without a zone"
     TEXT = "text"
@@ -36,11 +42,23 @@ class Kind(StrEnum):
     ARRAY = "array"
 
 
-# The kinds that a type takes as they are; a string takes all.
+_LIKELY = {
+    Kind.EPOCH_S: Epoch.SECONDS,
+    Kind.EPOCH_MS: Epoch.MILLISECONDS,
+    Kind.EPOCH_US: Epoch.MICROSECONDS,
+    Kind.EPOCH_NS: Epoch.NANOSECONDS,
+}
+_LIKELY_FRACTION = {Kind.EPOCH_S_FRACTION: Epoch.SECONDS, Kind.EPOCH_MS_FRACTION: Epoch.MILLISECONDS}
+_LIKELIEST = _LIKELY | _LIKELY_FRACTION
+_INTEGERS = frozenset({Kind.INTEGER, *_LIKELY})
+_NUMBERS = _INTEGERS | {Kind.FRACTION, *_LIKELY_FRACTION}
+# The kinds that a type takes as they are; a string takes all, of others it is not told.
 _TAKEN: Mapping[type[Any], frozenset[Kind]] = {
     iceberg.BooleanType: frozenset({Kind.BOOLEAN}),
-    iceberg.LongType: frozenset({Kind.INTEGER, Kind.EPOCH_MS}),
-    iceberg.DoubleType: frozenset({Kind.INTEGER, Kind.EPOCH_MS, Kind.FRACTION}),
+    iceberg.IntegerType: frozenset({Kind.INTEGER}),
+    iceberg.LongType: _INTEGERS,
+    iceberg.FloatType: _NUMBERS,
+    iceberg.DoubleType: _NUMBERS,
     iceberg.TimestamptzType: frozenset({Kind.ZONED}),
     iceberg.TimestampType: frozenset({Kind.NAIVE}),
     iceberg.StructType: frozenset({Kind.OBJECT}),
@@ -49,19 +67,14 @@ _TAKEN: Mapping[type[Any], frozenset[Kind]] = {
 # By kind, the type that takes it best.
 _BEST = {
     Kind.BOOLEAN: "boolean",
-    Kind.INTEGER: "bigint",
-    Kind.EPOCH_MS: "bigint",
-    Kind.FRACTION: "double",
+    **dict.fromkeys(_INTEGERS, "bigint"),
+    **dict.fromkeys(_NUMBERS - _INTEGERS, "double"),
     Kind.ZONED: "timestamp",
     Kind.NAIVE: "timestamp_ntz",
 }
-_EPOCH_REMEDY = (
-    'likely times: to land them as such, --sql-input decoded --schema "{name} bigint, ..." '
-    '--sql "SELECT ..., make_timestamptz({name} * 1000) AS {name} FROM {{{{ input }}}}"'
-)
+_EPOCH_REMEDY = 'likely times: in --schema, "{name} timestamp from {unit}" makes instants of them'
 _NAIVE_REMEDY = (
-    "no zone is said: if it is not UTC, land instants by --sql-input decoded and "
-    "\"SELECT ..., timezone('Europe/Berlin', {name}) AS {name} FROM {{{{ input }}}}\""
+    "no zone is said: in --schema, \"{name} timestamp at time zone 'UTC'\", or another zone, makes instants of them"
 )
 
 
@@ -105,30 +118,44 @@ def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
     return {name: sorted(kinds.values(), key=lambda one: -one.count) for name, kinds in found.items()}
 
 
-def remarks(columns: Schema, kinds: Kinds) -> Iterator[str]:
-    """Yield what a person should know before a table has these columns: mixed kinds, and numbers that are times."""
+def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> Iterator[str]:
+    """Yield what a person should know before a table has these columns: mixed kinds, and numbers that are times.
+
+    :param times: which columns' times are made from something else, by path.
+    """
+    made = {".".join(path): _NUMBERS if source.unit else frozenset({Kind.NAIVE}) for path, source in times.items()}
     types = {columns.find_column_name(field_id): field.field_type for field_id, field in _fields(columns).items()}
     for name, seen in kinds.items():
         chosen = types.get(name)
         if chosen is None:
             continue
-        taken = _TAKEN.get(type(chosen))
-        if len(seen) > 1 and not (taken and all(one.kind in taken for one in seen)):
-            yield f"{name}: {'; '.join(map(str, seen))}. {_meaning(name, type_text(chosen), seen, taken)}"
-        elif seen[0].kind is Kind.EPOCH_MS and len(seen) == 1 and isinstance(chosen, iceberg.LongType):
-            yield f"{name}: {seen[0]}: {_EPOCH_REMEDY.format(name=name)}"
-        elif seen[0].kind is Kind.NAIVE and len(seen) == 1 and isinstance(chosen, iceberg.TimestampType):
-            yield f"{name}: {seen[0]}: {_NAIVE_REMEDY.format(name=name)}"
+        taken, last = made.get(name) or _TAKEN.get(type(chosen)), name.rpartition(".")[2]
+        is_taken = taken is not None and all(one.kind in taken for one in seen)
+        if not is_taken and (len(seen) > 1 or taken is not None):
+            meaning = _meaning(name, type_text(chosen), seen, taken)
+            yield f"{name}: {'; '.join(map(str, seen))}. {meaning}".rstrip()
+        elif len(seen) > 1 or name in made:
+            continue
+        elif (unit := _LIKELIEST.get(seen[0].kind)) and not isinstance(chosen, iceberg.StringType):
+            yield f"{name}: {seen[0]}: {_EPOCH_REMEDY.format(name=last, unit=unit)}"
+        elif seen[0].kind is Kind.NAIVE and isinstance(chosen, iceberg.TimestampType):
+            yield f"{name}: {seen[0]}: {_NAIVE_REMEDY.format(name=last)}"
 
 
 def _meaning(name: str, chosen: str, seen: Sequence[KindSeen], taken: frozenset[Kind] | None) -> str:
     """Say what becomes of each kind by the type that was chosen, and by the one of the most frequent kind."""
     if taken is not None:
         bad = sum(one.count for one in seen if one.kind not in taken)
-        return f"As {chosen}, {bad} of these values are bad records."
+        said = f"As {chosen}, {bad} of these values are bad records."
+        likely = [one.kind for one in seen if one.kind not in taken and one.kind in _LIKELIEST]
+        if chosen != "timestamp" or not likely:
+            return said
+        return f"{said} They are {_EPOCH_REMEDY.format(name=name.rpartition('.')[2], unit=_LIKELIEST[likely[0]])}."
     best, others = _BEST.get(seen[0].kind), sum(one.count for one in seen[1:])
-    if best is None or chosen != "string":
-        return f"As {chosen} all are kept, as their text."
+    if chosen != "string":
+        return ""
+    if best is None:
+        return "As string all are kept, as their text."
     kept = f'As string all are kept, as their text; with --schema "{name} {best}, ..." {others} '
     return kept + ("is a bad record." if others == 1 else "are bad records.")
 
@@ -151,9 +178,10 @@ def _kind(value: Json) -> Kind:
     if isinstance(value, bool):
         return Kind.BOOLEAN
     if isinstance(value, Number):
-        if not value.is_integer_literal:
-            return Kind.FRACTION
-        return Kind.EPOCH_MS if iso8601.epoch_unit(value) == "milliseconds" else Kind.INTEGER
+        is_whole, unit = value.is_integer_literal, iso8601.epoch_unit(value)
+        likely = _LIKELY if is_whole else _LIKELY_FRACTION
+        usual = Kind.INTEGER if is_whole else Kind.FRACTION
+        return next((kind for kind, one in likely.items() if one is unit), usual)
     if isinstance(value, str):
         return next((kind for kind in (Kind.ZONED, Kind.NAIVE) if _is_time(value, kind)), Kind.TEXT)
     return Kind.OBJECT if isinstance(value, dict) else Kind.ARRAY

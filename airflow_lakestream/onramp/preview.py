@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,17 +16,19 @@ from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
 from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.values.outcome import all_but, pick
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
-from airflow_lakestream.onramp.guess import Guess, guess_format
+from airflow_lakestream.onramp.guess import Guess, document_of_texts, guess_format
 from airflow_lakestream.onramp.kinds import Kinds, kinds_of, remarks
 from airflow_lakestream.onramp.samples import MOST_BYTES, Sample, SampledTopic
 from airflow_lakestream.onramp.shown import json_ready
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable
-from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, with_metadata
+from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, to_timed_schema, with_metadata
 from airflow_lakestream.tables.schema.types import schema_text
 
 # A landing needs a table and a group; a preview has none.
@@ -48,7 +50,7 @@ class Preview:
     :param columns: the payload's columns as DDL; None where they are not known.
     :param looked_at: how many records say the columns.
     :param key: the columns of the records' keys, where all keys have the same ones; else none.
-    :param kinds: by column, the kinds of values that JSON documents have in it.
+    :param kinds: by column, the kinds of values that JSON documents, or fields of CSV, have in it.
     :param problem: why records were not decoded; None where they were.
     :param rows: what a landing would write, each with the metadata columns.
     :param rejected: records that fit no row, each with stage and reason.
@@ -81,7 +83,11 @@ class Preview:
     @property
     def remarks(self) -> Sequence[str]:
         """What a person should know of the columns before a table has them."""
-        return [] if self.columns is None else list(remarks(to_schema(self.columns), self.kinds))
+        if self.columns is None:
+            return []
+        given = self.decoding.get("schema")
+        times = to_timed_schema(given)[1] if is_given(given) else {}
+        return list(remarks(to_schema(self.columns), self.kinds, times))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; bytes are base64 where they are no text."""
@@ -238,9 +244,21 @@ def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> 
             # Its timestamps as numbers: Python's time ends with the year 9999.
             kept = outcome.rejected.drop_columns(["_kafka_timestamp"])
             rejected += [_rejected(one) for one in kept.to_pylist()]
-    is_plain = config.format == Format.JSON and not is_given(config.envelope) and statement is None
-    kinds = kinds_of(whole.batches) if is_plain else {}
+    kinds = {} if statement is not None else kinds_of(list(_documents(config, whole)))
     return replace(found, columns=columns, kinds=kinds, rows=rows, rejected=rejected, skipped=skipped)
+
+
+def _documents(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
+    """Yield records as JSON documents, where they are such without an envelope, or CSV."""
+    if config.format == Format.JSON and not is_given(config.envelope):
+        yield from sample.batches
+    elif config.format == Format.CSV and (names := config.payload.given):
+        decoder = CsvDecoder(pa.schema([pa.field(name, pa.string()) for name in names]), delimiter=config.csv_delimiter)
+        for batch in sample.batches:
+            found = decoder.decode(batch)
+            kept = pick(batch, all_but(len(batch), [row.index for row in found.bad]))
+            texts = zip(*(column.to_pylist() for column in found.rows.columns), strict=True)
+            yield replace(kept, values=pa.array([document_of_texts(names, row) for row in texts], pa.binary()))
 
 
 def _columns(config: ExtractConfig, sample: Sample, topic: str) -> pa.Schema:

@@ -7,12 +7,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, conf
 from airflow.sdk import DAG, get_parsing_context
@@ -20,7 +21,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.variables import airflow_variables
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.compiled import Compiled, Told
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
 from airflow_lakestream.pipelines.folder import Broken, Folder, read_folder
 from airflow_lakestream.pipelines.operator import calls_of
@@ -132,8 +133,8 @@ def _dag_of(compiled: Compiled, *tags: str, **told: Any) -> DAG:
 def broken_dag(broken: Broken) -> DAG:
     """Make the DAG of a file that is wrong: it has no schedule, says what is wrong, and fails with it.
 
-    Where it is remembered what the file said before, the DAG has the tasks of then: a run that is on needs them. What
-    was deferred goes on, what begins fails.
+    Where it is remembered what the file said before, the DAG has the tasks of then, by which runs go on that began
+    before the file was changed: what they deferred, what they try again, and what comes next in them.
     """
     problems = "\n".join(f"* `{one}`" for one in broken.problems)
     told: dict[str, Any] = {
@@ -142,12 +143,15 @@ def broken_dag(broken: Broken) -> DAG:
         "doc_md": _ABOUT_BROKEN.format(problems=problems, remedy=_REMEDY),
     }
     text = "The pipeline is broken. " + " ".join(map(str, broken.problems)) + f" {_REMEDY}"
-    if broken.last is not None:
+    last = broken.last
+    # Where a function that is called is what is wrong, the tasks can be made all the same.
+    for known in () if last is None else (last, replace(last, alerts=Told(arguments={}))):
         with suppress(Exception):
-            dag = _dag_of(broken.last, BROKEN, **told)
+            dag = _dag_of(known, BROKEN, **told)
             for task in dag.tasks:
                 if isinstance(task, BaseOperator):
-                    task.execute = _failing(text)  # type: ignore[method-assign]  # of this task alone
+                    going_on = task.execute
+                    task.execute = _failing(text, broken.since, going_on)  # type: ignore[method-assign]  # of this task alone
             return dag
     start = datetime(2026, 1, 1, tzinfo=UTC)
     with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **told) as dag:
@@ -171,8 +175,11 @@ class BrokenPipeline(BaseOperator):
         raise AirflowFailException(self.problem)
 
 
-def _failing(text: str) -> Callable[..., NoReturn]:
-    def execute(context: Context) -> NoReturn:
+def _failing(text: str, since: float, going_on: Callable[..., Any]) -> Callable[..., Any]:
+    def execute(context: Context) -> Any:
+        run = context.get("dag_run")
+        if run is not None and run.start_date is not None and run.start_date.timestamp() < since:
+            return going_on(context)
         raise AirflowFailException(text)
 
     return execute

@@ -35,12 +35,14 @@ class Broken:
 
     :param name: the id of its DAG: no other pipeline of the folder has it.
     :param last: what it came to when it was last right; None if nobody remembers.
+    :param since: when the file was changed on this machine, in seconds since the epoch.
     """
 
     file: str
     name: str
     problems: tuple[Problem, ...]
     last: Compiled | None = None
+    since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,15 @@ def _broken(folder: Path, wrong: Mapping[str, list[Problem]], remembered: Memory
             while said in taken:
                 said += "_"
         taken.add(said)
-        yield Broken(file, said, tuple(problems), last if last is not None and last.name == said else None)
+        known = last if last is not None and last.name == said else None
+        yield Broken(file, said, tuple(problems), known, _changed_at(folder / file))
+
+
+def _changed_at(path: Path) -> float:
+    # The time of the content may be that of another machine, from which the file was copied.
+    with suppress(OSError):
+        return path.stat().st_ctime
+    return 0.0
 
 
 def _name_in(path: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -183,6 +184,8 @@ def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[P
     elif way.steps:
         yield document.problem(("transformations",), f"transformations: SQL {whose}")
     yield from _of_their_formats(document, engine, way)
+    yield from _of_made_times(document, engine, way.source.schema_, (*way.source_at, "schema"))
+    yield from _of_made_times(document, engine, way.sink.schema_, (*way.sink_at, "schema"))
     if way.sink.type != "iceberg" or way.sink.mode != "append":
         yield document.problem((*way.sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
     parts: list[tuple[BaseModel, Path]] = [
@@ -208,6 +211,19 @@ def _of_their_formats(document: Document, engine: str, way: Way) -> Iterator[Pro
             yield document.problem(at, str(e))
     elif way.source.format is not Format.JSON:
         yield document.problem(at, f"{engine} reads JSON here.")
+
+
+def _of_made_times(document: Document, engine: str, schema: str | None, path: Path) -> Iterator[Problem]:
+    if schema is None:
+        return
+    # Here, since it takes PyIceberg's types, and a DAG's parser has files of all engines.
+    from airflow_lakestream.tables.schema.ddl import parse_timed_schema
+
+    # What is no schema is said where it is checked as one.
+    with suppress(InvalidArgument):
+        for column, source in parse_timed_schema(schema)[1].items():
+            problem = f"column {'.'.join(column)!r} is made {source}, and {engine} makes no such times."
+            yield document.problem(path, f"{problem} Take the engine extract, group or spark.")
 
 
 def _of_columns(document: Document, way: Way) -> Iterator[Problem]:

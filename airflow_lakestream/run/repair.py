@@ -125,8 +125,9 @@ class MissingNoMore(Conflict):
 class Repair(Decoding):
     """What to repair: all damage that a full `audit` finds in its table, group and topic.
 
-    Values and keys are decoded as in the extract path. `schema` goes with `sql_input="decoded"`, and with formats whose
-    fields have no names. Rows that a statement made need the same statement for the repair.
+    Values and keys are decoded as in the extract path. `schema` goes with `sql_input="decoded"`, with formats whose
+    fields have no names, and where it says from what times are made. Rows that a statement made need the same
+    statement for the repair.
 
     :param tombstones: what to do with records whose value is null, as in the extract path.
     :param on_data_loss: if rows are missing that Kafka no longer has: `"fail"`, or `"record"` to write a receipt.
@@ -148,9 +149,13 @@ class Repair(Decoding):
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
             )
-        if is_given(self.schema) and self.sql_input != SqlInput.DECODED and not self.payload.row.positional:
+        payload = self.payload
+        needs_it = self.sql_input == SqlInput.DECODED or payload.row.positional or payload.times
+        if is_given(self.schema) and not needs_it:
             raise InvalidArgument(
-                "schema", 'goes with sql_input="decoded" and format="csv": else the columns are those of the table.'
+                "schema",
+                'goes with sql_input="decoded" and format="csv", and where it says from what times are made: else the '
+                "columns are those of the table.",
             )
         arguments = {name: getattr(self, name) for name in DECODING}
         ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)

@@ -409,3 +409,28 @@ def sequence(snapshot: Snapshot) -> int:
 
 def ranges(topic: str, start: int, end: int) -> RangeSet:
     return RangeSet.of(topic, 0, start, end)
+
+
+def test_the_group_is_asked_for_only_where_a_table_has_several_ledgers(landed: str, land_it: Land, told: Told) -> None:
+    table, topic = ("--table", TABLE), ("--topic", landed)
+    hand_over = ("hand-over", *table, *topic, "--to", "group", "heir")
+    adopt = ("adopt", *table, *topic, "--from", "rows")
+    commands = [
+        ("ledger", "reset", *table),
+        ("ledger", "rebuild", *table),
+        ("ledger", "forget", *table, "--missing"),
+        ("ledger", "forget", *table, "--damaged"),
+        ("mirror", "resnapshot", *table),
+        hand_over,
+        adopt,
+        ("ledger", "rename", *table, "--to", "h"),
+    ]
+    of_one = ["the next run of 'g' begins", "of 'g' on lake.t exists", "no row is missing", "", "no mirror", "heir", ""]
+    for command, said in zip(commands, [*of_one, "the ledger of g is that of h"], strict=True):
+        _, printed = told(*command)
+        assert said in printed, (command, printed)
+        assert "--group" not in printed, (command, printed)
+    land_it(landed, group="second", allow_group_overlap=True)
+    for command in commands:
+        code, printed = told(*command)
+        assert (code, "--group: lake.t has ledgers of h, second. Say which" in printed) == (2, True), (command, printed)

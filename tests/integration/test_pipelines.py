@@ -96,6 +96,28 @@ def test_a_run_that_is_on_goes_on_while_its_file_is_broken(pipelines: Pipelines,
     assert not any("broken" in dag.tags for dag in pipelines.bag().dags.values())
 
 
+def test_tasks_of_a_run_that_began_before_begin_and_those_of_a_new_one_fail(
+    pipelines: Pipelines, airflow: AirflowHome, topic: Topics, produce: Producing
+) -> None:
+    produce(name := topic(1), 0, events(0, 0, 3))
+    for engine in ("extract", "group"):
+        pipelines.write(engine, topic=name, engine=engine)
+    before = pipelines.bag().dags
+    runs = {engine: airflow.start(before[engine]) for engine in ("extract", "group")}
+    pipelines.break_files(dict.fromkeys(runs, ("topic:", "topik:")))
+    for engine, task_id in (("extract", "land"), ("group", "land.plan")):
+        with airflow.process(runs[engine], pipelines.file, task_id) as process:
+            process.wait()
+            assert runs[engine].task(task_id).state == "success", process.log
+    assert len(pipelines.rows("extract")) == 3
+    broken = pipelines.bag().dags["extract"]
+    new = airflow.start(broken)
+    with airflow.process(new, pipelines.file) as process:
+        process.wait()
+        assert new.task().state == "failed", process.log
+        assert "extract.yaml:8:5: sources.events.topik: there is no such key. Did you mean topic?" in process.log
+
+
 CHAT = """
 async def late(context=None):
     pass
@@ -125,6 +147,8 @@ def test_alerts_are_those_of_the_file(pipelines: Pipelines, monkeypatch: pytest.
         pipelines.write("alerted", topic="orders", engine="extract", alerts=wrong)
         broken = pipelines.bag().dags["alerted"]
         assert "broken" in broken.tags
+        # A run that began before needs them.
+        assert [type(one) for one in broken.tasks] == [type(task)]
         assert re.search(rf"alerted\.yaml:\d+:\d+: orchestration\.alerts\.{re.escape(said)}", broken.doc_md)
 
 

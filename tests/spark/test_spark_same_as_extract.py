@@ -80,6 +80,10 @@ def name(topic: Topics, produce: Producing) -> str:
             {"schema": SCHEMA, "metadata_columns": EVERYTHING, "partition_by": ["bucket(4, id)"]}, id="json-with-all"
         ),
         pytest.param({"schema": SCHEMA, "unknown_fields": "rescue", "tombstones": "skip"}, id="rescue"),
+        pytest.param(
+            {"schema": "id bigint, score timestamp from epoch_s, at timestamp at time zone 'UTC', tags array<string>"},
+            id="times of numbers",
+        ),
         pytest.param({"schema": SCHEMA, "on_error": "skip", "sort_order": ["score", "id"]}, id="skip"),
         pytest.param(
             {"schema": "id bigint, name string, _key string", "key_format": "string", "tombstones": "reject"}, id="keys"

@@ -135,7 +135,10 @@ class JsonDecoder(SchemaDecoder):
         return self._in_order(table.append_column(column, pa.nulls(len(table), column.type)))
 
     def _in_order(self, table: pa.Table) -> pa.Table:
-        return table.select(self.schema.names).cast(self.schema) if self._rescues else table
+        if not self._rescues:
+            return table
+        # Not by a cast, which refuses a required field in a struct that is null.
+        return pa.Table.from_arrays([table[name] for name in self.schema.names], schema=self.schema)
 
     def _pieces(
         self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _Found

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
+from airflow_lakestream.tables.schema.time_sources import Epoch
 from airflow_lakestream.tables.schema.value_ranges import FINER_TEXT, MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
 
 MICROS_PER_SECOND = 1_000_000
@@ -30,19 +31,22 @@ _FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
 
 # From September 2001 to the end of 2099, as the digits of seconds since the epoch.
 _EPOCH_S = range(10**9, 4_102_444_800)
-_UNITS = {10: ("seconds", 1), 13: ("milliseconds", 1000), 16: ("microseconds", 10**6)}
+_UNITS = {10: Epoch.SECONDS, 13: Epoch.MILLISECONDS, 16: Epoch.MICROSECONDS, 19: Epoch.NANOSECONDS}
 
 
-def epoch_unit(text: str) -> str | None:
-    """Return the unit in which an integer is likely to be a time since the epoch; None if it is not."""
-    unit, per_second = _UNITS.get(len(text), (None, 1))
-    return unit if unit and text.isascii() and text.isdecimal() and int(text) // per_second in _EPOCH_S else None
+def epoch_unit(text: str) -> Epoch | None:
+    """Return the unit in which a number, by its integer part, is likely to be a time since the epoch; None if none."""
+    whole = text.partition(".")[0]
+    unit = _UNITS.get(len(whole))
+    if unit is None or not (whole.isascii() and whole.isdecimal()):
+        return None
+    return unit if int(whole) // unit.per_second in _EPOCH_S else None
 
 
 def epoch_hint(text: str) -> str:
     """Return what a number, where a date-time is to stand, is likely to be, and what to do; empty if nothing is."""
     unit = epoch_unit(text)
-    return f" (likely {unit} since the epoch: docs/schema.md says how such times are landed)" if unit else ""
+    return f' (likely {unit.words}: in schema, "timestamp from {unit}" makes times of such numbers)' if unit else ""
 
 
 def cut_text(text: str) -> str:
@@ -83,7 +87,8 @@ def micros(text: str, *, zoned: bool, cuts: bool = False) -> int:
         raise Misfit(f"{quoted(text)} is not an ISO 8601 date-time{epoch_hint(text)}")
     year, month, day, hour, minute, second, fraction, zone, *offset = match.groups()
     if zoned and zone is None:
-        raise Misfit(f"{quoted(text)} has no zone, and the column needs an offset or Z")
+        remedy = "in schema, \"timestamp at time zone 'UTC'\" or another says which one is meant"
+        raise Misfit(f"{quoted(text)} has no zone, and the column needs an offset or Z ({remedy})")
     if zone is not None and not zoned:
         raise Misfit(f"{quoted(text)} has a zone, and the column has none")
     instant = _days(text, year, month, day) * MICROS_PER_DAY

@@ -14,7 +14,8 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.names import ICEBERG_COLUMNS, RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.tables.schema.ddl import parse_schema, parse_timed_schema
+from airflow_lakestream.tables.schema.time_sources import Path, TimeSource
 from airflow_lakestream.tables.schema.types import (
     arrow_schema,
     build_schema,
@@ -50,6 +51,11 @@ def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Sche
             raise InvalidArgument(
                 argument, f"it is a {got}.", "Give a DDL string, a PyIceberg schema or a pyarrow one."
             )
+
+
+def to_timed_schema(value: str | Schema | pa.Schema) -> tuple[Schema, dict[Path, TimeSource]]:
+    """Read the schema of records likewise; return by column which times are made from something else in them."""
+    return parse_timed_schema(value) if isinstance(value, str) else (to_schema(value), {})
 
 
 def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:

@@ -1,7 +1,7 @@
 """A schema as text: `id bigint not null, tags array<string>`, in Spark's or Iceberg's type names.
 
-Of this project's own making is one rule: `timestamp` has a zone and `timestamp_ntz` has none, as in Spark. Imports
-pyiceberg only.
+Of this project's own making are two rules: `timestamp` has a zone and `timestamp_ntz` has none, as in Spark; and a
+`timestamp` may say what records have instead: `from epoch_ms`, `at time zone 'Europe/Berlin'`. Imports pyiceberg only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, Epoch, Path, TimeSource
 from airflow_lakestream.tables.schema.types import PLAIN_TYPES, build_schema, did_you_mean
 
 MAX_PRECISION = 38
@@ -57,8 +58,21 @@ _TOKEN = re.compile(
 # A configuration asks for its columns some twenty times. Nothing changes a schema.
 @lru_cache(maxsize=32)
 def parse_schema(text: str, argument: str = "schema") -> Schema:
-    """Read a DDL string into an Iceberg schema with fresh field ids; `argument` is what errors name."""
-    return build_schema(_Parser(text, argument).columns(), argument)
+    """Read a DDL string into an Iceberg schema with fresh field ids; `argument` is what errors name.
+
+    Raises InvalidArgument, also for a column that says from what records' values its times are made.
+    """
+    schema, times = parse_timed_schema(text, argument)
+    for path, source in times.items():
+        problem = f"column {'.'.join(path)!r} is made {source}: only extract tasks, groups and Spark make such times."
+        raise InvalidArgument(argument, problem, f"Leave '{source}' out, or land by one of these.")
+    return schema
+
+
+def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, dict[Path, TimeSource]]:
+    """Read a DDL string likewise, and return by column which times are made from something else in the records."""
+    parser = _Parser(text, argument)
+    return build_schema(parser.columns(), argument), parser.times
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,8 @@ class _Parser:
         self._ids = itertools.count(1)
         self._tokens = list(self._scan())
         self._next = 0
+        self._path: list[str] = []
+        self.times: dict[Path, TimeSource] = {}
         self._rules: dict[str, Callable[[], iceberg.IcebergType]] = {
             **dict.fromkeys(("decimal", "dec", "numeric"), self._decimal),
             **dict.fromkeys(("varchar", "char"), self._string),
@@ -154,9 +170,8 @@ class _Parser:
     def _column(self) -> iceberg.NestedField:
         name = self._name()
         self._take_mark(":")
-        column = iceberg.NestedField(
-            next(self._ids), name, self._type(), required=self._not_null(), doc=self._comment()
-        )
+        field_id, kind = next(self._ids), self._type_of(name)
+        column = iceberg.NestedField(field_id, name, kind, required=self._not_null(), doc=self._comment())
         if self._peek().is_word(*_CONSTRAINTS):
             raise self._error("',' or the end", self._peek(), f" {_CONSTRAINTS[self._peek().value.lower()]}")
         return column
@@ -183,7 +198,37 @@ class _Parser:
         token = self._take()
         if token.kind != "text":
             raise self._error("a text in single quotes after 'comment'", token)
-        return re.sub(r"\\(.)|''", lambda match: match[1] or "'", token.value[1:-1], flags=re.DOTALL)
+        return _unquoted(token.value)
+
+    def _type_of(self, step: str) -> iceberg.IcebergType:
+        """Read the type of what stands at this step of the path, and from what its times are made."""
+        self._path.append(step)
+        kind = self._type()
+        at = self._peek()
+        if (source := self._time_source()) is not None:
+            if not isinstance(kind, iceberg.TimestamptzType):
+                hint = " An instant is a 'timestamp'." if isinstance(kind, iceberg.TimestampType) else ""
+                raise self._error("',' or the end", at, f"{hint} Only a timestamp is made {source}.")
+            if MAP_STEP in self._path:
+                raise self._error("',' or '>'", at, " Times inside a map are not made from something else.")
+            self.times[tuple(self._path)] = source
+        self._path.pop()
+        return kind
+
+    def _time_source(self) -> TimeSource | None:
+        if self._take_word("from"):
+            token, units = self._take(), {str(unit): unit for unit in Epoch}
+            if token.value.lower() not in units:
+                raise self._error(f"one of {', '.join(units)} after 'from'", token)
+            return TimeSource(unit=units[token.value.lower()])
+        if not self._take_word("at"):
+            return None
+        if not (self._take_word("time") and self._take_word("zone")):
+            raise self._error("'at time zone'", self._peek())
+        token = self._take()
+        if token.kind != "text":
+            raise self._error("a zone in single quotes after 'at time zone', such as 'Europe/Berlin'", token)
+        return TimeSource(zone=_unquoted(token.value))
 
     def _type(self) -> iceberg.IcebergType:
         token = self._take()
@@ -224,16 +269,16 @@ class _Parser:
 
     def _list(self) -> iceberg.ListType:
         self._expect("<")
-        element = self._type()
+        element = self._type_of(ELEMENT)
         required = self._not_null()
         self._expect(">")
         return iceberg.ListType(next(self._ids), element, element_required=required)
 
     def _map(self) -> iceberg.MapType:
         self._expect("<")
-        key = self._type()
+        key = self._type_of(MAP_STEP)
         self._expect(",")
-        value = self._type()
+        value = self._type_of(MAP_STEP)
         required = self._not_null()
         self._expect(">")
         return iceberg.MapType(next(self._ids), key, next(self._ids), value, value_required=required)
@@ -265,3 +310,7 @@ class _Parser:
         if token.kind != "word" or not token.value.isascii() or not token.value.isdigit():
             raise self._error("a whole number", token)
         return int(token.value)
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)|''", lambda match: match[1] or "'", text[1:-1], flags=re.DOTALL)

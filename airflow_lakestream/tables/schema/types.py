@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, Path, TimeSource
 
 # The first name of each type is the one that texts and errors are written in.
 PLAIN_TYPES: dict[str, iceberg.IcebergType] = {
@@ -34,6 +35,7 @@ PLAIN_TYPES: dict[str, iceberg.IcebergType] = {
     "uuid": iceberg.UUIDType(),
     **dict.fromkeys(("binary", "bytes"), iceberg.BinaryType()),
 }
+_NO_TIMES: Mapping[Path, TimeSource] = {}
 _FIRST_NAME = {kind: name for name, kind in reversed(PLAIN_TYPES.items())}
 
 
@@ -53,24 +55,29 @@ def checked(schema: Schema, argument: str = "schema") -> Schema:
     return schema
 
 
-def schema_text(schema: Schema) -> str:
-    """Write a schema as the DDL string that parses into it."""
-    return ", ".join(f"{_quote(field.name)} {_column_text(field)}" for field in schema.fields)
+def schema_text(schema: Schema, times: Mapping[Path, TimeSource] = _NO_TIMES) -> str:
+    """Write a schema as the DDL string that parses into it.
+
+    :param times: which columns' times are made from something else in the records, by path.
+    """
+    return ", ".join(f"{_quote(field.name)} {_column_text(field, times, (field.name,))}" for field in schema.fields)
 
 
-def type_text(kind: iceberg.IcebergType) -> str:
-    """Write a type as it stands in a DDL string."""
+def type_text(kind: iceberg.IcebergType, times: Mapping[Path, TimeSource] = _NO_TIMES, path: Path = ()) -> str:
+    """Write a type, which stands at a path, as in a DDL string."""
     match kind:
         case iceberg.StructType():
-            return "struct<" + ", ".join(f"{_quote(f.name)}: {_column_text(f)}" for f in kind.fields) + ">"
+            fields = (f"{_quote(f.name)}: {_column_text(f, times, (*path, f.name))}" for f in kind.fields)
+            return f"struct<{', '.join(fields)}>"
         case iceberg.ListType():
-            return f"array<{_item_text(kind.element_field)}>"
+            return f"array<{_item_text(kind.element_field, times, (*path, ELEMENT))}>"
         case iceberg.MapType():
-            return f"map<{type_text(kind.key_type)}, {_item_text(kind.value_field)}>"
+            return f"map<{type_text(kind.key_type)}, {_item_text(kind.value_field, times, (*path, MAP_STEP))}>"
         case iceberg.DecimalType():
             return f"decimal({kind.precision}, {kind.scale})"
         case _:
-            return _FIRST_NAME.get(kind, str(kind))
+            source = f" {times[path]}" if path in times else ""
+            return _FIRST_NAME.get(kind, str(kind)) + source
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -94,13 +101,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"Known are {', '.join(known)}." if near is None else f"Did you mean {near!r}?"
 
 
-def _item_text(field: iceberg.NestedField) -> str:
-    return type_text(field.field_type) + (" not null" if field.required else "")
+def _item_text(field: iceberg.NestedField, times: Mapping[Path, TimeSource], path: Path) -> str:
+    return type_text(field.field_type, times, path) + (" not null" if field.required else "")
 
 
-def _column_text(field: iceberg.NestedField) -> str:
+def _column_text(field: iceberg.NestedField, times: Mapping[Path, TimeSource], path: Path) -> str:
     comment = "" if field.doc is None else " comment '{}'".format(field.doc.replace("\\", "\\\\").replace("'", "''"))
-    return _item_text(field) + comment
+    return _item_text(field, times, path) + comment
 
 
 def _quote(name: str) -> str:

@@ -314,3 +314,11 @@ def _says_nothing(rest: Any) -> bool:
     if isinstance(rest, dict):
         return bool(rest) and all(map(_says_nothing, rest.values()))
     return rest is None or (isinstance(rest, list) and bool(rest) and all(map(_says_nothing, rest)))
+
+
+def test_a_struct_that_is_null_has_no_place_for_its_required_field() -> None:
+    inner = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    decoder = JsonDecoder(pa.schema([("s", inner), (RESCUED, pa.string())]), "rescue")
+    for values in ([b'{"s":{"a":1}}', b'{"s":null}'], [b'{"s":null}', b'{"s":{"a":1}, "x": 2}', b"{}"]):
+        found = decoded(decoder, batch(values))
+        assert [row["s"] for row in found.to_pylist()] == [json.loads(value).get("s") for value in values]

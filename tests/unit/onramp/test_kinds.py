@@ -12,6 +12,7 @@ import pytest
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.onramp.kinds import kinds_of, remarks
 from airflow_lakestream.tables.schema.columns import to_schema
 from tests.support.given_records import FORMATS, GivenLake
@@ -26,7 +27,7 @@ def batch(*documents: Any) -> RawBatch:
 
 def said(*documents: Any) -> list[str]:
     one = batch(*documents)
-    return list(remarks(to_schema(infer_schema(one)), kinds_of([one])))
+    return list(remarks(to_schema(infer_schema(one)), kinds_of([one]), {}))
 
 
 def test_each_kind_is_counted_with_a_place() -> None:
@@ -50,8 +51,11 @@ def test_a_string_by_two_values_of_many_is_named_with_what_another_type_would_me
 @pytest.mark.parametrize(
     ("documents", "words"),
     [
-        ([{"at": MS}] * 2, ["at: 2 integer, likely milliseconds since the epoch", "make_timestamptz(at * 1000) AS at"]),
-        ([{"at": "2026-11-20 05:05:00"}], ["at: 1 time without a zone", "timezone('Europe/Berlin', at) AS at"]),
+        ([{"at": MS}] * 2, ["at: 2 integer, likely milliseconds since the epoch", '"at timestamp from epoch_ms"']),
+        ([{"at": MS // 1000}], ["at: 1 integer, likely seconds since the epoch", '"at timestamp from epoch_s"']),
+        ([{"at": MS / 1000}], ["a fraction, likely seconds since the epoch", '"at timestamp from epoch_s"']),
+        ([{"o": {"at": MS * 1000}}], ["o.at: 1 integer, likely micro", '"at timestamp from epoch_us"']),
+        ([{"at": "2026-11-20 05:05:00"}], ["at: 1 time without a zone", "\"at timestamp at time zone 'UTC'\""]),
         ([{"o": {"x": 1}}, {"o": {"x": "a"}}], ["o.x: 1 integer", "1 text", "is a bad record"]),
         ([{"a": [1]}, {"a": 1}], ["a: 1 array", "As string all are kept, as their text."]),
     ],
@@ -94,6 +98,53 @@ def test_the_recipes_land_what_they_say(table_format: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize(
+    "landing",
+    [
+        {"schema": "id bigint, opened_at timestamp from epoch_ms, local timestamp at time zone 'Europe/Berlin'"},
+        {
+            "schema": "id bigint, opened_at timestamp from epoch_ms, local timestamp at time zone 'Europe/Berlin'",
+            "sql_input": "decoded",
+            "sql": "SELECT id, opened_at, local + INTERVAL 0 DAY AS local FROM {{ input }}",
+        },
+    ],
+    ids=["columns", "sql"],
+)
+def test_the_shorthand_lands_the_same_and_rejects_what_is_no_time(
+    table_format: str, landing: dict[str, Any], tmp_path: Path
+) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    documents = [
+        {"id": 1, "opened_at": MS, "local": "2026-11-20 05:05:00"},
+        {"id": 2},
+        {"id": 3, "opened_at": 10**18},
+        {"id": 4, "local": "2026-10-25T02:30:00"},
+    ]
+    lake.land([json.dumps(one).encode() for one in documents], **landing, on_error="reject", max_rejected=1.0)
+    assert [(r["id"], r["opened_at"], r["local"]) for r in lake.rows()] == [
+        (1, datetime(2025, 11, 20, 0, 0, 0, 123_000, UTC), datetime(2026, 11, 20, 4, 5, tzinfo=UTC)),
+        (2, None, None),
+    ]
+    assert {offset: (one["stage"], one["error"]) for offset, one in lake.rejected().items()} == {
+        2: ("decode", f"opened_at: {10**18} milliseconds since the epoch: not in the years 1 to 9999"),
+        3: ("decode", "local: 2026-10-25 02:30:00.000000 twice in Europe/Berlin: the clocks were put back"),
+    }
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_table_that_has_the_column_takes_it_and_one_of_another_type_refuses_it(
+    table_format: str, tmp_path: Path
+) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    lake.land([b'{"id": 1, "at": "2026-11-20T05:05:00Z"}'], schema="id bigint, at timestamp, n bigint")
+    two = [b"{}", b'{"id": 2, "at": 1795151100}']
+    lake.land(two, schema="id bigint, at timestamp from epoch_s")
+    assert [r["at"] for r in lake.rows()] == [datetime(2026, 11, 20, 5, 5, tzinfo=UTC)] * 2
+    with pytest.raises(InvalidArgument, match="'n' is given as timestamp and is bigint in the table"):
+        lake.land([*two, b"{}"], schema="id bigint, n timestamp from epoch_s")
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize("column", ["at timestamp", "at timestamp_ntz"])
 @pytest.mark.parametrize(
     ("value", "unit"),
@@ -107,6 +158,7 @@ def test_the_reason_of_a_bad_time_says_what_the_number_is(
         [b'{"id": 1}'] * 3 + [f'{{"id": 2, "at": {value}}}'.encode()], schema=f"id bigint, {column}", on_error="reject"
     )
     [rejected] = lake.rejected().values()
-    hint = f"likely {unit} since the epoch: docs/schema.md says how"
+    source = {"milliseconds": "epoch_ms", "seconds": "epoch_s"}.get(str(unit))
+    hint = f'likely {unit} since the epoch: in schema, "timestamp from {source}" makes times of such numbers'
     assert (hint if unit else "date-time") in rejected["error"]
     assert ("likely" in rejected["error"]) is (unit is not None)

@@ -213,6 +213,18 @@ def test_engines_that_decode_by_themselves_take_no_word_on_finer_timestamps(tmp_
 
 
 @pytest.mark.parametrize("engine", ["extract", "group", "spark", "flink", "connect"])
+def test_times_of_numbers_are_made_by_engines_that_decode_as_we_do(tmp_path: Path, engine: str) -> None:
+    text = PLAIN.replace("table: lake.orders", 'table: lake.orders, schema: "id bigint, at timestamp from epoch_ms"', 1)
+    text += f"orchestration: {{engine: {engine}}}"
+    if engine in ("flink", "connect"):
+        said = problems(tmp_path, text)
+        assert any(f"'at' is made from epoch_ms, and {engine} makes no such times" in one for one in said), said
+    else:
+        [config] = check(compiled(tmp_path, text))
+        assert [source.unit for _, source in config.payload.times] == ["epoch_ms"]
+
+
+@pytest.mark.parametrize("engine", ["extract", "group", "spark", "flink", "connect"])
 def test_checks_are_the_operators_argument(tmp_path: Path, engine: str) -> None:
     text = PLAIN.replace("table: lake.orders", 'table: lake.orders, schema: "id bigint"', 1)
     found = compiled(tmp_path, text + f"orchestration: {{engine: {engine}}}" + CHECKED)

@@ -1,0 +1,197 @@
+"""Instants out of what records have instead: numbers since the epoch, and times without a zone, as the schema says.
+
+Formats decode into columns of numbers, or of times without a zone; what the table has is made of these, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.core.policies import TimestampsFiner
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.keys import Decoder
+from airflow_lakestream.decode.values.outcome import Decoded, all_but
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.time_sources import ELEMENT, Epoch, Path, TimeSource
+from airflow_lakestream.tables.schema.value_ranges import FINER, MAX_MICROS, MIN_MICROS, NOT_A_YEAR
+
+INSTANT = pa.timestamp("us", tz="UTC")
+# Nine digits behind the point are nanoseconds of seconds, and in front of it there is room for any 64-bit number.
+EXACT = pa.decimal128(28, 9)
+_LOCAL = pa.timestamp("us")
+
+Sources: TypeAlias = tuple[tuple[Path, TimeSource], ...]
+# The type that the number of a column is decoded as, by the column's path.
+Numbers: TypeAlias = Callable[[Path], pa.DataType]
+_Rows = npt.NDArray[np.int64]
+_Bad = list[tuple[_Rows, str]]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Which columns are made of what, by their paths.
+
+    :param finer: what becomes of times that are finer than microseconds.
+    """
+
+    sources: Sources = ()
+    finer: TimestampsFiner = TimestampsFiner.REJECT
+
+    def check(self) -> None:
+        """Refuse zones that are none. Raises InvalidArgument."""
+        for path, source in self.sources:
+            try:
+                pc.assume_timezone(pa.array([0], _LOCAL), source.zone or "UTC")
+            except pa.ArrowInvalid:
+                problem = f"column {'.'.join(path)!r}: there is no time zone {source.zone!r}."
+                raise InvalidArgument("schema", problem, "Name one such as 'Europe/Berlin', or 'UTC'.") from None
+
+    def fields(self, columns: pa.Schema, number: Numbers) -> pa.Schema:
+        """Return what records are decoded into for these columns.
+
+        Raises InvalidArgument for a column that has no instants.
+        """
+        if not self.sources:
+            return columns
+        by_path = {path: number(path) if source.unit else _LOCAL for path, source in self.sources}
+        return pa.schema([_replaced(one, (one.name,), by_path) for one in columns])
+
+    def columns(self, fields: pa.Schema) -> pa.Schema:
+        """Return the columns that are made of what records are decoded into."""
+        if not self.sources:
+            return fields
+        by_path = {path: INSTANT for path, _ in self.sources}
+        return pa.schema([_replaced(one, (one.name,), by_path, checked=False) for one in fields])
+
+    def made(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
+        """Return a column, and what of it can't be made: places of rows, with the reason."""
+        source = dict(self.sources).get(path)
+        if source is not None:
+            unit, name = source.unit, ".".join(path)
+            made, bad = _of_zone(array, source.zone) if unit is None else _of_number(array, unit, self.finer)
+            return made, [(places, f"{name}: {reason}") for places, reason in bad]
+        if not any(one[: len(path)] == path for one, _ in self.sources):
+            return array, []
+        if t.is_struct(array.type):
+            return self._struct(array, path)
+        return self._list(array, path)
+
+    def _struct(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
+        made = [self.made(one, (*path, array.type.field(i).name)) for i, one in enumerate(array.flatten())]
+        fields = [array.type.field(i).with_type(one.type) for i, (one, _) in enumerate(made)]
+        whole = pa.StructArray.from_arrays([one for one, _ in made], fields=fields, mask=array.is_null())
+        return whole, [one for _, bad in made for one in bad]
+
+    def _list(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
+        items, bad = self.made(array.flatten(), (*path, ELEMENT))
+        offsets = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy())])
+        kind = pa.list_(array.type.value_field.with_type(items.type))
+        whole = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=array.is_null())
+        parents = pc.list_parent_indices(array).to_numpy()
+        return whole, [(parents[places], reason) for places, reason in bad]
+
+
+@dataclass(frozen=True)
+class TimedDecoder:
+    """Decodes fields of records into columns, some of which are made of numbers or local times."""
+
+    decoder: Decoder
+    times: Times
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self.times.columns(self.decoder.schema)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        decoded = self.decoder.decode(batch)
+        rows, reasons, columns = decoded.rows, dict[int, str](), []
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            made, bad = self.times.made(_one_chunk(column), (name,))
+            columns.append(made)
+            for places, reason in bad:
+                for place in places.tolist():
+                    reasons.setdefault(place, reason)
+        places = all_but(len(batch), [row.index for row in decoded.bad])
+        return decoded.refined(places, reasons, columns, self.times.columns(rows.schema))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], *, checked: bool = True) -> pa.Field:
+    if path in by_path:
+        if checked and field.type != INSTANT:
+            problem = f"column {'.'.join(path)!r} is made of times, and the table has {field.type} there."
+            raise InvalidArgument("schema", problem, "Declare the column as the table has it.")
+        return field.with_type(by_path[path])
+    if t.is_struct(field.type):
+        inner = [_replaced(one, (*path, one.name), by_path, checked=checked) for one in field.type]
+        return field.with_type(pa.struct(inner))
+    if t.is_list(field.type):
+        return field.with_type(pa.list_(_replaced(field.type.value_field, (*path, ELEMENT), by_path, checked=checked)))
+    return field
+
+
+def _of_number(array: pa.Array, unit: Epoch, finer: TimestampsFiner) -> tuple[pa.Array, _Bad]:
+    """Make instants of numbers since the epoch; the reasons of those that are none have the number in them."""
+    scale = Decimal(10**6) / unit.per_second
+    exact = array if t.is_decimal(array.type) else array.cast(EXACT)
+    micros = pc.multiply(exact, pa.scalar(scale))
+    whole = pc.floor(micros)
+    bounds = (pa.scalar(Decimal(one)).cast(whole.type) for one in (MIN_MICROS, MAX_MICROS))
+    low, high = bounds
+    outside = pc.or_(pc.less(whole, low), pc.greater(whole, high))
+    bad = _told(exact, outside, f"{unit.words}: {NOT_A_YEAR}")
+    if finer is TimestampsFiner.REJECT:
+        bad += _told(exact, pc.not_equal(whole, micros), f"{unit.words}: {FINER}")
+    kept = pc.if_else(outside, pa.scalar(None, whole.type), whole)
+    return kept.cast(pa.int64()).cast(INSTANT), bad
+
+
+def _of_zone(array: pa.Array, zone: str) -> tuple[pa.Array, _Bad]:
+    """Make instants of local times; the hour that a change of clocks takes or doubles is none, or two."""
+    try:
+        return _bounded(array, pc.assume_timezone(array, zone).cast(INSTANT), zone, [])
+    except pa.ArrowInvalid:
+        first, last = (
+            pc.assume_timezone(array, zone, ambiguous=which, nonexistent=which) for which in ("earliest", "latest")
+        )
+    odd = pc.not_equal(first, last)
+    missing = pc.and_(odd, pc.not_equal(pc.local_timestamp(first), array))
+    bad = _told(array, missing, f"no time of {zone}: the clocks were put forward")
+    bad += _told(array, pc.and_not(odd, missing), f"twice in {zone}: the clocks were put back")
+    return _bounded(array, first.cast(INSTANT), zone, bad)
+
+
+def _bounded(array: pa.Array, made: pa.Array, zone: str, bad: _Bad) -> tuple[pa.Array, _Bad]:
+    number = made.cast(pa.int64())
+    outside = pc.or_(pc.less(number, MIN_MICROS), pc.greater(number, MAX_MICROS))
+    bad = bad + _told(array, outside, f"of {zone}: {NOT_A_YEAR}")
+    return made, bad
+
+
+def _told(array: pa.Array, chosen: pa.Array, reason: str) -> _Bad:
+    """Return the chosen places, each with its value and the reason."""
+    if not pc.any(chosen).as_py():
+        return []
+    places = np.flatnonzero(pc.fill_null(chosen, fill_value=False).to_numpy(zero_copy_only=False))
+    return [(np.array([place]), f"{_text(array[place])} {reason}") for place in places.tolist()]
+
+
+def _text(value: pa.Scalar) -> str:
+    if t.is_decimal(value.type):
+        text = f"{value.as_py():f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return str(value.cast(pa.string()).as_py())

@@ -1,0 +1,115 @@
+"""Looks at streams that are far behind, on a real broker: one record of a partition is read, whatever is behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from airflow_lakestream.kafka.watch import First, KafkaWatch
+from airflow_lakestream.watching.asking import LookOutcome
+from airflow_lakestream.watching.causes import Cause
+from dev.services.kafka import Kafka
+from tests.support.broker import Topics
+from tests.support.lake import Lake, events
+from tests.support.sensing import look
+from tests.support.status import DAY, KEPT, LONG, Told, causes
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
+
+PARTITIONS, LANDED, BACKLOG = 4, 5, 175_000
+# As large as brokers take a batch by default.
+BATCH = 1_000_000
+MANY, OF_MANY, RECORD = 500, 200, 1_000
+
+
+def produce_batches(kafka: Kafka, topic: str, of_partition: Mapping[int, Iterable[str]], **settings: int) -> None:
+    """Write values that are years old into partitions, in batches that are as large as can be."""
+    large = {"batch.size": BATCH, "batch.num.messages": 1_000_000, "linger.ms": 2_000, **settings}
+    producer = Producer({**kafka.client_config(), **large, "queue.buffering.max.messages": 2_000_000, "log_level": 2})
+    for p, values in of_partition.items():
+        for n, value in enumerate(values):
+            producer.produce(topic, value, partition=p, timestamp=DAY + n)
+    assert producer.flush(120) == 0
+
+
+@dataclass
+class Traffic:
+    """What the clients of a watch have got from the broker, by librdkafka's own account."""
+
+    received: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, text: str) -> None:
+        told = json.loads(text)
+        self.received[told["name"]] = told["rxmsg_bytes"]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of records, of all clients together."""
+        return sum(self.received.values())
+
+    def watched(self, kafka: Kafka) -> dict[str, Any]:
+        """Return the settings of clients that tell it."""
+        return {**kafka.client_config(), "statistics.interval.ms": 500, "stats_cb": self}
+
+
+@pytest.fixture(scope="module")
+def far_behind(topic: Topics, kafka: Kafka) -> str:
+    """Give a topic whose partitions have so many records in large batches, behind the few that a test lands."""
+    name = topic(PARTITIONS, **KEPT)
+    produce_batches(kafka, name, {p: events(p, 0, LANDED + BACKLOG) for p in range(PARTITIONS)})
+    return name
+
+
+@pytest.fixture
+def landed(lake: Lake, far_behind: str) -> str:
+    """Give the topic, of whose partitions the test's table has the first few records."""
+    ranges = [[p, 0, LANDED] for p in range(PARTITIONS)]
+    lake.land(far_behind, mode="ranges", ranges=ranges)
+    return far_behind
+
+
+def test_status_answers_for_a_stream_that_is_far_behind(lake: Lake, landed: str, told: Told) -> None:
+    code, [stream] = told(LONG)
+    assert (code, stream["state"], causes(stream)) == (1, "behind", ["slow consumer"]), stream
+    assert (stream["lag"], stream["overdue"]) == (PARTITIONS * BACKLOG, PARTITIONS * BACKLOG)
+    one = {"end": LANDED + BACKLOG, "lag": BACKLOG, "overdue": BACKLOG}
+    assert stream["partitions"] == {str(p): one for p in range(PARTITIONS)}
+
+
+def test_the_sensors_of_lag_and_of_retention_answer_for_it(lake: Lake, landed: str) -> None:
+    lag = look(lake, "checkpoint_lag", table=lake.name, consumer_group="g", max_lag_seconds="1h")
+    assert (lag.outcome, lag.value and lag.value["lag"]) == (LookOutcome.WAITING, PARTITIONS * BACKLOG), lag
+    risk = look(lake, "retention_risk", table=lake.name, consumer_group="g", min_time_left="1h")
+    assert risk.outcome is LookOutcome.DONE, risk
+    assert risk.value is not None
+    assert risk.value["unread"] == PARTITIONS * BACKLOG
+    assert risk.reasons[0].cause is Cause.CAUGHT_UP
+
+
+def test_of_each_partition_no_more_comes_than_its_first_batches(kafka: Kafka, far_behind: str) -> None:
+    traffic = Traffic()
+    watch = KafkaWatch(traffic.watched(kafka), "the test's broker")
+    state = watch.topic(far_behind)
+    found = watch.firsts(state, dict.fromkeys(range(PARTITIONS), LANDED))
+    assert {p: first and (first.offset, first.timestamp_ms) for p, first in found.items()} == dict.fromkeys(
+        range(PARTITIONS), (LANDED, DAY + LANDED)
+    )
+    # Those that have answered send nothing more: else the others would wait behind all of their records.
+    assert traffic.bytes < 4 * PARTITIONS * BATCH
+
+
+def test_hundreds_of_partitions_answer_by_a_batch_each(topic: Topics, kafka: Kafka) -> None:
+    name = topic(MANY, **KEPT)
+    value, a_batch = "x" * RECORD, 50 * RECORD
+    produce_batches(kafka, name, dict.fromkeys(range(MANY), [value] * OF_MANY), **{"batch.size": a_batch})
+    traffic = Traffic()
+    watch = KafkaWatch(traffic.watched(kafka), "the test's broker")
+    state = watch.topic(name)
+    found = watch.firsts(state, dict.fromkeys(range(MANY), 1))
+    assert found == {p: First(1, DAY + 1, RECORD) for p in range(MANY)}
+    assert traffic.bytes < 3 * MANY * a_batch < MANY * OF_MANY * RECORD
