@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 
-from dev.demo_summary import print_more
+from dev.demo_summary import print_mirror, print_more
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
-from dev.sources.shop import CAPTURE, open_shop, trade
+from dev.sources.shop import CAPTURE, count, open_shop, trade
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
 from tests.support.broker import poll_until
 
@@ -32,7 +32,12 @@ def sent(kafka: Kafka, topic: str) -> int:
 
 
 def test_a_shop_that_trades_sends_its_tables_and_their_changes_and_its_customers_are_mirrored(
-    postgres: Postgres, connect: Connect, kafka: Kafka, airflow: AirflowHome, connections: Connections
+    postgres: Postgres,
+    connect: Connect,
+    kafka: Kafka,
+    airflow: AirflowHome,
+    connections: Connections,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     open_shop(postgres, connect)
     stop = threading.Event()
@@ -58,6 +63,13 @@ def test_a_shop_that_trades_sends_its_tables_and_their_changes_and_its_customers
 
     # The last changes may still be on their way.
     poll_until(lambda: mirrored() == customers, "the mirror of the customers", 120)
+    mirror, topic = connections.catalog.load_table("lake.customers"), "shop.public.customers"
+    capsys.readouterr()
+    print_mirror(Console(width=120), mirror, kafka, group="customers_mirror", topic=topic, rows=count(postgres))
+    told = capsys.readouterr().out
+    assert f"lake.customers mirrors {topic}: 1,000 rows, 1,000 in PostgreSQL" in told
+    assert "Merges" in told
+    assert str(mirror.current_snapshot().snapshot_id) in told
     connect.release(CAPTURE)
 
 

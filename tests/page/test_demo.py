@@ -99,7 +99,12 @@ def test_the_page_of_streams_names_each_and_leads_on(demo: Demo, ui: Ui) -> None
     first = page.get_by_role("row").filter(has=page.get_by_role("link", name="clickstream_to_lake", exact=True))
     expect(first.get_by_role("link", name="clickstream → lake.clickstream")).to_be_visible()
     expect(first.get_by_text("landing", exact=True)).to_be_visible()
+    expect(first.get_by_text("start here", exact=True)).to_be_visible()
     expect(page.get_by_text("{{")).to_have_count(0)
+    page.get_by_role("paragraph").get_by_role("link", name="supervise_lakestream").click()
+    expect(page.get_by_role("heading", name="supervise_lakestream")).to_be_visible()
+    page.go_back()
+    expect(first.get_by_text("landing", exact=True)).to_be_visible()
     ui.picture("demo-streams", height=900)
 
 

@@ -96,8 +96,8 @@ class NewestRuns:
         since = top - WINDOW if self._seen is None else self._seen - _AGAIN
         self._take(session, self._params, DagRun.id > since)
         self._seen = max(top, self._seen or 0)
-        # What did not run lately has few runs.
-        missing = sorted(set(dags) - self._ids.keys() - self._searched)
+        # What did not run lately, or only for another table, has few runs.
+        missing = sorted(dag for dag in dags if () not in self._ids.get(dag, {}) and dag not in self._searched)
         for chunk in chunks(missing):
             self._take(session, dict(chunk), DagRun.dag_id.in_([dag_id for dag_id, _ in chunk]))
             self._searched.update(chunk)
