@@ -17,9 +17,8 @@ ENVIRONMENT = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def lakestream(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from airflow_lakestream.cli.app import main; main(sys.argv[1:])"
     environment = {**os.environ, "AIRFLOW_HOME": str(home), **ENVIRONMENT, **more}
-    command = [sys.executable, "-c", program, *arguments]
+    command = [Path(sys.executable).with_name("lakestream"), *arguments]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, env=environment, cwd=home)
 
 
@@ -27,7 +26,6 @@ def test_letters_that_the_locale_lacks_end_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PIPELINE)
     done = lakestream(tmp_path, "pipeline", "render", "p.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    # Typer writes UTF-8 where the locale has ASCII alone.
     assert "'Bücher → Tabelle'" in done.stdout
     (tmp_path / "p.yaml").write_text(PIPELINE.replace("topic: orders", "topic: Bücher"))
     done = lakestream(tmp_path, "pipeline", "validate", "p.yaml")
