@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import io
+import locale
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -26,6 +29,7 @@ from airflow_lakestream.exceptions import LakestreamError
 FAILED = 2
 # What Typer makes of Ctrl-C, silently.
 _INTERRUPTED = 130
+_UTF8 = "PYTHONUTF8"
 
 app = typer.Typer(
     help="Query and change what tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, 1 damage, "
@@ -67,12 +71,21 @@ app.add_typer(rejects.app, name="rejects")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code; an error is one line on stderr."""
+    if arguments is None:
+        _begin_in_utf8()
     # Where the locale has too few letters, others are escaped: an answer is no reason to fail.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     # What goes wrong is said in that line.
     logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)
     sys.exit(run(arguments))
+
+
+def _begin_in_utf8() -> None:
+    """Begin anew where the locale has ASCII alone: Airflow and others read their own files by it, which are UTF-8."""
+    if codecs.lookup(locale.getencoding()).name == "ascii" and os.environ.get(_UTF8) != "1":
+        command = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, _UTF8: "1"})  # noqa: S606  # this very program
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
