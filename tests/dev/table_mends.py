@@ -137,6 +137,15 @@ MENDS = (
         "::test_a_table_for_which_no_file_can_be_made_is_refused_before_a_record_is_read",
     ),
     CrossingMutant(
+        "a Delta table of which no file is tried before its records",
+        "airflow_lakestream/delta/write/files.py",
+        "return shape, lambda: _write_nowhere(*shape, one_row(schema))",
+        "return shape, lambda: None",
+        "units",
+        "tests/unit/delta/test_odd_tables.py"
+        "::test_a_table_for_which_no_file_can_be_made_is_refused_whatever_the_records_are",
+    ),
+    CrossingMutant(
         "a void field that looks for its dropped column",
         "airflow_lakestream/iceberg/write/arrange.py",
         "    if isinstance(transform, VoidTransform):\n",

@@ -105,6 +105,14 @@ MENDS = (
         "tests/unit/cdc/test_placeholders.py::test_an_extract_rejects_what_leaves_a_value_out",
     ),
     CrossingMutant(
+        "a placeholder in the row before or after a change",
+        "airflow_lakestream/decode/connect/leaving_out.py",
+        "                column = self._image(field.name, column, wrong)\n",
+        "                pass\n",
+        "units",
+        "tests/unit/cdc/test_placeholders.py::test_a_whole_row_beside_the_columns_has_no_placeholder_either",
+    ),
+    CrossingMutant(
         "a mirror that knows the usual placeholder alone",
         "airflow_lakestream/decode/connect/leaving_out.py",
         "        if self.placeholder == USUAL:\n            return column\n",

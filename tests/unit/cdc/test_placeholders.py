@@ -124,6 +124,19 @@ def test_without_a_column_for_the_names_the_event_is_rejected(tmp_path: Path) ->
     assert "the table has no column _unavailable to note it" in lake.rejected()[1]["error"]
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("image", ["before", "after"])
+def test_a_whole_row_beside_the_columns_has_no_placeholder_either(tmp_path: Path, kind: str, image: str) -> None:
+    row = {"id": 1, "big": UNAVAILABLE}
+    event = json.dumps({"op": "u", "before": row, "after": row, "source": {"lsn": 5}, "ts_ms": 1}).encode()
+    lake = GivenLake(tmp_path, kind)
+    told = {"envelope": "debezium", "schema": f"id bigint, _{image} struct<id: bigint, big: string>"}
+    assert lake.land([event], **told, max_rejected=1.0).counts.rejected == 1
+    assert lake.rejected()[0]["error"].startswith(f"_{image}.big: Debezium left the value out")
+    assert lake.land([event, event], **told, unavailable_values="null").counts.written == 1
+    assert [found[f"_{image}"] for found in lake.rows()] == [{"id": 1, "big": None}]
+
+
 def test_the_arguments_go_with_the_envelope(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r'^unavailable_values: goes with envelope="debezium"'):
         GivenLake(tmp_path, "iceberg").job([b"{}"], unavailable_values="null")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_lakestream.delta.commit.damage import DamagedLog
 from airflow_lakestream.delta.commit.protocol import UnfitTable
+from airflow_lakestream.delta.write import files
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.stores.places import PlaceNotWritable
+from airflow_lakestream.tables import sink
+from airflow_lakestream.tables.row_buffer import TableNotWritable
 from tests.support.given_records import GivenLake
 from tests.support.odd_tables import EXTRACT, KINDS, Kind, assert_landed, assert_refused
 
@@ -206,3 +211,23 @@ def test_a_place_that_takes_no_files_is_refused_by_the_tables_name(tmp_path: Pat
 def test_a_table_that_can_be_landed_in_is(tmp_path: Path, case: str) -> None:
     change, rows = LANDED[case]
     assert_landed(changed(tmp_path, change), rows)
+
+
+@pytest.mark.parametrize("schema", ["v int, w int", None], ids=["there", "new"])
+def test_a_table_for_which_no_file_can_be_made_is_refused_whatever_the_records_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str | None
+) -> None:
+    lake = GivenLake(tmp_path, "delta")
+    if schema is not None:
+        lake.land(EXTRACT.first, schema=schema)
+    before = sorted(tmp_path.rglob("*"))
+
+    def no_file(rows: object) -> None:
+        raise pa.ArrowInvalid("there is no such file")
+
+    monkeypatch.setattr(files, "_parquet", no_file)
+    # Of this process's own tables, some may have the same columns.
+    monkeypatch.setattr(sink, "_PROVEN", deque[object]())
+    with pytest.raises(TableNotWritable, match=rf"^{lake.name}: no file can be made .*there is no such file"):
+        lake.land(EXTRACT.then)
+    assert sorted(tmp_path.rglob("*")) == before
