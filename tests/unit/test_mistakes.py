@@ -451,7 +451,7 @@ COMMANDS: list[tuple[int, list[str], str]] = [
     (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic: is missing. Give it, or a --pipeline or --d"),
     (
         66,
-        ["rejects", "show", "--table", "/lake/t"],
+        ["ledger", "history", "--table", "/lake/t"],
         "Invalid value for '--table': /lake/t is the path of a Delta table",
     ),
     (67, ["rejects", "replay", "--table", "lake.t", "--group", "g", "--limit", "0"], "--limit: 0 is not a number of r"),
