@@ -65,7 +65,7 @@ def open_kafka(conn_id: str) -> KafkaConnection:
     """Read a `kafka` connection. Raises InvalidArgument."""
     if (settings := kafka_settings(conn_id)) is not None:
         return KafkaConnection(settings, f"Kafka connection {conn_id!r}")
-    with _like_the_airflow_command(conn_id):
+    with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.kafka import KafkaHook
 
         hook = KafkaHook(conn_id)
@@ -74,7 +74,7 @@ def open_kafka(conn_id: str) -> KafkaConnection:
 
 def open_connect(conn_id: str) -> ConnectClient:
     """Open the workers of a Connect cluster. Raises InvalidArgument."""
-    with _like_the_airflow_command(conn_id):
+    with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
 
         return KafkaConnectHook(conn_id).open_client()
@@ -82,7 +82,7 @@ def open_connect(conn_id: str) -> ConnectClient:
 
 def connection_fields(conn_id: str) -> dict[str, Any] | None:
     """Return what a connection says, secrets included, its extra as a mapping; None if there is none."""
-    with _like_the_airflow_command():
+    with like_the_airflow_command():
         from airflow_lakestream.hooks.store import fields_of
 
         return fields_of(conn_id)
@@ -96,7 +96,7 @@ def open_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[s
 def _variable(name: str) -> object:
     if (found := os.environ.get(f"AIRFLOW_VAR_{name.upper()}")) is not None:
         return found
-    with _like_the_airflow_command(needs_database=True):
+    with like_the_airflow_command(needs_database=True):
         from airflow_lakestream.hooks.variables import variable_outside_airflow
 
         return variable_outside_airflow(name)
@@ -110,7 +110,7 @@ def open_catalog(conn_id: str) -> Catalog:
 
             return load_catalog(conn_id, **properties)
     # It says what is wrong, too.
-    with _like_the_airflow_command(conn_id):
+    with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
         return IcebergHook(conn_id).open_catalog()
@@ -118,7 +118,7 @@ def open_catalog(conn_id: str) -> Catalog:
 
 def open_storage(conn_id: str | None) -> DeltaStorage:
     """Open the store of a Delta table. Raises InvalidArgument."""
-    with _like_the_airflow_command(conn_id):
+    with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 
         return DeltaStorageHook(conn_id).open_storage()
@@ -143,7 +143,7 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
     streams = lake_of(table).part("books").at(lake, table)
     if streams is None:
         raise InvalidArgument("--table", f"there is no table {table}.", "Correct its name, or say --group, too.")
-    known = tuple(streams.groups())
+    known = tuple(group for group in streams.groups() if _has_ledger(streams, group))
     if len(known) == 1:
         return str(known[0])
     problem = f"{table} has ledgers of {', '.join(known)}." if known else f"{table} has no ledger."
@@ -152,9 +152,18 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
     )
 
 
+def _has_ledger(streams: Any, group: str) -> bool:
+    """Tell whether a group has landed anything; one whose ledger was renamed or reset has not."""
+    try:
+        return bool(streams.ledger(group).topics)
+    except streams.problems:
+        # One that can't be read is there all the same.
+        return True
+
+
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
     """Return the properties that open a checkpoint's store; None without a connection. Raises InvalidArgument."""
-    with _like_the_airflow_command(conn_id):
+    with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import store_properties
 
         return store_properties(conn_id)
@@ -168,7 +177,7 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
     Raises InvalidArgument.
     """
     registry = decoding.get("schema_registry")
-    with _like_the_airflow_command(kafka_conn, registry if isinstance(registry, str) else None):
+    with like_the_airflow_command(kafka_conn, registry if isinstance(registry, str) else None):
         from airflow_lakestream.hooks.kafka import KafkaHook
         from airflow_lakestream.hooks.registry import registry_of
 
@@ -185,7 +194,7 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def _like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
+def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
     """Look for connections where `airflow connections get` does: outside a task Airflow skips its database.
 
     :param needs_database: for what may be nowhere else.

@@ -1,4 +1,4 @@
-"""Options that a pipeline's file says already: with `--pipeline FILE` a command needs none of them again."""
+"""Options that a pipeline's file, or a task of a DAG, says already: a command needs none of them again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.config.literals import refuse_templates
 from airflow_lakestream.core.formats import Format
 from airflow_lakestream.core.policies import SqlInput
 from airflow_lakestream.exceptions import InvalidArgument
@@ -21,12 +22,20 @@ if TYPE_CHECKING:
     from airflow_lakestream.pipelines.compiled import Compiled, Landing
 
 Command = Callable[..., Any]
+Refuse = Callable[[Mapping[str, Any]], None]
 
 _PIPELINE = Annotated[
     Path | None,
     typer.Option("--pipeline", help="a pipeline's file: what it says need not be given", exists=True, dir_okay=False),
 ]
 _SINK = Annotated[str | None, typer.Option("--sink", help="with --pipeline: the sink, if it has several")]
+_DAG = Annotated[str | None, typer.Option("--dag", help="a DAG: what its task is told need not be given")]
+_TASK = Annotated[str | None, typer.Option("--task", help="with --dag: the task, if several land")]
+_FOLDER = Annotated[
+    Path | None,
+    typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True),
+]
+_SAYING = {"pipeline": _PIPELINE, "sink": _SINK, "dag": _DAG, "task": _TASK, "dag_folder": _FOLDER}
 # By option: the argument of a landing. The others have one name.
 _ARGUMENTS = {
     "group": "consumer_group",
@@ -37,19 +46,22 @@ _ARGUMENTS = {
 
 
 def takes_pipeline(command: Command) -> Command:
-    """Give a command `--pipeline` and `--sink`. What is given on the command line goes before what the file says."""
+    """Give a command `--pipeline`, `--dag` and what goes with them.
+
+    What is given on the command line goes before what the file, or the task, says.
+    """
     signature = inspect.signature(command, eval_str=True)
     own = {one.name: one for one in signature.parameters.values()}
     required = [name for name, one in own.items() if one.default is one.empty]
 
     @functools.wraps(command)
     def taking(**kwargs: Any) -> Any:
-        context, file, sink = (kwargs.pop(name) for name in ("context", "pipeline", "sink"))
-        if file is not None:
-            kwargs |= _from_file(*_landing(file, sink), own, context)
+        context, saying = kwargs.pop("context"), {name: kwargs.pop(name) for name in _SAYING}
+        if (said := _said(**saying)) is not None:
+            kwargs |= _options_of(*said, own, context)
         for name in required:
             if kwargs[name] is None:
-                raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline that says it.")
+                raise InvalidArgument(_shown(name), "is missing.", "Give it, or a --pipeline or --dag that says it.")
         return command(**kwargs)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -57,16 +69,38 @@ def takes_pipeline(command: Command) -> Command:
         one.replace(default=None, annotation=_optional(one.annotation)) if one.name in required else one
         for one in own.values()
     ]
-    options += [
-        inspect.Parameter("context", keyword, annotation=typer.Context),
-        inspect.Parameter("pipeline", keyword, default=None, annotation=_PIPELINE),
-        inspect.Parameter("sink", keyword, default=None, annotation=_SINK),
-    ]
+    options.append(inspect.Parameter("context", keyword, annotation=typer.Context))
+    options += [inspect.Parameter(name, keyword, default=None, annotation=one) for name, one in _SAYING.items()]
     options = [one.replace(kind=keyword) for one in options]
     # mypy knows of no function with a signature of its own.
     taking.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     taking.__annotations__ = {one.name: one.annotation for one in options}
     return taking
+
+
+def _said(
+    pipeline: Path | None, sink: str | None, dag: str | None, task: str | None, dag_folder: Path | None
+) -> tuple[Mapping[str, Any], Refuse] | None:
+    """Return the arguments of a pipeline's file or of a task, and what refuses templates; None without either.
+
+    Raises InvalidArgument.
+    """
+    alone = {"sink": (sink, pipeline), "task": (task, dag), "dag_folder": (dag_folder, dag)}
+    for name, (given, goes_with) in alone.items():
+        if given is not None and goes_with is None:
+            raise InvalidArgument(_shown(name), f"goes with {'--pipeline' if name == 'sink' else '--dag'}.")
+    if pipeline is not None and dag is not None:
+        raise InvalidArgument("--dag", "does not go with --pipeline.", "Give one of them.")
+    if pipeline is not None:
+        from airflow_lakestream.pipelines.check import refuse_rendered
+
+        compiled, landing = _landing(pipeline, sink)
+        return landing.arguments, lambda some: refuse_rendered(compiled, [replace(landing, arguments=some)])
+    if dag is None:
+        return None
+    from airflow_lakestream.cli.from_dag import arguments_of_task
+
+    return arguments_of_task(dag, task, dag_folder), refuse_templates
 
 
 def _landing(file: Path, sink: str | None) -> tuple[Compiled, Landing]:
@@ -79,34 +113,33 @@ def _landing(file: Path, sink: str | None) -> tuple[Compiled, Landing]:
     return compiled, found[0]
 
 
-def _from_file(
-    compiled: Compiled, landing: Landing, options: Mapping[str, inspect.Parameter], context: typer.Context
+def _options_of(
+    arguments: Mapping[str, Any], refuse: Refuse, options: Mapping[str, inspect.Parameter], context: typer.Context
 ) -> dict[str, Any]:
-    """Return the options that the file says and the command line does not. Raises PipelineError for a template."""
-    from airflow_lakestream.pipelines.check import refuse_rendered
-
-    found, taken = {}, {}
-    unread = _unread_by_audit(landing, repairs=bool(context.params["repair"])) if "repair" in options else ()
+    """Return the options that the arguments say and the command line does not. Raises what `refuse` does."""
+    found = {}
+    unread = _unread_by_audit(arguments, repairs=bool(context.params["repair"])) if "repair" in options else ()
     for name, one in options.items():
-        value = landing.arguments.get(argument := _ARGUMENTS.get(name, name))
+        value = arguments.get(argument := _ARGUMENTS.get(name, name))
         source = context.get_parameter_source(name)
         if value is None or name in unread or (source is not None and source.name == "COMMANDLINE"):
             continue
+        refuse({argument: value})
         check = next((info.callback for info in get_args(one.annotation)[1:] if getattr(info, "callback", None)), None)
-        taken[argument] = value
-        refuse_rendered(compiled, [replace(landing, arguments=taken)])
         found[name] = (check or _unchanged)(_as_option(value))
     return found
 
 
-def _unread_by_audit(landing: Landing, *, repairs: bool) -> tuple[str, ...]:
+def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
     """Return the options that an audit refuses: it decodes nothing, and a repair decodes into the table's columns."""
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
-    arguments = landing.arguments
-    return (
-        () if arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == Format.CSV else ("schema",)
-    )
+    from airflow_lakestream.tables.schema.columns import to_timed_schema
+
+    schema = arguments.get("schema")
+    says_times = schema is not None and bool(to_timed_schema(schema)[1])
+    reads_it = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == Format.CSV
+    return () if reads_it or says_times else ("schema",)
 
 
 def _unchanged(value: Any) -> Any:
@@ -115,6 +148,10 @@ def _unchanged(value: Any) -> Any:
 
 def _as_option(value: Any) -> Any:
     """Return a value as the command line would have it."""
+    if hasattr(value, "as_struct"):
+        from airflow_lakestream.tables.schema.types import schema_text
+
+        return schema_text(value)
     if isinstance(value, Mapping):
         return json.dumps(value)
     return [str(one) for one in value] if isinstance(value, list | tuple) else str(value)

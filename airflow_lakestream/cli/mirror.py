@@ -28,6 +28,8 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Work on a mirror of a database's table.", no_args_is_help=True)
 
+# Of those whose records may be Debezium's events.
+_FORMATS = "json, json_schema or avro"
 _OFFSET = re.compile(r"(\d+):(\d+)")
 
 
@@ -62,8 +64,13 @@ def resnapshot(
     key: Annotated[
         str | None, typer.Option("--key", help="columns of the key; default: the records', else the mirror's")
     ] = None,
-    value_format: Annotated[str | None, typer.Option("--format", help="as the app's; default json")] = None,
-    schema: Annotated[str | None, typer.Option("--schema", help="as the app's")] = None,
+    value_format: Annotated[
+        str | None, typer.Option("--format", help=f"of the events: {_FORMATS}; default json")
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option("--schema", help="columns as DDL whose types the app was told: 'amount decimal(12, 2)'"),
+    ] = None,
     schema_registry: Annotated[
         str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
     ] = None,

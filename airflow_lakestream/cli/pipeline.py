@@ -14,7 +14,6 @@ import typer
 from airflow_lakestream.cli.connections import (
     Json,
     aside,
-    open_catalog,
     open_kafka,
     open_lake,
     open_registry,
@@ -89,14 +88,14 @@ def _planned(compiled: Compiled, landing: Landing) -> tuple[dict[str, Any], str]
     from airflow_lakestream.pipelines.check import configured
     from airflow_lakestream.run.job import build_job
 
-    if landing.mode == "replace" or TableFormat(landing.table_format) is TableFormat.DELTA:
-        problem = f"plan shows what is appended to an Iceberg table; {landing.sink}: {landing.mode}, "
-        raise InvalidArgument("file", f"{problem}{landing.table_format}.", "Say another sink with --sink.")
+    if landing.mode == "replace":
+        problem = f"plan shows what is appended; {landing.sink}: {landing.mode}."
+        raise InvalidArgument("file", problem, "Say another sink with --sink.")
     config = configured(compiled, landing, **_registry(landing))
     kafka = open_kafka(_connection(landing, "kafka"))
-    catalog = open_catalog(_connection(landing, "iceberg"))
-    job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
-    found, columns = dry_run(job, catalog), _columns(config, catalog)
+    lake = open_lake(config.table, _connection(landing, "iceberg"), landing.arguments.get("storage_conn_id"))
+    job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
+    found, columns = dry_run(job, lake), _columns(config, lake)
     told = {"pipeline": compiled.name, "engine": compiled.engine, "sink": landing.sink, "columns": columns}
     return {**told, **found.to_dict()}, found.render()
 
@@ -203,16 +202,24 @@ def _run_id() -> str:
     return f"lakestream pipeline run {uuid.uuid4()}"
 
 
-def _columns(config: Any, catalog: Any) -> list[str]:
+def _columns(config: Any, lake: Any) -> list[str]:
     """Return what becomes of the table: made, and with which columns, or there."""
     from airflow_lakestream.tables.schema.types import schema_text
 
     made = config.design.schema
     text = "the first records say the columns" if made is None else schema_text(made)
-    if catalog.table_exists(config.table):
-        there = {field.name for field in catalog.load_table(config.table).schema().fields}
+    there = _columns_there(config.table, lake)
+    if there is not None:
         lacking = [] if made is None else [field.name for field in made.fields if field.name not in there]
         what = f"schema_evolution is {config.schema_evolution}"
         new = f"; it lacks {', '.join(lacking)}, and {what}" if lacking else ""
         return [f"{config.table} is there{new}"]
     return [f"{config.table} is made: {text}"]
+
+
+def _columns_there(table: str, lake: Any) -> set[str] | None:
+    """Return the columns of a table; None if it is not there."""
+    if TableFormat.of(table) is TableFormat.DELTA:
+        head = lake.open(table)
+        return None if head is None else set(head.schema.names)
+    return set(lake.load_table(table).schema().column_names) if lake.table_exists(table) else None

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.cli.connections import (
+    AnyTable,
     GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
-    Table,
+    StorageConn,
     aside,
     group_of,
-    open_catalog,
     open_kafka,
+    open_lake,
 )
 from airflow_lakestream.cli.decoding import one_of
 from airflow_lakestream.cli.from_pipeline import takes_pipeline
-from airflow_lakestream.core.policies import OnDataLoss, StartOffset
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset, TableFormat
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import Job
@@ -81,7 +82,7 @@ class DryRun:
 
 @takes_pipeline
 def plan(
-    table: Table,
+    table: AnyTable,
     topic: Annotated[str, typer.Option("--topic", help="topic to land")],
     group: GroupIfSeveral = None,
     start_offset: Annotated[
@@ -101,6 +102,7 @@ def plan(
     ] = "fail",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
     """Print what the next run with mode="resume" would land; nothing is written, in Kafka or in the table."""
@@ -111,6 +113,7 @@ def plan(
         config = ExtractConfig(
             topic=topic,
             table=table,
+            table_format=TableFormat.of(table),
             consumer_group=group or "the only one",
             start_offset=start_offset,
             start_timestamp=start_timestamp,
@@ -119,20 +122,24 @@ def plan(
             on_data_loss=on_data_loss,
         )
         kafka = open_kafka(kafka_conn)
-        catalog = open_catalog(iceberg_conn)
-        config = replace(config, consumer_group=group_of(catalog, table, group))
-        job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where, dry=True)
-        found = dry_run(job, catalog)
+        lake = open_lake(table, iceberg_conn, storage_conn)
+        config = replace(config, consumer_group=group_of(lake, table, group))
+        job = build_job(config, kafka.configuration, lake, run_id="dry run", where=kafka.where, dry=True)
+        found = dry_run(job, lake)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
 
 
-def dry_run(job: Job, catalog: Any) -> DryRun:
-    """Plan like a resuming run, and read a sample. Raises what the run would raise before its first record."""
+def dry_run(job: Job, lake: Any) -> DryRun:
+    """Plan like a resuming run, and read a sample. Raises what the run would raise before its first record.
+
+    :param lake: what the table is in: a catalog, or a Delta table's store.
+    """
     from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
     from airflow_lakestream.core.landing.refusing import refuse_doubling
     from airflow_lakestream.core.ranges import RangeSet
 
-    table = _look(catalog, job.table, job.consumer_group)
+    look = _look_at_delta if TableFormat.of(job.table) is TableFormat.DELTA else _look
+    table = look(lake, job.table, job.consumer_group)
     ledger, others = table.ledger, table.others
     state = job.source.look()
     check_identity(ledger, state.identity, job.table)
@@ -168,6 +175,23 @@ def _look(catalog: Any, table: str, group: str) -> TableState:
         return TableState(Ledger(group), exists=False)
     others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
     return TableState(ledger_store.read_ledger(loaded, group), others, look_for_rows=partial(look_for_rows, loaded))
+
+
+def _look_at_delta(storage: Any, table: str, group: str) -> TableState:
+    from functools import partial
+
+    from airflow_lakestream.core.ledger import Ledger
+    from airflow_lakestream.core.ports import TableState
+    from airflow_lakestream.delta import ledger_store
+    from airflow_lakestream.delta.commit.protocol import check_writable
+    from airflow_lakestream.delta.unaccounted import look_for_rows
+
+    if (head := storage.open(table)) is None:
+        return TableState(Ledger(group), exists=False)
+    check_writable(head)
+    ledger_store.check_not_taken_away(head, group, storage.store(table))
+    others = ledger_store.other_ledgers(head, group)
+    return TableState(ledger_store.read_ledger(head, group), others, look_for_rows=partial(look_for_rows, head))
 
 
 def _sample(job: Job, plan: Plan) -> tuple[int, int]:

@@ -9,14 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from airflow_lakestream.cli.connections import (
+    AnyTable,
     GroupIfSeveral,
     IcebergConn,
     Json,
     KafkaConn,
-    Table,
+    StorageConn,
     aside,
     group_of,
-    open_catalog,
+    open_lake,
     open_registry,
 )
 from airflow_lakestream.cli.decoding import one_of, takes_decoding
@@ -35,31 +36,26 @@ Reason = Annotated[str | None, typer.Option("--reason", help="only those whose r
 
 @app.command()
 def show(
-    table: Table,
+    table: AnyTable,
     group: Annotated[str | None, typer.Option("--group", help="consumer group; default: all")] = None,
     stage: Stage = None,
     reason: Reason = None,
     limit: Annotated[int, typer.Option("--limit", help="most examples of each reason", min=0)] = 3,
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
     """Print how many rejected records count, by stage and reason, with examples."""
     with aside():
-        from airflow_lakestream.audit.books import check_group_seen, groups_seen
-        from airflow_lakestream.audit.run import load_both
-        from airflow_lakestream.iceberg.reject_table import counting_rows
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
+        from airflow_lakestream.run.rejected import open_rejected
         from airflow_lakestream.run.replay import Selection
 
         chosen = Selection(stage, reason)
-        main, rejects = load_both(open_catalog(iceberg_conn), table)
-        if group is not None:
-            check_group_seen(main, group)
-        groups = groups_seen(main) if group is None else (group,)
-        found = []
-        if rejects is not None:
-            parts = (part for one in groups for part in counting_rows(rejects, main, one, columns=COLUMNS))
-            found = by_reason(map(chosen.among, parts), limit)
+        books = open_rejected(open_lake(table, iceberg_conn, storage_conn), table, group)
+        groups = books.groups if group is None else (group,)
+        parts = (part for one in groups for part in books.counting(one, columns=COLUMNS))
+        found = by_reason(map(chosen.among, parts), limit)
     if as_json:
         reasons = [
             {
@@ -85,7 +81,7 @@ def show(
 @takes_pipeline
 @takes_decoding()
 def replay(
-    table: Table,
+    table: AnyTable,
     group: GroupIfSeveral = None,
     stage: Stage = None,
     reason: Reason = None,
@@ -99,6 +95,7 @@ def replay(
     ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
     as_json: Json = False,
     *,
     decoding: Mapping[str, Any],
@@ -117,10 +114,10 @@ def replay(
         more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
         told = {**decoding, **{name: value for name, value in more.items() if value is not None}}
         told |= open_registry(decoding, kafka_conn)
-        catalog = open_catalog(iceberg_conn)
-        group = group_of(catalog, table, group)
+        lake = open_lake(table, iceberg_conn, storage_conn)
+        group = group_of(lake, table, group)
         work = Replay(table=table, consumer_group=group, chosen=Selection(stage, reason, limit), decoding=told)
-        done = work.run(catalog)
+        done = work.run(lake)
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
         return

@@ -24,7 +24,14 @@ from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.files import Add, beside, delete_files, read_file
 from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, design_of, rejects_of
+from airflow_lakestream.tables.rejects.settlement import (
+    Pending,
+    Settlement,
+    beside_place,
+    design_of,
+    pending_of,
+    rejects_of,
+)
 from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 
@@ -44,6 +51,28 @@ class DeltaBooks:
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger."""
         return ledger_store.read_ledger(self._head, consumer_group)
+
+
+def counting_rows(
+    storage: Tables,
+    rejects: Head,
+    main: Head,
+    consumer_group: str,
+    *,
+    topic: str | None = None,
+    ranges: RangeSet | None = None,
+    columns: Sequence[str] = (),
+) -> Iterator[pa.Table]:
+    """Yield the rows that count, as `iceberg.reject_table.counting_rows` does."""
+    settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main, storage.store(main.table)))
+    store = storage.store(rejects.table)
+    for identity, entry in ledger_store.read_ledger(main, consumer_group).topics.items():
+        if topic in (None, identity.topic):
+            wanted = entry.landed if ranges is None else entry.landed & ranges
+            for add in live_files(rejects):
+                if may_hold(add, wanted):
+                    rows = read_file(store, add, rejects.schema, beside_place(columns))
+                    yield rows.filter(settlement.counts(rows, consumer_group, identity, wanted))
 
 
 class RejectTable(DeltaSink, RejectBook):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
@@ -16,7 +15,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.ports import TakingSink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
@@ -25,11 +24,17 @@ from airflow_lakestream.iceberg.commit.guard import HeadGuard
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
-from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects import settlement as decided
 from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.settlement import PLACE, REJECTED_AT, Pending, design_of, pending_of, rejects_of
+from airflow_lakestream.tables.rejects.settlement import (
+    REJECTED_AT,
+    Pending,
+    beside_place,
+    design_of,
+    pending_of,
+    rejects_of,
+)
 from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 log = logging.getLogger(__name__)
@@ -103,8 +108,8 @@ def counting_rows(
     for identity, entry in ledger.topics.items():
         if topic in (None, identity.topic):
             wanted = entry.landed if ranges is None else entry.landed & ranges
-            for rows in rows_in(rejects, wanted, _named(columns)):
-                yield rows.filter(_counts(settlement, rows, consumer_group, identity, wanted))
+            for rows in rows_in(rejects, wanted, beside_place(columns)):
+                yield rows.filter(settlement.counts(rows, consumer_group, identity, wanted))
 
 
 def newest_counting_rows(
@@ -122,26 +127,15 @@ def newest_counting_rows(
         if task.file.file_size_in_bytes > left:
             continue
         left -= task.file.file_size_in_bytes
-        for rows in read_rows(rejects.metadata, rejects.io, task, columns=_named(columns)):
+        for rows in read_rows(rejects.metadata, rejects.io, task, columns=beside_place(columns)):
             for identity, entry in topics.items():
-                yield rows.filter(_counts(settlement, rows, consumer_group, identity, entry.landed))
+                yield rows.filter(settlement.counts(rows, consumer_group, identity, entry.landed))
 
 
 def newest_of(file: DataFile, column: int) -> int:
     """Return the greatest value of a column of times by a file's bounds; without them it counts as old."""
     bound = (file.upper_bounds or {}).get(column)
     return 0 if bound is None else int.from_bytes(bound, "little", signed=True)
-
-
-def _named(columns: Sequence[str]) -> Sequence[str]:
-    return tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
-
-
-def _counts(
-    settlement: Settlement, rows: pa.Table, consumer_group: str, identity: TopicIdentity, landed: RangeSet
-) -> pa.ChunkedArray:
-    own = pc.and_(settlement.is_of(rows, consumer_group, identity), is_hit(rows, landed))
-    return pc.and_not(own, pc.or_(settlement.stale(rows), settlement.undecided(rows)))
 
 
 class RejectTable(IcebergSink, RejectBook):

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LakestreamReplayOperator(RendersSql, BaseOperator):
-    """Land the rejected records of an Iceberg table again, from its reject table; Kafka is not asked.
+    """Land the rejected records of a table again, from its reject table; Kafka is not asked.
 
     Records that fit now become rows, and leave the reject table; those that are still bad stay, with the new reason.
     Each is a row or rejected at any time. Returns `replayed`, `rows`, `still_rejected`, `skipped`, `filtered` and
@@ -32,7 +32,7 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
 
     .. seealso:: docs/operators/replay.md
 
-    :param table: `namespace.table` (templated)
+    :param table: `namespace.table`, or the path or URI of a Delta table (templated)
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param stage: only records that were found bad there: `"record"`, `"decode"`, `"sql"`, `"route"` or
         `"write"` (templated)
@@ -46,6 +46,7 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
     :param tombstones: what a record without a value is, as the extract operator's (templated)
     :param kafka_conn_id: connection of type `kafka`, for its schema registry only (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param storage_conn_id: connection with the store of a Delta table; None: none is needed (templated)
     """
 
     template_fields_renderers = {"sql": "sql", "schema": "sql"}
@@ -64,6 +65,7 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
         tombstones: str = Tombstones.KEEP.value,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -77,6 +79,7 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
         self.tombstones = tombstones
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
+        self.storage_conn_id = storage_conn_id
         self._stop = threading.Event()
 
     template_fields: Sequence[str] = templated(__init__)
@@ -85,9 +88,10 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
         """Replay; see the class."""
         with late_imports():
             from airflow_lakestream.core.landing.report import counts_to_dict
-            from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.lakes.formats import lake_of
             from airflow_lakestream.run.replay import Replay, Selection
             from airflow_lakestream.run.summary import figures
 
@@ -113,7 +117,7 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
                 },
                 stop=self._stop,
             )
-            done = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
+            done = work.run(open_tables(lake_of(self.table), self.iceberg_conn_id, self.storage_conn_id))
         counts = done.counts
         log.info("%s: %s records replayed: %s.", self.table, f"{counts.read:,}", figures(counts_to_dict(counts)))
         return {"table": self.table, "consumer_group": self.consumer_group, **done.to_dict()}

@@ -43,6 +43,12 @@ class RendersSql(KeepsTexts):
         """Return the statement as it stands in the operator's arguments; None without one."""
         return getattr(self, "sql", None)
 
+    def written_statement(self) -> Any:
+        """Return the statement before it is rendered: as it stands in the arguments, or in its file."""
+        sql = self.statement()
+        # The environment is the operator's, which this class stands beside.
+        return _read(sql, self.get_template_env()) if isinstance(sql, str) and sql.endswith(_FILE) else sql  # type: ignore[attr-defined]
+
     # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped one, and never calls its
     # `render_template_fields`: this is the one method that every way leads through.
     def render_template(

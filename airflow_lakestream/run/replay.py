@@ -16,31 +16,23 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
 
-from airflow_lakestream.audit.books import check_group_seen
-from airflow_lakestream.audit.run import load, load_both
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
-from airflow_lakestream.core.policies import OnError, is_given
+from airflow_lakestream.core.policies import OnError, TableFormat, is_given
 from airflow_lakestream.core.ports import Boundary, Chunk, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import STAGES, timestamps_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient, UnknownValue
-from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.fan_out.books import note_on
-from airflow_lakestream.iceberg.reject_table import counting_rows
-from airflow_lakestream.run.job import build_job
+from airflow_lakestream.run.job import Lake, build_job
+from airflow_lakestream.run.rejected import open_rejected
 from airflow_lakestream.tables.coordinates import OFFSET, PARTITION
-from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.transformed import refuse_without_spark
 
 log = logging.getLogger(__name__)
@@ -131,8 +123,10 @@ class Replay:
     def __post_init__(self) -> None:
         self._config("any", RangeSet.of("any", 0, 0, 1), ())
 
-    def run(self, catalog: Catalog) -> Replayed:
+    def run(self, lake: Lake) -> Replayed:
         """Land them again; those that are still bad stay rejected, with the new reason.
+
+        :param lake: what the table is in: a catalog, or a Delta table's store.
 
         Raises TableMissing, CannotReplay, NotReplayed, and what a replace raises; what one raises has changed nothing.
         """
@@ -141,8 +135,8 @@ class Replay:
         last: BaseException | None = None
         for _ in range(TRIES):
             try:
-                for identity, ranges in self._batches(catalog, tried):
-                    done = self._land(catalog, identity, ranges, done)
+                for identity, ranges in self._batches(lake, tried):
+                    done = self._land(lake, identity, ranges, done)
                     tried[identity] = tried.get(identity, RangeSet()) | ranges
                 return done
             except (ReplacedMeanwhile, TakenMeanwhile) as e:
@@ -151,19 +145,16 @@ class Replay:
         assert last is not None
         raise NotReplayed(self.table, last)
 
-    def _batches(
-        self, catalog: Catalog, tried: Mapping[TopicIdentity, RangeSet]
-    ) -> Iterator[tuple[TopicIdentity, RangeSet]]:
+    def _batches(self, lake: Lake, tried: Mapping[TopicIdentity, RangeSet]) -> Iterator[tuple[TopicIdentity, RangeSet]]:
         """Yield the offsets of the chosen records, as many at once as are to be landed at once."""
-        main, rejects = load_both(catalog, self.table)
-        if note := note_on(main.metadata.properties):
+        books = open_rejected(lake, self.table, self.consumer_group)
+        if note := books.note:
             raise CannotReplay(
                 f"{self.table}: {note} A record of a fan-out is landed in several tables by one ledger, and can't be "
                 "replaced. Nothing was changed."
             )
-        check_group_seen(main, self.consumer_group)
-        refuse_without_spark(self.table, main.properties, self.consumer_group, "a replay")
-        read = landed_through(main.properties, self.consumer_group)
+        refuse_without_spark(self.table, books.properties, self.consumer_group, "a replay")
+        read = landed_through(books.properties, self.consumer_group)
         if read is not None and not is_given(self.decoding.get("sql")):
             raise InvalidArgument(
                 "sql",
@@ -171,19 +162,15 @@ class Replay:
                 "so only a statement makes rows of its rejected records.",
                 f"Give it, with sql_input={read!r}.",
             )
-        if rejects is None:
-            return
         left = self.chosen.limit
         if left is not None:
             left -= sum(ranges.width for ranges in tried.values())
-        for identity, entry in ledger_store.read_ledger(main, self.consumer_group).topics.items():
+        for identity, entry in books.ledger(self.consumer_group).topics.items():
             ranges = entry.landed - tried.get(identity, RangeSet())
             found: list[OffsetRange] = []
             size = 0
             columns = ("stage", "error", "value")
-            for part in counting_rows(
-                rejects, main, self.consumer_group, topic=identity.topic, ranges=ranges, columns=columns
-            ):
+            for part in books.counting(self.consumer_group, topic=identity.topic, ranges=ranges, columns=columns):
                 rows = self.chosen.among(part.filter(pc.equal(part["topic_id"], identity.topic_id)))
                 rows = rows if left is None else rows.slice(0, left)
                 left = None if left is None else left - len(rows)
@@ -198,12 +185,12 @@ class Replay:
             if found:
                 yield identity, RangeSet(found)
 
-    def _land(self, catalog: Catalog, identity: TopicIdentity, ranges: RangeSet, done: Replayed) -> Replayed:
-        columns = load(catalog, self.table).schema().column_names
+    def _land(self, lake: Lake, identity: TopicIdentity, ranges: RangeSet, done: Replayed) -> Replayed:
+        columns = open_rejected(lake, self.table).columns
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         config = self._config(identity.topic, ranges, names)
-        job = build_job(config, {}, catalog, run_id=f"replay {uuid.uuid4().hex}", stop=self.stop)
-        records = RejectedRecords(catalog, self.table, self.consumer_group, identity)
+        job = build_job(config, {}, lake, run_id=f"replay {uuid.uuid4().hex}", stop=self.stop)
+        records = RejectedRecords(lake, self.table, self.consumer_group, identity)
         # Nobody but this process has the reader; a handful of records is not worth children.
         report = land(replace(job, source=records, reader=records, children=None))
         return Replayed(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
@@ -212,6 +199,7 @@ class Replay:
         return ExtractConfig(
             topic=topic,
             table=self.table,
+            table_format=TableFormat.of(self.table),
             consumer_group=self.consumer_group,
             **self.decoding,
             metadata_columns=names,
@@ -228,7 +216,7 @@ class Replay:
 class RejectedRecords:
     """`core.ports.Source` and `core.ports.Reader` on a reject table: of a topic there is what the ledger says."""
 
-    catalog: Catalog
+    lake: Lake
     table: str
     group: str
     topic: TopicIdentity
@@ -267,8 +255,7 @@ class RejectedRecords:
             yield Chunk(r, batch, batch.values.nbytes)
 
     def _batches(self, ranges: RangeSet) -> dict[PartitionKey, RawBatch]:
-        main, rejects = self._main(), self._rejects()
-        found = [] if rejects is None else list(counting_rows(rejects, main, self.group, ranges=ranges))
+        found = list(open_rejected(self.lake, self.table).counting(self.group, ranges=ranges))
         if not found:
             raise TakenMeanwhile(self.table, ranges)
         rows = pa.concat_tables(found)
@@ -284,16 +271,7 @@ class RejectedRecords:
         return batches
 
     def _entry(self) -> TopicEntry:
-        return ledger_store.read_ledger(self._main(), self.group).entry(self.topic)
-
-    def _main(self) -> Table:
-        return load(self.catalog, self.table)
-
-    def _rejects(self) -> Table | None:
-        try:
-            return self.catalog.load_table(rejects_of(self.table))
-        except NoSuchTableError:
-            return None
+        return open_rejected(self.lake, self.table).ledger(self.group).entry(self.topic)
 
 
 def _batch(topic: str, partition: int, rows: pa.Table) -> RawBatch:

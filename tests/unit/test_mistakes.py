@@ -448,10 +448,10 @@ COMMANDS: list[tuple[int, list[str], str]] = [
     (62, ["status"], "--table: is missing. Give --table, --namespace or --checkpoint, also several."),
     (63, ["status", "--table", "lake.t", "--every", "soon", "--watch"], "--every: 'soon' is not a number of seconds."),
     (64, ["status", "--tables", "lake.t"], "No such option: --tables"),
-    (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic: is missing. Give it, or a --pipeline that says it."),
+    (65, ["plan", "--table", "lake.t", "--group", "g"], "--topic: is missing. Give it, or a --pipeline or --d"),
     (
         66,
-        ["rejects", "show", "--table", "/lake/t"],
+        ["ledger", "history", "--table", "/lake/t"],
         "Invalid value for '--table': /lake/t is the path of a Delta table",
     ),
     (67, ["rejects", "replay", "--table", "lake.t", "--group", "g", "--limit", "0"], "--limit: 0 is not a number of r"),

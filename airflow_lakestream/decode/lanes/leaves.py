@@ -56,7 +56,8 @@ def integers(kind: pa.DataType, path: str) -> Fit:
         return _integers_as_floats(kind, path)
     if t.is_decimal128(kind):
         return _integers_as_decimals(kind, out_of_range)
-    raise Unfit(f"{path}: an integer can't become {kind}")
+    hint = ': in schema, "timestamp from epoch_ms" (or _s, _us, _ns) makes times of integers'
+    raise Unfit(f"{path}: an integer can't become {kind}{hint if t.is_timestamp(kind) else ''}")
 
 
 def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:

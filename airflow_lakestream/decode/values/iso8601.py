@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,7 @@ _DATE_TIME = re.compile(f"{_DAY}(?:[T ]{_CLOCK}{_ZONE}?)?", re.ASCII)
 _FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
 
 
+_WITH_EXPONENT = re.compile(r"\d(?:\.\d+)?[eE]\+?\d\d?", re.ASCII)
 # From September 2001 to the end of 2099, as the digits of seconds since the epoch.
 _EPOCH_S = range(10**9, 4_102_444_800)
 _UNITS = {10: Epoch.SECONDS, 13: Epoch.MILLISECONDS, 16: Epoch.MICROSECONDS, 19: Epoch.NANOSECONDS}
@@ -36,7 +38,8 @@ _UNITS = {10: Epoch.SECONDS, 13: Epoch.MILLISECONDS, 16: Epoch.MICROSECONDS, 19:
 
 def epoch_unit(text: str) -> Epoch | None:
     """Return the unit in which a number, by its integer part, is likely to be a time since the epoch; None if none."""
-    whole = text.partition(".")[0]
+    # Java writes the exponent of a large double.
+    whole = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]
     unit = _UNITS.get(len(whole))
     if unit is None or not (whole.isascii() and whole.isdecimal()):
         return None

@@ -49,6 +49,11 @@ def design_of(records: pa.Schema) -> TableDesign:
     return TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
 
 
+def beside_place(columns: Sequence[str]) -> Sequence[str]:
+    """Return these columns of a reject table, with those that tell a record's place; none for all."""
+    return tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
+
+
 def rejects_of(table: str) -> str:
     """Return the name of a table's reject table."""
     return table + REJECTED
@@ -265,6 +270,11 @@ class Settlement:
         names = pa.array(names_of(self.properties, consumer_group), pa.string())
         ours = pc.and_(pc.is_in(rows["consumer_group"], names), pc.equal(rows["topic_id"], identity.topic_id))
         return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
+
+    def counts(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity, landed: RangeSet) -> pa.ChunkedArray:
+        """Tell which rows count: of a group, at offsets that its ledger has landed."""
+        own = pc.and_(self.is_of(rows, consumer_group, identity), is_hit(rows, landed))
+        return pc.and_not(own, pc.or_(self.stale(rows), self.undecided(rows)))
 
     def undecided(self, rows: pa.Table) -> pa.ChunkedArray:
         """Tell which rows are of landings that may yet land, or come again."""

@@ -148,7 +148,13 @@ def test_a_table_that_has_the_column_takes_it_and_one_of_another_type_refuses_it
 @pytest.mark.parametrize("column", ["at timestamp", "at timestamp_ntz"])
 @pytest.mark.parametrize(
     ("value", "unit"),
-    [(str(MS), "milliseconds"), (str(MS // 1000), "seconds"), (f'"{MS}"', "milliseconds"), ("17", None)],
+    [
+        (str(MS), "milliseconds"),
+        (str(MS // 1000), "seconds"),
+        (f'"{MS}"', "milliseconds"),
+        ("1.763596800123E12", "milliseconds"),
+        ("17", None),
+    ],
 )
 def test_the_reason_of_a_bad_time_says_what_the_number_is(
     table_format: str, column: str, value: str, unit: str | None, tmp_path: Path

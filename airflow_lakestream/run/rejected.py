@@ -1,0 +1,160 @@
+"""What a table and its reject table say of rejected records that count, whichever their format is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from airflow_lakestream.audit.books import NoLedger
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+class Rejected(Protocol):
+    """A table and its reject table at heads that belong together."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's own."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the table's columns."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The groups that have landed in the table."""
+
+    @property
+    def note(self) -> str | None:
+        """What part the table has in a fan-out, as a sentence; None without one."""
+
+    def ledger(self, group: str) -> Ledger:
+        """Return a group's ledger."""
+
+    def counting(
+        self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
+    ) -> Iterator[pa.Table]:
+        """Yield the rejected records of a group that count, file by file; none without a reject table.
+
+        :param topic: only of this topic.
+        :param ranges: only at these offsets.
+        :param columns: those to read, besides what tells a record's place; default: all.
+        """
+
+
+def open_rejected(lake: Any, table: str, group: str | None = None) -> Rejected:
+    """Look at a table and its reject table. Raises what the table's format raises where there is none.
+
+    :param lake: what the table is in: a catalog, or a Delta table's store.
+    :param group: one that has to have landed in the table; else NoLedger is raised, which names those that have.
+    """
+    opened = _of_delta(lake, table) if TableFormat.of(table) is TableFormat.DELTA else _of_iceberg(lake, table)
+    if group is not None and group not in opened.groups:
+        raise NoLedger(table, group, tuple(opened.groups))
+    return opened
+
+
+def _of_iceberg(catalog: Any, table: str) -> _IcebergRejected:
+    from airflow_lakestream.audit.run import load_both
+
+    return _IcebergRejected(*load_both(catalog, table))
+
+
+def _of_delta(storage: Any, table: str) -> _DeltaRejected:
+    from airflow_lakestream.audit.run import together
+    from airflow_lakestream.tables.rejects.settlement import rejects_of
+
+    def load() -> Any:
+        if (head := storage.open(table)) is None:
+            raise InvalidArgument("table", f"there is no Delta table at {table}.")
+        return head
+
+    load_rejects = partial(storage.open, rejects_of(table))
+    return _DeltaRejected(storage, *together(load, load_rejects, lambda head: head.version))
+
+
+@dataclass(frozen=True)
+class _IcebergRejected:
+    main: Any
+    rejects: Any
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.main.metadata.properties
+        return found
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return [field.name for field in self.main.schema().fields]
+
+    @property
+    def groups(self) -> Sequence[str]:
+        from airflow_lakestream.audit.books import groups_seen
+
+        return groups_seen(self.main)
+
+    @property
+    def note(self) -> str | None:
+        from airflow_lakestream.iceberg.fan_out.books import note_on
+
+        return note_on(self.main.metadata.properties)
+
+    def ledger(self, group: str) -> Ledger:
+        from airflow_lakestream.iceberg.ledger_store import read_ledger
+
+        return read_ledger(self.main, group)
+
+    def counting(
+        self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
+    ) -> Iterator[pa.Table]:
+        from airflow_lakestream.iceberg.reject_table import counting_rows
+
+        if self.rejects is not None:
+            yield from counting_rows(self.rejects, self.main, group, topic=topic, ranges=ranges, columns=columns)
+
+
+@dataclass(frozen=True)
+class _DeltaRejected:
+    storage: Any
+    main: Any
+    rejects: Any
+
+    note = None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.main.properties
+        return found
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return list(self.main.schema.names)
+
+    @property
+    def groups(self) -> Sequence[str]:
+        from airflow_lakestream.delta.ledger_store import groups
+
+        return groups(self.main)
+
+    def ledger(self, group: str) -> Ledger:
+        from airflow_lakestream.delta.ledger_store import check_not_taken_away, read_ledger
+
+        check_not_taken_away(self.main, group, self.storage.store(self.main.table))
+        return read_ledger(self.main, group)
+
+    def counting(
+        self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
+    ) -> Iterator[pa.Table]:
+        from airflow_lakestream.delta.reject_table import counting_rows
+
+        if self.rejects is not None:
+            yield from counting_rows(
+                self.storage, self.rejects, self.main, group, topic=topic, ranges=ranges, columns=columns
+            )
