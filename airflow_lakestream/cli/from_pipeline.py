@@ -118,7 +118,12 @@ def _options_of(
 ) -> dict[str, Any]:
     """Return the options that the arguments say and the command line does not. Raises what `refuse` does."""
     found = {}
-    unread = _unread_by_audit(arguments, repairs=bool(context.params["repair"])) if "repair" in options else ()
+    unread: tuple[str, ...] = ()
+    if "repair" in options:
+        if repairs := bool(context.params["repair"]):
+            # It is read at once, for the times that it names.
+            refuse({"schema": arguments.get("schema")})
+        unread = _unread_by_audit(arguments, repairs=repairs)
     for name, one in options.items():
         value = arguments.get(argument := _ARGUMENTS.get(name, name))
         source = context.get_parameter_source(name)

@@ -19,6 +19,8 @@ from dev.stack import Stack
 from tests.support.broker import poll_until
 from tests.support.pods import PATIENCE
 
+pytestmark = pytest.mark.own_parts
+
 _OWNER = """
 import json, sys
 from dataclasses import asdict

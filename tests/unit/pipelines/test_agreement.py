@@ -104,10 +104,10 @@ PLAIN_FILE = CASES["PLAIN extract"][0]
 ROWS = {"name": "rows", "type": "sql_transform", "input": "orders"}
 UNSEEN: dict[str, dict[str, Any]] = {
     "YAML and variables": {"metadata": {"owner": "${A_PASSWORD}"}},
-    "what a variable holds": {"orchestration": {"parallelism": "${ODD}"}},
+    "the value of a variable": {"orchestration": {"parallelism": "${ODD}"}},
     "the way of records": {"transformations": [{**ROWS, "sql": "SELECT 1 AS one"}]},
-    "what does not go together": {"orchestration": {"engine": "spark", "idle_timeout": 5}},
-    "how a text is written": {"orchestration": {"checkpoint_interval": "60 parsecs"}},
+    "keys that exclude each other": {"orchestration": {"engine": "spark", "idle_timeout": 5}},
+    "the form of a text": {"orchestration": {"checkpoint_interval": "60 parsecs"}},
     "DDL and SQL": {"transformations": [{**ROWS, "sql": "SELECT nobody FROM {{ input }}"}]},
     "Python and Airflow": {"orchestration": {"alerts": {"on_failure": "nope:f"}}},
 }
@@ -122,15 +122,15 @@ def refusing(text: str) -> str:
     try:
         pipeline = Pipeline.model_validate(document.content)
     except ValidationError:
-        return "keys and values" if is_of_model(text) is False else "what a variable holds"
+        return "keys and values" if is_of_model(text) is False else "the value of a variable"
     if check_flow(document, pipeline):
         return "the way of records"
     if list(contradictions(document, pipeline, ways(pipeline))):
-        return "what does not go together"
+        return "keys that exclude each other"
     try:
         compiled = compile_document(document)
     except PipelineError:
-        return "how a text is written"
+        return "the form of a text"
     if problems_of(compiled):
         return "DDL and SQL"
     try:
