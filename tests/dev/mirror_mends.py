@@ -95,6 +95,22 @@ MENDS = (
         "tests/unit/cdc/test_logs.py::test_a_log_that_begins_again_stops_the_mirror_with_what_to_do",
     ),
     CrossingMutant(
+        "a log that began again behind a snapshot, whose events are older",
+        "airflow_lakestream/cdc/events/log_state.py",
+        "        began |= self._precedes_snapshot & ~self._is_new\n",
+        "",
+        "units",
+        "tests/unit/cdc/test_logs.py::test_a_log_that_begins_again_right_behind_a_snapshot_stops_the_mirror",
+    ),
+    CrossingMutant(
+        "a GTID of two servers' transactions",
+        "airflow_lakestream/cdc/events/log_state.py",
+        "            self.is_strange |= own & shown & (places.number > self.servers[one].before)\n",
+        "            del shown\n",
+        "units",
+        "tests/unit/cdc/test_logs.py::test_a_server_that_never_got_the_last_transaction_stops_the_mirror",
+    ),
+    CrossingMutant(
         "another server without GTIDs that nobody notices",
         "airflow_lakestream/cdc/events/log_state.py",
         "found: Mask = self._servers & (before > 0) & (self._events.server != before)",

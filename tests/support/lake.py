@@ -31,6 +31,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
+from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.iceberg.write.files import write_data_files
@@ -323,6 +324,8 @@ def compact(table: Table) -> None:
     old = [task.file for task in table.scan().plan_files()]
     new = write_data_files(table.metadata, table.io, table.scan().to_arrow(), "compacted")
     with table.transaction() as transaction, transaction.update_snapshot().overwrite() as producer:
+        # Such a tool takes NULL for a required column of a struct that is NULL, as PyIceberg by itself does not.
+        ManifestWriters(producer)
         for file in old:
             producer.delete_data_file(file)
         for file in new:

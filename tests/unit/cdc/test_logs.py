@@ -328,6 +328,28 @@ def test_a_log_that_begins_again_stops_the_mirror_with_what_to_do(gtids: str, fo
         land(source, follower, source.pending)
 
 
+def test_a_log_that_begins_again_right_behind_a_snapshot_stops_the_mirror(follower: Follower) -> None:
+    source = Source("", 1, Random(1), rows={0: "v0"}, file=3)
+    source.read()
+    land(source, follower, source.pending)
+    source.reset()
+    source.commit()
+    source.send()
+    with pytest.raises(MirrorStopped, match=r"was committed after all that came before"):
+        land(source, follower, source.pending)
+
+
+def test_a_server_that_never_got_the_last_transaction_stops_the_mirror(follower: Follower) -> None:
+    source = begun("mariadb", follower)
+    source.fail_over(loses=1)
+    # No place tells it: the log of the other server is longer.
+    source.file = 9
+    source.commit()
+    source.send()
+    with pytest.raises(MirrorStopped, match="has a GTID that another server's transaction had"):
+        land(source, follower, source.pending)
+
+
 def test_without_gtids_another_server_stops_the_mirror(follower: Follower) -> None:
     source = begun("", follower)
     source.server = 2
