@@ -222,6 +222,7 @@ class Expressions:
         if sign in ("/", "//", "%"):
             made = f"MOD({left.sql}, {right.sql})" if sign == "%" else f"({left.sql} / {right.sql})"
             made = f"CASE WHEN {right.sql} <> 0 THEN {made} END"
+            doubts.append(_by_zero(right))
         else:
             made = f"({left.sql} {sign} {right.sql})"
             doubts += [f"({one.sql} NOT BETWEEN -{_SURE[sign]} AND {_SURE[sign]})" for one in (left, right)]
@@ -233,10 +234,16 @@ class Expressions:
         left, right = (self.as_kind(one, "DOUBLE") for one in arguments)
         if sign in ("//", "%"):
             raise NotCommon(f"{sign} for DOUBLE", node)
-        made = f"({left.sql} {sign} {right.sql})"
+        made, doubts = f"({left.sql} {sign} {right.sql})", [*left.doubts, *right.doubts]
         if sign == "/":
             made = f"CASE WHEN {right.sql} <> 0 THEN {made} END"
-        return Part(made, "DOUBLE", (*left.doubts, *right.doubts, f"(ABS({made}) > 1E300)"))
+            doubts.append(_by_zero(right))
+        return Part(made, "DOUBLE", (*doubts, f"(ABS({made}) > 1E300)"))
+
+
+def _by_zero(divisor: Part) -> str:
+    """Return the condition that DuckDB fails, or makes an infinity; Flink fails unless it is kept from dividing."""
+    return f"({divisor.sql} = 0)"
 
 
 def doubts_of(parts: list[Part]) -> tuple[str, ...]:

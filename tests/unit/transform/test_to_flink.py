@@ -60,6 +60,12 @@ def test_an_expression_has_its_form(expression: str, form: str) -> None:
     assert selected(expression) == form
 
 
+@pytest.mark.parametrize("expression", ["id % 0", "id // (id - 5)", "id / 0", "id::DOUBLE / id"])
+def test_a_division_by_zero_is_left_to_duckdb_which_has_an_error_or_infinity_of_it(expression: str) -> None:
+    made = flink(f"SELECT {expression} AS it FROM {{{{ input }}}}", DECODED)
+    assert re.search(r" = 0\) IS NOT TRUE( AND|$)", made), made
+
+
 def test_a_chain_carries_the_positions_and_a_star_is_written_out() -> None:
     made = flink(
         "WITH a AS (SELECT key AS k, _kafka_offset AS o FROM {{ input }} AS e WHERE e.key IS NOT NULL) "
