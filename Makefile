@@ -22,7 +22,7 @@ ORDER ?=
 SUITES ?= units integration dags faults
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-all docs tools classes stores node test-kubernetes kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-all docs tools classes stores node test-kubernetes test-install kubernetes-tools old-airflow page-tools faults faults-broker fuzz soak soak-cdc soak-engines soak-kubernetes soak-values soak-brokers soak-sensors soak-events mutants demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ test-all: ## Run all suites, and say of each whether it passed (needs a JDK 17, 
 
 test-kubernetes: ## Run Spark's drivers on a real Kubernetes of one node; built the first time, 15 minutes (root on a Debian, Go)
 	@$(MAKE) --no-print-directory test SUITES=kubernetes
+
+test-install: setup ## Install the wheel with each extra, with constraints and without, at both ends of the bounds, and land a topic in each
+	LAKESTREAM_INSTALLATIONS=all $(BIN)/python -m pytest --timeout 0 tests/install
 
 docs: setup ## Build the documentation's site into .site, and check its links
 	@echo "Building the documentation's site into .site: some 20 seconds."

@@ -187,7 +187,8 @@ def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
         # Documented: one line says where schemas are, whatever the format is today.
         landing.drop("schema_registry")
     if (sql := way.statement) is not None:
-        landing.add("sql", sql, (*way.last_at, "sql"))
+        # A task takes a text that ends so for the name of a file.
+        landing.add("sql", f"{sql}\n" if sql.endswith(".sql") else sql, (*way.last_at, "sql"))
         if source.schema_ is not None:
             landing.add("schema", source.schema_, (*way.source_at, "schema"))
             landing.add("sql_input", "decoded", (*way.source_at, "schema"))

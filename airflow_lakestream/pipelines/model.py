@@ -47,7 +47,8 @@ class Metadata(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,200}$", description="the DAG's id, and the default consumer group")
     # With the letter v it is a tag of Airflow's.
     version: str | None = Field(default=None, max_length=99, description="of this file; a tag of the DAG")
-    owner: str | None = Field(default=None, description="the DAG's owner")
+    # As many characters as Airflow's database keeps of all owners of a DAG.
+    owner: str | None = Field(default=None, max_length=500, description="the DAG's owner")
     description: str | None = None
     tags: Tags = []
 
@@ -209,7 +210,8 @@ class Orchestration(Part):
     idle_timeout: Duration | None = None
     retries: FromZero = Field(default=3)
     retry_delay: Duration = 60.0
-    pool: str | None = None
+    # As many characters as Airflow's database keeps.
+    pool: str | None = Field(default=None, max_length=256)
     deferrable: Flag | None = None
     alerts: Alerts = Alerts()
     sensors: dict[Named, AnySensor] = Field(default={}, description="what landings wait for, and what looks on")

@@ -27,11 +27,13 @@ def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = 
 def text_of(path: Path, name: str) -> str:
     """Return a file's text. Raises PipelineError."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            # A device or a pipe may never end.
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise PipelineError([Problem(name, 0, 0, f"it can't be read ({error.strerror}).")]) from None
     if len(data) > _MOST_BYTES:
-        raise PipelineError([Problem(name, 0, 0, f"it has {len(data):,} bytes; a pipeline has less than a mebibyte.")])
+        raise PipelineError([Problem(name, 0, 0, "it has more than a mebibyte; a pipeline has less.")])
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -56,6 +56,7 @@ RUNS = (
     PytestRun("kubernetes", ("kubernetes",)),
     PytestRun("compat", ("compat",), OLDEST),
     PytestRun("start", ("start",)),
+    PytestRun("install", ("install",)),
     PytestRun("page", ("page",)),
     PytestRun(
         "page on Airflow 3.1",

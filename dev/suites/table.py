@@ -64,6 +64,7 @@ SUITES = (
     Suite("dev", ("tests/dev/",), tools=("java", "git"), prepared_by=("kubernetes-tools",)),
     Suite("compat", ("tests/compat/",), tools=_JAVA, prepared_by=("old-airflow",)),
     Suite("start", ("tests/start/",), tools=_JAVA),
+    Suite("install", ("tests/install/",), tools=_JAVA, by_hand=True),
     Suite("page", ("tests/page/",), tools=("java", "chromium"), prepared_by=("page-tools",)),
     Suite("events", ("tests/events/",), tools=_JAVA, by_hand=True),
     Suite("backfill", ("tests/backfill/",), tools=_JAVA, by_hand=True),
@@ -100,7 +101,7 @@ READ = (
         "the wheel has the site, and the API server shows it",
     ),
     ("dev/docs_hooks.py", ("docs", "long", "dags", "start", "page"), "the wheel has the site"),
-    ("dev/hatch_build.py", ("long", "dags", "start"), "it builds the wheel"),
+    ("dev/hatch_build.py", ("long", "dags", "start", "install"), "it builds the wheel"),
     ("spark_apps/README.md", ("units",), "the wheel has it"),
     ("LICENSE", ("units",), "the wheel has it"),
     ("SECURITY.md", ("units",), "its links are followed"),
@@ -115,6 +116,7 @@ USES = (
     ("tests/page/*", "airflow_lakestream/ui/plugin.py", "the API server loads the entry point"),
     ("tests/page/*", "airflow_lakestream/ui/app.py", "the API server mounts it"),
     ("tests/page/*", "airflow_lakestream/get_provider_info.py", "the API server shows the provider"),
+    ("tests/install/*", "airflow_lakestream/get_provider_info.py", "Airflow loads the installed provider"),
     ("tests/page/*", "dev/demo.py", "`python -m dev demo`"),
     ("tests/page/test_site.py", "docs/words.md", "the search knows its words"),
     ("tests/page/test_site.py", "docs/site.css", "it wraps long lines"),
@@ -163,6 +165,7 @@ TABLES_OF_CHANGES = ("tests/dev/test_suites.py",)
 LOADING = {
     "airflow_lakestream/get_provider_info.py": "Airflow imports the modules of the provider",
     "docs/reference.md": "the docstrings of the classes become the page",
+    "tests/install/landings.py": "it is run in the environments into which the wheel is installed",
 }
 
 # Imports on the way of all landings whose branch only some take: (users, globs of used files, the reason). The branch

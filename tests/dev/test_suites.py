@@ -44,6 +44,11 @@ CHANGES = {
         {"lint", "page", "dags", "compat"},
         SLOW - {"page", "dags", "compat", "integration"},
     ),
+    "what Airflow reads of the package": (
+        ["airflow_lakestream/get_provider_info.py"],
+        {"units", "page"},
+        {"spark", "engines", "mirrors"},
+    ),
     "a page": (
         ["docs/sql.md"],
         {"docs", "units", "dags"},
@@ -295,7 +300,11 @@ def test_a_suite_whose_parts_take_minutes_is_left_out_with_a_line_until_they_are
 def test_an_unknown_suite_is_refused_before_anything_runs() -> None:
     with pytest.raises(UnknownSuite, match="No suite sparks: there are lint, docs, units"):
         known(["units", "sparks"])
-    assert {suite.name for suite in SUITES} - {suite.name for suite in known(["all"])} == {"events", "backfill"}
+    assert {suite.name for suite in SUITES} - {suite.name for suite in known(["all"])} == {
+        "install",
+        "events",
+        "backfill",
+    }
 
 
 def test_no_row_is_left_of_what_is_gone(graph: UsesGraph) -> None:

@@ -65,9 +65,7 @@ def watched_checks() -> Iterator[Peak]:
 
 
 def assert_all_failed(said: str) -> None:
-    """Check that an error names each check that failed, and none besides; crashes and bounds name the record."""
+    """Check that an error names each check that failed, and none besides."""
     assert [one for one in FAILING if one not in said] == []
     assert "score < 0" not in said
     assert "not_null" not in said
-    assert "ends the process that it runs in: killed by signal" in said, said
-    assert "of memory" in said, said

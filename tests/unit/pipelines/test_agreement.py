@@ -252,6 +252,9 @@ def test_what_takes_too_long_is_left_to_the_run_and_to_the_command(home: Path, m
 MISTAKES = [
     ({"metadata": {"version": "1" * 100}}, "metadata.version"),
     ({"metadata": {"tags": ["t" * 101]}}, "metadata.tags"),
+    ({"metadata": {"owner": "o" * 501}}, "metadata.owner"),
+    ({"orchestration": {"pool": "p" * 257}}, "orchestration.pool"),
+    ({"orchestration": {"schedule": "0 0 31 2 *"}}, "'0 0 31 2 *' is no cron expression"),
     ({"orchestration": {"retry_delay": "99999999999d"}}, "more than three hundred years"),
     ({"orchestration": {"retries": True}}, "true is no number"),
     ({"orchestration": {"parallelism": True}}, "true is no number"),

@@ -350,6 +350,11 @@ def test_what_is_no_pipeline_is_said(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text)
 
 
+def test_what_never_ends_is_no_pipeline() -> None:
+    with pytest.raises(PipelineError, match="/dev/zero: it has more than a mebibyte"):
+        read_file(Path("/dev/zero"), lookup)
+
+
 def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
     text = EXAMPLE.replace("topic:", "topik:").replace("append", "upsert").replace("parallelism: 4", "parallelism: x")
     assert [one.split(" ")[0] for one in problems(tmp_path, text)] == ["6:3", "9:5", "27:5", "32:3"]

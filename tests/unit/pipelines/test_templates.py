@@ -17,6 +17,7 @@ from airflow_lakestream.cli.app import FAILED, app, run
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.pipelines.check import check, refuse_rendered
 from airflow_lakestream.pipelines.compiling import compile_document
+from airflow_lakestream.pipelines.dags import make_dag
 from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.operator import calls_of
@@ -141,6 +142,18 @@ def tried(content: dict[str, Any], path: tuple[Any, ...], kind: Any) -> Iterator
     if any(holds(landing.arguments) for landing in compiled.landings):
         with pytest.raises(PipelineError, match=r"'\{\{ ds \}\}' is a template"):
             refuse_rendered(compiled, compiled.landings)
+
+
+@pytest.mark.parametrize("engine", ENGINES[:4])
+def test_a_statement_is_no_name_of_a_file_whatever_it_ends_with(engine: str) -> None:
+    content = with_engine(copy.deepcopy(WITH_SQL), engine)
+    content["transformations"][0]["sql"] = "SELECT value AS v FROM {{ input }} -- see notes.sql"
+    dag = make_dag(compile_document(read_document("p.yaml", json.dumps(content), str)))
+    # Of a group the one that plans: the others take what it returns.
+    task = dag.tasks[0]
+    task.render_template_fields({"dag": dag, "ds": "2026-01-01", "var": {"value": {}}})
+    sql = getattr(task, "app_config", vars(task)).get("sql")
+    assert sql == "SELECT value AS v FROM {{ input }} -- see notes.sql"
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

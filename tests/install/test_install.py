@@ -1,0 +1,188 @@
+"""The wheel, installed as users install it: with each extra, with constraints and without, at both ends of the bounds.
+
+In each environment a DAG of a real Airflow lands a topic of a real broker, by each engine that the extras bring.
+`make test-install` plays all of them, each extra by itself included; `make test SUITES=install` plays some.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from dev.java import find_jdk
+from dev.stack import Stack
+
+pytestmark = pytest.mark.own_parts
+
+CHECKOUT = Path(__file__).parents[2]
+UV = Path(sys.executable).with_name("uv")
+COUNT = 20
+# The oldest Airflow that the bounds admit, and the one that our constraints name.
+OLDEST, NEWEST = "3.1.2", ""
+ALL = ("delta", "openlineage", "protobuf", "spark")
+PROTO = 'syntax = "proto3"; message Order { int64 id = 1; string name = 2; }'
+
+
+@dataclass(frozen=True)
+class Installation:
+    """How the wheel is installed.
+
+    :param airflow: its version; empty for the newest that there is.
+    :param versions: "constraints": those of dev/; "lowest" or "highest": of each dependency, without constraints.
+    """
+
+    extras: tuple[str, ...]
+    airflow: str
+    versions: str
+
+    def __str__(self) -> str:
+        return f"{'+'.join(self.extras) or 'none'}-airflow {self.airflow or 'newest'}-{self.versions}"
+
+    def options(self, wheel: Path, folder: Path) -> list[str]:
+        """Return what uv is told.
+
+        :param folder: for the lowest versions, which uv knows of what the project itself names, not of a wheel.
+        """
+        what = f"{wheel}[{','.join(self.extras)}]" if self.extras else str(wheel)
+        pins = folder / "constraints.txt"
+        if self.versions == "constraints":
+            name = "constraints-airflow-3.1.txt" if self.airflow else "constraints.txt"
+            return [what, "--constraints", str(CHECKOUT / "dev" / name)]
+        pins.write_text(f"apache-airflow=={self.airflow}\n" if self.airflow else "")
+        if self.versions == "lowest":
+            of_extras = [word for one in self.extras for word in ("--extra", one)]
+            options = [
+                "--resolution",
+                "lowest-direct",
+                "--constraints",
+                str(pins),
+                "--output-file",
+                str(folder / "low.txt"),
+            ]
+            uv(
+                [
+                    "pip",
+                    "compile",
+                    "--quiet",
+                    "--python",
+                    sys.executable,
+                    str(CHECKOUT / "pyproject.toml"),
+                    *of_extras,
+                    *options,
+                ]
+            )
+            pins = folder / "low.txt"
+        return [what, "--constraints", str(pins)]
+
+
+FEW = [
+    Installation((), OLDEST, "lowest"),
+    Installation(ALL, OLDEST, "lowest"),
+    Installation(ALL, NEWEST, "highest"),
+]
+EVERY = [
+    Installation(extras, airflow, versions)
+    for extras in ((), *((one,) for one in ALL), ("hdfs",), ALL)
+    for airflow in (OLDEST, NEWEST)
+    for versions in ("constraints", "lowest", "highest")
+]
+PLAYED = EVERY if os.environ.get("LAKESTREAM_INSTALLATIONS") == "all" else FEW
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [UV, "build", "--wheel", "--out-dir", folder, CHECKOUT], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def given() -> Iterator[dict[str, str]]:
+    """Give what the environments find: a broker with two topics, and a registry."""
+    with Stack.owned("install") as stack:
+        kafka, registry = stack.up_kafka(), stack.up_registry()
+        schema_id = registry.register("proto-value", PROTO, "PROTOBUF")
+        producer = Producer(kafka.client_config())
+        for n in range(COUNT):
+            producer.produce("orders", json.dumps({"id": n, "name": f"order {n}"}))
+            name = f"order {n}".encode()
+            # The registry's header, the first message of the schema, and its two fields.
+            head = b"\0" + schema_id.to_bytes(4, "big") + b"\0"
+            producer.produce("proto", head + bytes([0x08, n, 0x12, len(name)]) + name)
+        assert producer.flush(30) == 0
+        yield {
+            "TOPIC": "orders",
+            "PROTOBUF_TOPIC": "proto",
+            "REGISTRY": registry.url,
+            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
+        }
+
+
+@pytest.mark.parametrize("installed", PLAYED, ids=str)
+def test_a_topic_lands_by_each_engine_of_the_extras(
+    installed: Installation, wheel: Path, given: dict[str, str], tmp_path: Path
+) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    uv(["venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")])
+    uv(["pip", "install", "--quiet", "--python", str(python), *installed.options(wheel, tmp_path)])
+    uv(["pip", "check", "--quiet", "--python", str(python)])
+    environment = environment_of(installed, given, tmp_path)
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, f"{installed}: {' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    program = tmp_path / "dags" / "landings.py"
+    program.parent.mkdir()
+    program.write_text((CHECKOUT / "tests" / "install" / "landings.py").read_text())
+    airflow = str(python.with_name("airflow"))
+    run(airflow, "db", "migrate")
+    run(str(python.with_name("lakestream")), "--version")
+    said = run(airflow, "dags", "test", "landings")
+    found = json.loads(run(str(python), str(program)).splitlines()[-1])
+    told = found.pop("openlineage", 1)
+    assert set(found.values()) == {COUNT}, (found, said[-4000:])
+    assert told > 0
+    wanted = {"extract", "grouped", *({"delta", "spark"} & {*installed.extras})}
+    assert found.keys() - {"proto"} == wanted
+    assert ("proto" in found) is ("protobuf" in installed.extras)
+
+
+def environment_of(installed: Installation, given: dict[str, str], folder: Path) -> dict[str, str]:
+    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    return {
+        **given,
+        "HOME": str(Path.home()),
+        "PATH": f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "JAVA_HOME": str(find_jdk().home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "LANG": "C.UTF-8",
+        "INSTALLED_EXTRAS": ",".join(installed.extras),
+        "AIRFLOW_HOME": str(folder),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(
+            {"type": "file", "log_file_path": str(folder / "events.jsonl"), "append": True}
+        ),
+        "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": catalog}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+    }
+
+
+def uv(arguments: list[str]) -> None:
+    done = subprocess.run([UV, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"uv {' '.join(arguments)}\n{done.stderr[-4000:]}"

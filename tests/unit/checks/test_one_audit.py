@@ -1,0 +1,54 @@
+"""Whichever engine checks, the same code looks: what is played on the shared audit holds for all of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import airflow_lakestream
+
+ROOT = Path(airflow_lakestream.__file__).parent
+# Where a landing's rows become findings, and where an audit is made of the argument `checks`.
+LOOKS, MAKES = "tables/examiner.py", "config/checks.py"
+# By engine, or part of one: where it is given an audit.
+ENGINES = {
+    "extract, group and Spark": "run/job.py",
+    "mirrors in Iceberg": "cdc/iceberg.py",
+    "mirrors in Delta": "cdc/delta.py",
+    "Flink": "flink/stream.py",
+    "what Flink leaves out": "flink/leftovers.py",
+    "Connect": "operators/connect/set_up.py",
+}
+
+
+def calls(name: str) -> Iterator[str]:
+    """Yield the modules that call a function or a method of this name, outside of what checks."""
+    for path in sorted(ROOT.rglob("*.py")):
+        module = path.relative_to(ROOT).as_posix()
+        if module.startswith(("checks/", "spark_apps/", "example_dags/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and name in (getattr(node.func, "attr", ""), getattr(node.func, "id", "")):
+                yield module
+
+
+def test_findings_come_from_one_place_and_audits_from_another() -> None:
+    assert set(calls("findings")) == {LOOKS}
+    naming = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if "from airflow_lakestream.checks.audit import" in path.read_text()
+    }
+    assert naming == {MAKES}
+
+
+def test_each_engine_is_given_that_audit() -> None:
+    for engine, module in ENGINES.items():
+        assert "auditor" in (ROOT / module).read_text(), engine
+    assert set(calls("Examiner")) | set(calls("IcebergExaminer")) == {
+        "cdc/merge/audited.py",
+        "delta/checked.py",
+        "iceberg/checked/sink.py",
+        "iceberg/publishing/sink.py",
+    }
