@@ -30,7 +30,7 @@ with DAG("several", schedule=None):
     KafkaExtractOperator(task_id="rendered", topic="{{{{ params.topic }}}}", **TOLD)
     told = dict(topic={topic!r}, table={table!r}, consumer_group="g", schema="id bigint")
     SparkStreamingSubmitOperator(
-        task_id="stream", app="kafka_to_iceberg", app_config=told, checkpoint_location="/c/{{{{ dag.dag_id }}}}"
+        task_id="stream", app="kafka_to_{table_format}", app_config=told, checkpoint_location="/c/{{{{ dag.dag_id }}}}"
     )
 """
 Said = Callable[..., str]
