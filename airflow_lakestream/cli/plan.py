@@ -114,7 +114,7 @@ def plan(
             topic=topic,
             table=table,
             table_format=TableFormat.of(table),
-            consumer_group=group or "the only one",
+            consumer_group=group or "the-only-one",
             start_offset=start_offset,
             start_timestamp=start_timestamp,
             max_records=max_records,

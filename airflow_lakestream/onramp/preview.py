@@ -244,11 +244,11 @@ def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> 
             # Its timestamps as numbers: Python's time ends with the year 9999.
             kept = outcome.rejected.drop_columns(["_kafka_timestamp"])
             rejected += [_rejected(one) for one in kept.to_pylist()]
-    kinds = {} if statement is not None else kinds_of(list(_documents(config, whole)))
+    kinds = {} if statement is not None else kinds_of(list(documents_of(config, whole)))
     return replace(found, columns=columns, kinds=kinds, rows=rows, rejected=rejected, skipped=skipped)
 
 
-def _documents(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
+def documents_of(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
     """Yield records as JSON documents, where they are such without an envelope, or CSV."""
     if config.format == Format.JSON and not is_given(config.envelope):
         yield from sample.batches

@@ -150,8 +150,7 @@ def broken_dag(broken: Broken) -> DAG:
             dag = _dag_of(known, BROKEN, **told)
             for task in dag.tasks:
                 if isinstance(task, BaseOperator):
-                    going_on = task.execute
-                    task.execute = _failing(text, broken.since, going_on)  # type: ignore[method-assign]  # of this task alone
+                    task.execute = _failing(text, broken.since)  # type: ignore[method-assign]  # of this task alone
             return dag
     start = datetime(2026, 1, 1, tzinfo=UTC)
     with DAG(broken.name, start_date=start, catchup=False, tags=[BROKEN], auto_register=False, **told) as dag:
@@ -175,11 +174,13 @@ class BrokenPipeline(BaseOperator):
         raise AirflowFailException(self.problem)
 
 
-def _failing(text: str, since: float, going_on: Callable[..., Any]) -> Callable[..., Any]:
+def _failing(text: str, since: float) -> Callable[..., Any]:
     def execute(context: Context) -> Any:
         run = context.get("dag_run")
         if run is not None and run.start_date is not None and run.start_date.timestamp() < since:
-            return going_on(context)
+            # The task that runs is a copy, whose arguments are rendered.
+            running: Any = context["task"]
+            return type(running).execute(running, context)
         raise AirflowFailException(text)
 
     return execute

@@ -30,7 +30,7 @@ with DAG("several", schedule=None):
     KafkaExtractOperator(task_id="rendered", topic="{{{{ params.topic }}}}", **TOLD)
     told = dict(topic={topic!r}, table={table!r}, consumer_group="g", schema="id bigint")
     SparkStreamingSubmitOperator(
-        task_id="stream", app="kafka_to_iceberg", app_config=told, checkpoint_location="/c/{{{{ dag.dag_id }}}}"
+        task_id="stream", app="kafka_to_{table_format}", app_config=told, checkpoint_location="/c/{{{{ dag.dag_id }}}}"
     )
 """
 Said = Callable[..., str]
@@ -54,8 +54,17 @@ def name(topic_of: TopicOf) -> str:
     return topic_of(events(0, 0, 4), events(1, 0, 1))
 
 
+PIPELINE = """\
+metadata: {{name: g}}
+sources: {{events: {{type: kafka, topic: {topic}}}}}
+sinks: {{lake: {{type: {table_format}, table: {table}, schema: "id bigint, more string", schema_evolution: add}}}}
+"""
+
+
 @EACH_FORMAT
-def test_plan_says_what_the_next_run_lands(lake: Lake, name: str, produce: Producing, said: Said) -> None:
+def test_plan_says_what_the_next_run_lands(
+    lake: Lake, name: str, produce: Producing, said: Said, tmp_path: Path
+) -> None:
     plan = ("plan", "--table", lake.name, "--group", "g", "--topic", name, "--json")
     assert json.loads(said(0, *plan))["ranges"] == [[0, 0, 4], [1, 0, 1]]
     assert lake.has_nothing()
@@ -65,7 +74,13 @@ def test_plan_says_what_the_next_run_lands(lake: Lake, name: str, produce: Produ
     found = json.loads(said(0, "plan", "--table", lake.name, "--topic", name, "--json"))
     assert (found["table"], found["ranges"], found["commits_at_least"]) == (lake.name, [[0, 4, 7]], 1)
     # Another group would land the same rows once more.
-    assert "landed by the consumer group" in said(2, *plan[:3], "--group", "h", *plan[5:])
+    file = tmp_path / "g.yaml"
+    table_format = "iceberg" if lake.name == TABLE else "delta"
+    file.write_text(PIPELINE.format(topic=name, table_format=table_format, table=lake.name))
+    planned = json.loads(said(0, "pipeline", "plan", str(file), "--json"))
+    assert planned["ranges"] == [[0, 4, 7]]
+    assert planned["columns"] == [f"{lake.name} is there; it lacks more, and schema_evolution is add"]
+    assert "consumer group 'g' has already landed" in said(2, *plan[:3], "--group", "h", *plan[5:])
 
 
 @EACH_FORMAT

@@ -81,7 +81,7 @@ def name(topic: Topics, produce: Producing) -> str:
         ),
         pytest.param({"schema": SCHEMA, "unknown_fields": "rescue", "tombstones": "skip"}, id="rescue"),
         pytest.param(
-            {"schema": "id bigint, score timestamp from epoch_s, at timestamp at time zone 'UTC', tags array<string>"},
+            {"schema": "id bigint, score timestamp from epoch_s, at timestamp, tags array<string>"},
             id="times of numbers",
         ),
         pytest.param({"schema": SCHEMA, "on_error": "skip", "sort_order": ["score", "id"]}, id="skip"),

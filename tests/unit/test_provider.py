@@ -89,7 +89,7 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
         for name in ("allowed_tables", "connections", "database", "delta_storage", "kubernetes", "lake", "places")
     }
     shared |= {f"airflow_lakestream.hooks.spark_{name}" for name in ("cluster", "kubernetes", "submission")}
-    shared |= {f"airflow_lakestream.hooks.{name}" for name in ("store", "variables")}
+    shared |= {f"airflow_lakestream.hooks.{name}" for name in ("dags", "store", "variables")}
     shared |= {"airflow_lakestream.sensors.base"}
     shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "patience", "shared_looks")}
     shared |= {f"airflow_lakestream.triggers.{name}" for name in ("landing_cursor", "landing_stream")}

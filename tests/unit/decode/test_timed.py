@@ -20,6 +20,7 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
 from airflow_lakestream.decode.values.outcome import Decoded
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.schema.value_ranges import MAX_MICROS, MIN_MICROS
 from tests.unit.decode.support import batch
@@ -202,3 +203,11 @@ def test_those_who_can_not_make_them_say_so() -> None:
         flink(columns=schema)
     with pytest.raises(InvalidArgument, match=words):
         flink(columns=schema, sql="SELECT id FROM {{ input }}", sql_input="decoded", on_error="reject")
+
+
+def test_a_repair_takes_a_schema_only_where_it_says_more_than_the_table() -> None:
+    audit: Any = None
+    timed = "id bigint, at timestamp from epoch_ms"
+    assert Repair(audit=audit, schema=timed).decoding["schema"] == timed
+    with pytest.raises(InvalidArgument, match="where it says from what times are made"):
+        Repair(audit=audit, schema="id bigint, at timestamp")

@@ -27,7 +27,7 @@ from pyiceberg.types import (
 )
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.tables.schema.ddl import parse_schema, parse_timed_schema
 from airflow_lakestream.tables.schema.types import schema_text, type_text
 
 NAMES = {
@@ -232,3 +232,19 @@ def _anonymous(kind: IcebergType) -> object:
             return ("map", kind.value_required, _anonymous(kind.key_type), _anonymous(kind.value_type))
         case _:
             return kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id bigint, at timestamp from epoch_ms not null comment 'when'",
+        "s struct<at: timestamp from epoch_s, l: array<timestamp at time zone 'Europe/Berlin' not null>>",
+        'l array<struct<"a b": timestamp from epoch_ns>>',
+    ],
+)
+def test_what_times_are_made_from_is_written_as_it_is_read(text: str) -> None:
+    schema, times = parse_timed_schema(text)
+    assert schema_text(schema, times) == text
+    assert parse_timed_schema(text.replace("timestamp", "TimestampTZ").replace("from", "FROM")) == (schema, times)
+    with pytest.raises(InvalidArgument, match=r"is made (from|at time zone)"):
+        parse_schema(text)

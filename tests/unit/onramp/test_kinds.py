@@ -10,11 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.onramp.kinds import kinds_of, remarks
-from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.onramp.preview import documents_of
+from airflow_lakestream.onramp.samples import Sample
+from airflow_lakestream.tables.schema.columns import to_schema, to_timed_schema
 from tests.support.given_records import FORMATS, GivenLake
 
 MS = 1_763_596_800_123
@@ -78,6 +81,24 @@ def test_what_a_column_may_be_mistaken_for(documents: list[Any], words: list[str
 )
 def test_what_a_type_holds_as_it_is_needs_no_remark(documents: list[Any]) -> None:
     assert said(*documents) == []
+
+
+def test_fields_of_csv_have_kinds_too_and_times_that_a_schema_says_need_no_remark() -> None:
+    values = [b"1,1763596800123,2026-11-20 05:05:00", b"2,1763596800999,soon", b"x,,", b"3,4", b"no,17,row,", b'"5",7,']
+    one = RawBatch("t", 3, range(100, 106), [0] * 6, pa.array(values, pa.binary()))
+    schema = "id string, at bigint, local timestamp_ntz"
+    config = ExtractConfig(topic="t", table="a.b", consumer_group="g", format="csv", schema=schema)
+    kinds = kinds_of(list(documents_of(config, Sample((one,)))))
+    assert {name: [(s.kind.split(",")[0], s.count, s.offset) for s in seen] for name, seen in kinds.items()} == {
+        "id": [("integer", 3, 100), ("text", 1, 102)],
+        "at": [("integer", 2, 100), ("integer", 1, 105)],
+        "local": [("time without a zone", 1, 100), ("text", 1, 101)],
+    }
+    [mixed, local] = remarks(to_schema(schema), kinds, {})
+    assert 'with --schema "id bigint, ..." 1 is a bad record' in mixed
+    assert "As timestamp_ntz, 1 of these values are bad records." in local
+    told, times = to_timed_schema("id string, at timestamp from epoch_ms, local timestamp at time zone 'UTC'")
+    assert [one.partition(":")[0] for one in remarks(told, kinds, times)] == ["id", "local"]
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
