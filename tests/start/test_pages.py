@@ -1,4 +1,4 @@
-"""The pages Start, Tutorial and of other engines, copied line by line into one shell, in an environment that has nothing else.
+"""The pages Start, Tutorial and of other engines, copied line by line into one shell in an empty environment.
 
 And the notebook, whose cells go on where Start ended.
 """
