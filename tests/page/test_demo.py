@@ -44,6 +44,7 @@ def test_a_dag_says_what_it_is_for(ui: Ui) -> None:
 
 
 def test_a_run_tells_what_it_landed(demo: Demo, ui: Ui) -> None:
+    ui.faults.leave()
     demo.wait_for("demo: 3 runs have landed rows", 400)
     ui.dag("clickstream_to_lake")
     expect(ui.page.get_by_text(re.compile(r"^\d+ Asset Events$"))).to_be_visible()
@@ -72,6 +73,7 @@ def test_the_form_explains_each_field_and_starts_a_run(ui: Ui) -> None:
 
 
 def test_a_wrong_table_is_refused_by_the_form(ui: Ui) -> None:
+    ui.faults.leave()
     ui.dag("clickstream_to_lake")
     form = ui.trigger_form()
     form.get_by_role("textbox").nth(1).fill("clickstream")
@@ -109,6 +111,7 @@ def test_the_page_of_streams_names_each_and_leads_on(demo: Demo, ui: Ui) -> None
 
 
 def test_the_supervision_says_of_each_stream_that_it_is_well(demo: Demo, ui: Ui) -> None:
+    ui.faults.leave()
     demo.wait_for("demo: 3 runs have landed rows", 400)
     ui.dag("supervise_lakestream")
     form = ui.trigger_form()
@@ -123,6 +126,7 @@ def test_the_supervision_says_of_each_stream_that_it_is_well(demo: Demo, ui: Ui)
 
 
 def test_a_stream_on_spark_links_to_its_pages_and_is_stopped_for_good(ui: Ui) -> None:
+    ui.faults.leave()
     page = ui.page
     ui.dag("clickstream_streaming")
     switch = page.locator("[data-scope=switch][data-part=control]").first
@@ -163,6 +167,7 @@ def test_a_stream_on_spark_links_to_its_pages_and_is_stopped_for_good(ui: Ui) ->
 
 
 def test_the_documentation_is_in_the_menu_and_behind_the_provider(ui: Ui) -> None:
+    ui.faults.leave()
     page = ui.page
     page.get_by_role("button", name="Docs").click()
     with page.context.expect_page() as opened:

@@ -116,7 +116,7 @@ def test_the_worst_comes_first_and_links_stay_in_airflow(visit: Visit) -> None:
     expect(rows).to_have_count(10)
     expect(page.get_by_role("paragraph").get_by_role("link", name="supervises")).to_be_visible()
     # A template is no name.
-    expect(rows.nth(1)).to_contain_text("land → lake.failsfails")
+    expect(rows.nth(1)).to_contain_text("land → lake.fails")
     expect(page.get_by_text("{{")).to_have_count(0)
     expect(rows.nth(2)).to_contain_text("1,234")
     expect(page.get_by_role("img", name="35 rows in the last day, at most 7 in an hour")).to_be_visible()
