@@ -32,7 +32,6 @@ def test_a_place_without_a_table_is_said(tmp_path: Path, capsys: pytest.CaptureF
         ["ledger", "history", "--group", GROUP],
         ["ledger", "rebuild", "--group", GROUP],
         ["audit", "--repair", "--group", GROUP],
-        ["rejects", "show"],
     ],
     ids=lambda command: " ".join(command[:2]),
 )
