@@ -173,12 +173,11 @@ ODD = "2026-11-20T05:05:00,1234567+01:00"
     ("given", "record"),
     [
         (Payload(), Record(json.dumps({"v": ODD}).encode())),
-        (Payload(alone=True), Record(json.dumps({"v": ODD}).encode())),
         (Payload("csv"), Record(f'"{ODD}"'.encode())),
         (Payload(key_format="json"), Record(b"{}", json.dumps({"v": ODD}).encode())),
         (Payload(key_format="json"), Record(b"{}", json.dumps(ODD).encode())),
     ],
-    ids=["json", "json, alone", "csv", "key", "key without fields"],
+    ids=["json", "csv", "key", "key without fields"],
 )
 def test_times_that_are_taken_one_by_one_are_cut_as_those_at_once(given: Payload, record: Record) -> None:
     records = replace(batch([record.value]), keys=pa.array([record.key], pa.binary()))
