@@ -166,8 +166,7 @@ def test_a_stream_on_spark_links_to_its_pages_and_is_stopped_for_good(ui: Ui) ->
     poll_until(lead_to_the_log, "the links to lead to the log", SECONDS, every=2)
 
 
-def test_the_documentation_is_in_the_menu_and_behind_the_provider(ui: Ui) -> None:
-    ui.faults.leave()
+def test_the_documentation_is_in_the_menu(ui: Ui) -> None:
     page = ui.page
     page.get_by_role("button", name="Docs").click()
     with page.context.expect_page() as opened:
@@ -177,8 +176,3 @@ def test_the_documentation_is_in_the_menu_and_behind_the_provider(ui: Ui) -> Non
     expect(docs.get_by_text("from an empty folder to a Kafka topic")).to_be_visible()
     docs.get_by_role("textbox", name="Search").fill("replace an interval")
     expect(docs.get_by_role("link", name=re.compile("ackfill|nterval")).first).to_be_visible()
-
-    ui.open("/providers")
-    with page.context.expect_page() as opened:
-        page.get_by_role("link", name="airflow-lakestream").click()
-    expect(opened.value).to_have_title(re.compile("Lakestream"))
