@@ -188,6 +188,8 @@ def test_a_run_of_a_dag_with_params_has_their_form(visit: Visit) -> None:
     # A run into another table is a stream of its own, which a run is told again.
     for row, table in (("forms → lake.by_form", "lake.by_form"), ("forms → lake.elsewhere", "lake.elsewhere")):
         page.get_by_role("row").filter(has=page.get_by_role("link", name=row)).get_by_role("button").click()
+        # A field can be found before its form is shown, and Escape would come too early then.
+        expect(page.get_by_role("dialog")).to_be_visible()
         expect(page.get_by_label("Table")).to_have_value(table)
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
