@@ -140,6 +140,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "tombstones": "keep",
         "on_data_loss": "record",
         "on_empty": "skip",
+        "allow_group_overlap": "False",
         "checks": {"not_null": "n"},
     }
     assert set(given) == set(KafkaExtractOperator.template_fields)

@@ -197,7 +197,9 @@ def _texts(column: pa.Array) -> list[str]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type with numbers in the place of times."""
+    """Return the type with numbers in the place of times, and bytes in that of texts: Flink's may be no UTF-8."""
+    if arrow.is_string(kind) or arrow.is_large_string(kind):
+        return pa.binary()
     if arrow.is_timestamp(kind):
         return pa.int64()
     if arrow.is_date32(kind):
