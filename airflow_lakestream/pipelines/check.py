@@ -13,12 +13,15 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.compiled import Compiled, Landing, Waiting
 from airflow_lakestream.pipelines.errors import PipelineError, Problem
 from airflow_lakestream.pipelines.operator import SENSORS
+from airflow_lakestream.registry.config import is_address
 
 # Any interval: the run has its own.
 _SOME_INTERVAL = {"interval_start": "2026-01-01", "interval_end": "2026-01-02"}
 
 # What stands for an argument that a landing has to have, where only a run renders it.
 _SOME_NAMES = {"topic": "topic", "consumer_group": "group", "start_timestamp": 0}
+# What stands for the one of a connection.
+_SOME_REGISTRY = {"schema_registry": "http://registry"}
 # Each says what the others mean: where one is not known, none is looked at.
 _TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
 
@@ -37,7 +40,9 @@ def refuse_rendered(compiled: Compiled, landings: Sequence[Landing]) -> None:
 
 
 def _as_known(landing: Landing) -> Landing:
-    """Return a landing without what only a run renders."""
+    """Return a landing without what only a run renders, or looks up."""
+    if not is_address(landing.arguments.get("schema_registry")):
+        landing = replace(landing, arguments={**landing.arguments, **_SOME_REGISTRY})
     unknown = {name for name, value in landing.arguments.items() if any(templates_in(name, value))}
     if not unknown:
         return landing

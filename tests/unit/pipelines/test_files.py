@@ -176,6 +176,8 @@ def test_engines_that_write_a_branch(tmp_path: Path) -> None:
     assert connect["config"]["iceberg.catalog.type"] == "rest"
     for engine in ("extract", "group", "spark"):
         check(compiled(tmp_path, text, engine))
+        # The registry's connection is looked up by the run.
+        check(compiled(tmp_path, avro, engine))
     said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: connect"))
     assert [one.split(" ", 1)[0] for one in said] == ["13:5", "14:1"]
     # The first records tell the columns.
