@@ -134,6 +134,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "on_data_loss": "record",
         "checks": {"not_null": "id"},
         "on_empty": "skip",
+        "allow_group_overlap": "False",
         "topic_url": "",
         "table_url": "",
     }
