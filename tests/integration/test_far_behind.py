@@ -29,7 +29,14 @@ MANY, OF_MANY, RECORD = 500, 200, 1_000
 
 def produce_batches(kafka: Kafka, topic: str, of_partition: Mapping[int, Iterable[str]], **settings: int) -> None:
     """Write values that are years old into partitions, in batches that are as large as can be."""
-    large = {"batch.size": BATCH, "batch.num.messages": 1_000_000, "linger.ms": 2_000, **settings}
+    # Idempotent: a batch that is sent again stays in its order.
+    large = {
+        "enable.idempotence": True,
+        "batch.size": BATCH,
+        "batch.num.messages": 1_000_000,
+        "linger.ms": 2_000,
+        **settings,
+    }
     producer = Producer({**kafka.client_config(), **large, "queue.buffering.max.messages": 2_000_000, "log_level": 2})
     for p, values in of_partition.items():
         for n, value in enumerate(values):
