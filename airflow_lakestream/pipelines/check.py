@@ -21,7 +21,7 @@ _SOME_INTERVAL = {"interval_start": "2026-01-01", "interval_end": "2026-01-02"}
 # What stands for an argument that a landing has to have, where only a run renders it.
 _SOME_NAMES = {"topic": "topic", "consumer_group": "group", "start_timestamp": 0}
 # What stands for the one of a connection.
-_SOME_REGISTRY = {"schema_registry": "http://registry"}
+_SOME_REGISTRY = {"schema_registry": "http://localhost"}
 # Each says what the others mean: where one is not known, none is looked at.
 _TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
 
