@@ -1,4 +1,4 @@
-"""What a task of a DAG is told, for commands that need the same: the DAG is loaded as Airflow loads it, and not run."""
+"""Arguments of a DAG's task, for commands that need the same: the DAG is loaded as Airflow loads it, and not run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 # What each task has that lands.
 _NEEDED = ("topic", "table", "consumer_group")
-# The tasks of a group that lands together, which are told the same.
+# The tasks of a group that lands together: their arguments are the same.
 _STEPS_OF_GROUP = ("plan", "read", "commit")
 
 

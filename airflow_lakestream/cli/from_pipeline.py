@@ -29,7 +29,7 @@ _PIPELINE = Annotated[
     typer.Option("--pipeline", help="a pipeline's file: what it says need not be given", exists=True, dir_okay=False),
 ]
 _SINK = Annotated[str | None, typer.Option("--sink", help="with --pipeline: the sink, if it has several")]
-_DAG = Annotated[str | None, typer.Option("--dag", help="a DAG: what its task is told need not be given")]
+_DAG = Annotated[str | None, typer.Option("--dag", help="a DAG: its task's arguments need not be given")]
 _TASK = Annotated[str | None, typer.Option("--task", help="with --dag: the task, if several land")]
 _FOLDER = Annotated[
     Path | None,

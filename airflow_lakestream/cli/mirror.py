@@ -69,7 +69,9 @@ def resnapshot(
     ] = None,
     schema: Annotated[
         str | None,
-        typer.Option("--schema", help="columns as DDL whose types the app was told: 'amount decimal(12, 2)'"),
+        typer.Option(
+            "--schema", help="columns as DDL, with types that the app was configured with: 'amount decimal(12, 2)'"
+        ),
     ] = None,
     schema_registry: Annotated[
         str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")

@@ -40,7 +40,7 @@ from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.time_sources import Path
 
-# Formats whose numbers are text, and may have a fraction whatever their column is.
+# Formats whose numbers are text: a number may have a fraction, even in an integer column.
 _WRITTEN = (Format.JSON, Format.JSON_SCHEMA, Format.CSV, KeyFormat.STRING)
 
 

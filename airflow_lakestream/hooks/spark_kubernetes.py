@@ -253,7 +253,7 @@ def _jvm_argument(key: str, value: str) -> str:
 
 
 def _is_overdue(pod: Any) -> bool:
-    """Tell whether a pod was to be gone long ago: whoever asked for that has waited already."""
+    """Return whether a pod's deletion is long overdue: the caller that deleted it has waited already."""
     to_end = pod.metadata.deletion_timestamp
     return to_end is not None and time.time() - to_end.timestamp() > _GONE_WITHIN_S
 

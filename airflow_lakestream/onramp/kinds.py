@@ -52,7 +52,7 @@ _LIKELY_FRACTION = {Kind.EPOCH_S_FRACTION: Epoch.SECONDS, Kind.EPOCH_MS_FRACTION
 _LIKELIEST = _LIKELY | _LIKELY_FRACTION
 _INTEGERS = frozenset({Kind.INTEGER, *_LIKELY})
 _NUMBERS = _INTEGERS | {Kind.FRACTION, *_LIKELY_FRACTION}
-# The kinds that a type takes as they are; a string takes all, of others it is not told.
+# The kinds that a type takes unchanged. A string takes every kind; other types are not listed.
 _TAKEN: Mapping[type[Any], frozenset[Kind]] = {
     iceberg.BooleanType: frozenset({Kind.BOOLEAN}),
     iceberg.IntegerType: frozenset({Kind.INTEGER}),

@@ -52,7 +52,7 @@ class BrokenPipelineWarning(UserWarning):
 
 def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     """Make the DAGs; see `airflow_lakestream.pipelines.load`."""
-    # A task's process looks for its own DAG, and its run checks what it is told.
+    # A task's process looks for its own DAG, and its run checks the arguments.
     patience = None if strict else 0 if get_parsing_context().dag_id else _PATIENCE
     dags, wrong = make_dags(read_folder(folder, cache(looked_up(*airflow_variables())), patience=patience))
     if strict and wrong:

@@ -1,4 +1,4 @@
-"""What files of pipelines came to, remembered on disk: by their content, and by the variables in them."""
+"""Compiled pipelines, stored on disk by the content of their files and the variables in them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _seal(content: bytes) -> bytes:
 
 
 class Memory:
-    """What files came to, by their content and the variables in them. A memory that is damaged is an empty one."""
+    """Compiled pipelines of files, by content and variables. A damaged memory counts as empty."""
 
     def __init__(self, path: Path, lookup: Callable[[str], str]) -> None:
         self._path = path

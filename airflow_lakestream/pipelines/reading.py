@@ -43,7 +43,7 @@ def text_of(path: Path, name: str) -> str:
 def read_text(
     text: str, name: str, lookup: Callable[[str], str], engine: str | None = None
 ) -> tuple[Compiled, frozenset[str]]:
-    """Return what a text comes to, and the names of its variables. Raises PipelineError."""
+    """Return a text's pipeline, and the names of its variables. Raises PipelineError."""
     # Here, since nothing of it is needed for files that are remembered.
     from airflow_lakestream.pipelines.compiling import compile_document
     from airflow_lakestream.pipelines.yaml_file import read_document
