@@ -43,7 +43,7 @@ class TaskArguments(Mapping[str, Any]):
 
 
 def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> TaskArguments:
-    """Return what a task is told that lands.
+    """Return the arguments of a task that lands.
 
     :param task_id: of a task, or of a group that lands together; None: the only one of the DAG that lands.
     :param folder: the file or folder of DAGs; None: Airflow's.

@@ -47,7 +47,7 @@ class RendersSql(KeepsTexts):
         """Return the statement before it is rendered: as it stands in the arguments, or in its file."""
         sql = self.statement()
         # The environment is the operator's, which this class stands beside.
-        return _read(sql, self.get_template_env()) if isinstance(sql, str) and sql.endswith(_FILE) else sql  # type: ignore[attr-defined]
+        return _read(sql, self.get_template_env()) if isinstance(sql, str) and sql.endswith(_FILE) else sql  # type: ignore[attr-defined]  # operators have it
 
     # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped one, and never calls its
     # `render_template_fields`: this is the one method that every way leads through.

@@ -79,7 +79,7 @@ def test_a_node_leaves_the_machine_as_it_was(stack: Stack, way: str) -> None:
     # The end of its standard input is the owner's word to take all down.
     assert ProcessId(**leash).wait_gone(PATIENCE)
     assert traces() == before
-    assert not os.path.exists(node.folder)  # noqa: PTH110
+    assert not os.path.exists(node.folder)  # noqa: PTH110  # a text, as the node records it
 
 
 def _has_account(node: Kubernetes) -> bool:
