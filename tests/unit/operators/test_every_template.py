@@ -76,7 +76,7 @@ def accepted(kind: Any) -> dict[str, Any]:
             try:
                 made(kind, {**needed, name: value})
             except InvalidArgument as error:
-                assert error.argument == name, (kind, name, str(error))  # noqa: PT017
+                assert error.argument == name, (kind, name, str(error))  # noqa: PT017  # most are taken
             else:
                 found[name] = value
     assert found.keys() <= {*kind.template_fields}, kind
