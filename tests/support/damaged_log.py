@@ -68,10 +68,10 @@ class StoredBatch:
 def batches(folder: str | Path, topic: str, partition: int = 0) -> list[StoredBatch]:
     """Return the batches of a partition, in order.
 
-    :param folder: the broker's, of which one below has the logs.
+    :param folder: the broker's, with its logs in `data`.
     """
-    found = [path for path in Path(folder).rglob(f"{topic}-{partition}") if path.is_dir()]
-    (log,) = found
+    # No walk: the broker deletes the folders of other tests' topics meanwhile.
+    log = Path(folder, "data", f"{topic}-{partition}")
     return [batch for segment in sorted(log.glob("*.log")) for batch in _in_segment(segment)]
 
 
