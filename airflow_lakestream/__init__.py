@@ -1,6 +1,6 @@
 """Land Kafka topics in Iceberg tables as scheduled, supervised Airflow DAGs.
 
-Only the version lives here: Spark imports this package from a zip, with no Airflow around.
+This module contains the version only: Spark imports the package from a zip, without Airflow.
 """
 
 __version__ = "0.1.0"

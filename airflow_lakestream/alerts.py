@@ -1,4 +1,4 @@
-"""Callbacks for people who watch streams: one line in the log and a count in the metrics. Replace them by notifiers.
+"""Callbacks for alerts about streams: a line in the log and a count in the metrics. Replace with notifiers.
 
 Airflow calls `tell` when a task fails, and `tell_deadline`, in the triggerer, when a run misses its deadline.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def tell(context: Mapping[str, Any]) -> None:
-    """Log which stream is not as it should be, and why. For `on_failure_callback`."""
+    """Log the stream of a failed task, and the error. For `on_failure_callback`."""
     ti, stream = context["ti"], vars(context["ti"].task)
     what = stream.get("table") or stream.get("checkpoint_location") or ti.task_id
     log.error("ALERT %s.%s, %s: %s", ti.dag_id, ti.task_id, what, context.get("exception"))
@@ -24,7 +24,7 @@ def tell(context: Mapping[str, Any]) -> None:
 
 
 async def tell_deadline(context: Mapping[str, Any] | None = None, **more: Any) -> str:
-    """Log which run took too long, and return the text. For a `DeadlineAlert`.
+    """Log the run behind a missed deadline, and return the text. For a `DeadlineAlert`.
 
     :param context: Airflow's: the run and its deadline.
     :param more: the alert's `kwargs`.

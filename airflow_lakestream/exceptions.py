@@ -1,4 +1,4 @@
-"""The base classes of all errors that this package raises on purpose.
+"""Base classes of all deliberate errors of this package.
 
 There is one root, so that a caller can catch any error of lakestream. `Terminal` and `Transient` are markers: only the
 operators read them, to tell Airflow whether a retry can help. Facts are attributes; the text says what to do.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Terminal:
-    """Marker: the same call fails again until somebody changes something."""
+    """Marker: the same call fails again until a person changes something."""
 
 
 class Transient:
@@ -22,7 +22,7 @@ class LakestreamError(Exception):
 
 
 class InvalidArgument(LakestreamError, Terminal, ValueError):
-    """An argument that can never work; `argument` names it."""
+    """An argument with an impossible value; `argument` is the name."""
 
     def __init__(self, argument: str, problem: str, remedy: str = "") -> None:
         self.argument = argument
@@ -30,7 +30,7 @@ class InvalidArgument(LakestreamError, Terminal, ValueError):
 
 
 class UnknownValue(InvalidArgument):
-    """A value outside the closed list of values that `argument` takes."""
+    """A value outside the closed list of values of `argument`."""
 
     def __init__(self, argument: str, value: object, known: Iterable[str]) -> None:
         self.value = value
@@ -39,14 +39,14 @@ class UnknownValue(InvalidArgument):
 
 
 class MissingExtra(LakestreamError, Terminal, ImportError):
-    """A package is missing that an extra of this one brings; the text has the command that installs it."""
+    """A package of an extra is missing; the text has the command for the installation."""
 
     def __init__(self, extra: str, missing: str | None) -> None:
         super().__init__(f"{missing} is not installed: pip install 'airflow-lakestream[{extra}]'", name=missing)
 
 
 class BadRecord(LakestreamError, Terminal):
-    """A record that can't be turned into a row without losing something."""
+    """A record that can't become a row without loss."""
 
     def __init__(self, topic: str, partition: int, offset: int, reason: str, remedy: str = "") -> None:
         self.topic = topic
@@ -57,4 +57,4 @@ class BadRecord(LakestreamError, Terminal):
 
 
 class AirflowTooOld(LakestreamError, Terminal):
-    """The version of Airflow has no way to do something without losing anything."""
+    """The version of Airflow can't do something without loss."""

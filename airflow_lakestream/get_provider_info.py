@@ -1,4 +1,4 @@
-"""What Airflow's ProvidersManager reads. Imports nothing: it runs in every Airflow process."""
+"""Provider description for Airflow's ProvidersManager, without imports, as it runs in every Airflow process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links on a task's page: the operator pushes them while the task runs, as soon as there is something to link to."""
+"""Links on a task's page: the operator pushes an address as soon as a page exists, while the task runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def links_until_run(*links: _PushedLink) -> Any:
-    """Return an operator's `operator_extra_links`: these, until `_has_run` is true.
+    """Return an operator's `operator_extra_links`: the given links until `_has_run` is true.
 
-    When a task has run, Airflow would push each link again, and an empty one where there is none. A link with an
-    `argument` is there if the operator has that argument.
+    After a task has run, Airflow would push each link again, and empty links for missing pages. A link with an
+    `argument` is present if the operator has that argument.
     """
 
     def there(operator: Any) -> tuple[_PushedLink, ...]:
@@ -29,12 +29,12 @@ def links_until_run(*links: _PushedLink) -> Any:
 
 
 def _given(operator: Any, argument: str) -> Any:
-    # A mapped operator has its arguments apart.
+    # A mapped operator has its arguments in `partial_kwargs`.
     return getattr(operator, argument, None) or getattr(operator, "partial_kwargs", {}).get(argument)
 
 
 def push_pages(ti: Any, what: Mapping[str, Any], topic_url: str | None, table_url: str | None) -> None:
-    """Push the links to the pages of topic and table, where there are such.
+    """Push the links to the pages of topic and table, for each known name and address.
 
     :param what: the names of `topic` and `table`, as far as they are known.
     """
@@ -44,29 +44,29 @@ def push_pages(ti: Any, what: Mapping[str, Any], topic_url: str | None, table_ur
 
 
 class _PushedLink(BaseOperatorLink):
-    """A link whose address the operator pushes."""
+    """A link with an address pushed by the operator."""
 
     name = ""
-    # The operator's argument without which there is no such link.
+    # The operator's argument that the link needs.
     argument = ""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """Return the pushed address; empty until there is one."""
+        """Return the pushed address, or an empty text without an address."""
         try:
             value: Any = XCom.get_value(key=self.xcom_key, ti_key=ti_key)
-        except Exception:  # noqa: BLE001  # a link that can't be had is no reason to fail a task
+        except Exception:  # noqa: BLE001  # a missing link must not fail a task
             return ""
         return str(value or "")
 
 
 class SparkUILink(_PushedLink):
-    """The Spark UI of the driver: its batches, jobs and executors."""
+    """The Spark UI of the driver: batches, jobs and executors."""
 
     name = "Spark UI"
 
 
 class FlinkLink(_PushedLink):
-    """Flink's dashboard: its jobs and their checkpoints."""
+    """Flink's dashboard: jobs and checkpoints."""
 
     name = "Flink"
 
@@ -78,14 +78,14 @@ class DriverLogLink(_PushedLink):
 
 
 class TopicLink(_PushedLink):
-    """The topic's page in a topic browser; `topic_url` is its address."""
+    """The topic's page in a topic browser, with `topic_url` as address."""
 
     name = "Topic"
     argument = "topic_url"
 
 
 class TableLink(_PushedLink):
-    """The table's page in a table browser; `table_url` is its address."""
+    """The table's page in a table browser, with `table_url` as address."""
 
     name = "Table"
     argument = "table_url"

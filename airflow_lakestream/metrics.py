@@ -1,6 +1,6 @@
-"""The metrics, named `lakestream.*`, sent through Airflow's own. See docs/metrics.md.
+"""Metrics named `lakestream.*`, sent through Airflow's metrics. See docs/metrics.md.
 
-Counters and timers are sent as things happen: even a run that fails has reported what it landed.
+Counters and timers are sent immediately: even a failed run has reported its landings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "lakestream"
 _SIZE = "added-files-size"
-# What Airflow takes in a metric's name; a tag that is shortened keeps so much, with a digest of all of it.
+# Characters that Airflow refuses in a metric's name; a shortened tag keeps `_SHORTEST` characters, with a digest.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
 _LONGEST, _SHORTEST = 250, 24
 # A sensor's values, and the gauges that they set.
@@ -35,19 +35,19 @@ _OF_STREAM = ("table", "topic", "consumer_group")
 
 
 def tags_of(ti: Any, stream: Mapping[str, Any], **more: str) -> dict[str, str]:
-    """Return the tags of a task's metrics: dag_id, task_id, and table, topic and consumer group if known.
+    """Return the tags of a task's metrics: dag_id, task_id, and, if known, table, topic and consumer group.
 
-    :param ti: the task instance; None if unknown.
+    :param ti: the task instance, or None if unknown.
     """
     task = {} if ti is None else {"dag_id": ti.dag_id, "task_id": ti.task_id}
     return {**task, **{name: str(stream[name]) for name in _OF_STREAM if stream.get(name)}, **more}
 
 
 class LandingMeter:
-    """Measures each commit of a run in the worker.
+    """Meter for each commit of a run in the worker.
 
     :param tags: from `tags_of`.
-    :param catalog: the table's, to ask how many bytes a commit wrote; None if it can't be asked.
+    :param catalog: the table's catalog, to ask how many bytes a commit wrote, or None if it can't be asked.
     """
 
     def __init__(self, tags: Mapping[str, str], catalog: Any = None) -> None:
@@ -70,12 +70,12 @@ class LandingMeter:
             snapshot = self._catalog.load_table(done.table).snapshot_by_id(done.snapshot_id)
             summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
             _count("bytes", int(summary.get(_SIZE, 0)), tags)
-        except Exception as e:  # noqa: BLE001  # the commit is done; a number less is no reason to fail its run
+        except Exception as e:  # noqa: BLE001  # the commit is done; a missing number must not fail its run
             log.debug("The bytes of snapshot %s are not measured: %s", done.snapshot_id, e)
 
 
 def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:
-    """Set how many offsets are left; does nothing for None."""
+    """Set the number of offsets left; ignore None."""
     if offsets is not None:
         _gauge("lag", offsets, tags)
 
@@ -124,7 +124,7 @@ def _time(name: str, seconds: float, tags: Mapping[str, str]) -> None:
 
 
 def _sent(name: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags as they can be sent: with InfluxDB's style they are part of the name, which Airflow refuses whole."""
+    """Return tags for sending: InfluxDB's style puts tags into the metric's name, with Airflow's limits."""
     if not conf.getboolean("metrics", "statsd_influxdb_enabled", fallback=False):
         return dict(tags)
     found = {key: _safe(value) for key, value in tags.items()}
@@ -138,7 +138,7 @@ def _sent(name: str, tags: Mapping[str, str]) -> dict[str, str]:
 
 def _safe(value: str) -> str:
     safe = _UNSAFE.sub("_", value)
-    # A scheme's colon is no news; of other characters there are many, so that two names may come to the same.
+    # A colon of a scheme is replaced alone; other replacements need a digest, as two values may become equal.
     return safe if safe == value.replace(":", "_") else f"{safe}_{_digest(value)}"
 
 

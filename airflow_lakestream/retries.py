@@ -1,4 +1,4 @@
-"""Whether and when a task that failed is tried again, by what its error says. For `retry_policy`, on Airflow 3.3."""
+"""Retries of failed tasks by the kind of error, for `retry_policy` on Airflow 3.3."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if AIRFLOW_V_3_3_PLUS or TYPE_CHECKING:
 else:
     RetryPolicy = object
 
-# More the column of Airflow's database does not hold.
+# Airflow's database column holds at most this many characters.
 _MOST_CHARACTERS = 500
 _LONGEST = 366 * 86_400.0
-# Doubling more often than this is past any bound that makes sense, and soon past what a float holds.
+# More doublings would exceed any reasonable bound, and soon the range of a float.
 _MOST_DOUBLINGS = 30
 
 
 class LakestreamRetryPolicy(RetryPolicy):
-    """Try again where it can help: after a transient error of lakestream, and never after a terminal one.
+    """Retry policy: try again after a transient error of lakestream, never after a terminal error.
 
-    A terminal error (a bad record, lost offsets, arguments that contradict each other) fails the task at once, whatever
-    `retries` says. A transient one (a broker or a catalog that does not answer, a conflict, a full disk) is tried again
-    after `delay`, twice as long before each further try, up to `max_delay`, as often as `retries` allows. Any other
-    error is Airflow's: `retries` and `retry_delay` of the task. Airflow keeps the reason with the try.
+    A terminal error (a bad record, lost offsets, arguments that contradict each other) fails the task at once, for any
+    `retries`. After a transient error (a broker or a catalog that does not answer, a conflict, a full disk) the task is
+    tried again after `delay`, twice as long before each further try, up to `max_delay`, as often as `retries` allows.
+    Any other error is Airflow's: `retries` and `retry_delay` of the task. Airflow keeps the reason with the try.
 
     The operators of lakestream fail without retries on a terminal error by themselves; for tasks of your own that call
     lakestream, the policy does it.
@@ -51,7 +51,7 @@ class LakestreamRetryPolicy(RetryPolicy):
             raise InvalidArgument("max_delay", "is longer than a year.")
 
     def evaluate(self, exception: BaseException, try_number: int, max_tries: int, context: Any = None) -> RetryDecision:
-        """Return what is to be done after a try that failed."""
+        """Return the decision after a failed try."""
         reason = f"{type(exception).__name__}: {exception}"[:_MOST_CHARACTERS]
         if isinstance(exception, Terminal):
             return RetryDecision.fail(reason)
@@ -66,5 +66,5 @@ class LakestreamRetryPolicy(RetryPolicy):
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> LakestreamRetryPolicy:
-        """Return the policy that `serialize` wrote down."""
+        """Return the policy from the output of `serialize`."""
         return cls(**data)

@@ -1,11 +1,11 @@
-r"""Clickstream events of past hours: one run for each hour, to be backfilled.
+r"""Clickstream events of past hours: one run for each hour, by backfill.
 
     airflow backfill create --dag-id clickstream_backfill --max-active-runs 4 \
         --from-date 2026-11-20 --to-date 2026-11-21
 
-or the backfill form in Airflow's UI. It shares the ledger of `clickstream_to_lake`, so what the live runs have landed
-is not landed again, in whatever order and however many runs at a time. To read hours again, after a change of the
-schema for instance, backfill with reprocessing, and with `{"replace": true}` as configuration.
+or the backfill form in Airflow's UI. It shares the ledger of `clickstream_to_lake`, so records that the live runs have
+landed are not landed again, in any order and for any number of runs at a time. To read hours again, after a change of
+the schema for instance, backfill with reprocessing, and with `{"replace": true}` as configuration.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ with DAG(
         task_id="land",
         topic="{{ params.topic }}",
         table="{{ params.table }}",
-        # The ledger of the live DAG: each of the two leaves alone what the other has landed.
+        # The ledger of the live DAG: each of the two DAGs skips offsets that the other DAG has landed.
         consumer_group="clickstream_to_lake",
         mode="interval",
         replace="{{ params.replace }}",
         on_data_loss="{{ params.on_data_loss }}",
         partition_by=["days(timestamp)"],
-        # The live DAG's: Airflow fails tasks of which several are the first to report an asset for an alias.
+        # The live DAG's: Airflow fails tasks if several of them are the first to report an asset for an alias.
         outlets=[AssetAlias("clickstream")],
     )

@@ -1,6 +1,6 @@
-"""Clickstream events to the lake by Spark, with the name and the language of the site that each comes from.
+"""Clickstream events to the lake by Spark, with the name and the language of each event's site.
 
-A function of Spark DataFrames, in clickstream_frames/sites.py beside this file, joins them on the way.
+A function of Spark DataFrames, in clickstream_frames/sites.py next to this file, joins them on the way.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
-# The second is for one machine; a cluster needs a shared place.
+# The default folder is on one machine; a cluster needs a shared path.
 CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
 
-# What the function reads: the columns that records are decoded into.
+# Input of the function: the columns of the decoded records.
 SCHEMA = """
     timestamp timestamp, event string, user_id string, site_id string, url string, on_site_seconds int,
     viewed_percent double

@@ -1,7 +1,7 @@
-"""Counts each hour of the clickstream, once the table holds all of the hour.
+"""Counts each hour of the clickstream, once the table has the complete hour.
 
-Downstream of `clickstream_to_lake`, or of whatever else lands under its consumer group. The sensor asks the ledger, not
-a clock: late runs make this one late, and never wrong.
+Downstream of `clickstream_to_lake`, or of another DAG that lands under its consumer group. The sensor asks the ledger,
+not a clock: late runs make this DAG late, and never wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ with DAG(
         table="{{ params.table }}",
         consumer_group="{{ params.consumer_group }}",
         complete_through="{{ data_interval_end }}",
-        # At night nobody clicks: an hour without a later record is done when it is that long over.
+        # At night nobody clicks: without a later record, an hour is done when it ended that long ago.
         idle_after="20m",
         kafka_conn_id="kafka_default",
         missing="wait",
@@ -55,7 +55,7 @@ with DAG(
 
     @task
     def count(params: dict[str, Any] | None = None, **context: Any) -> int:
-        """Return how many events Kafka got in the hour."""
+        """Return the number of events that Kafka got in the hour."""
         table = IcebergHook("iceberg_default").open_catalog().load_table((params or {})["table"])
         start, end = context["data_interval_start"].isoformat(), context["data_interval_end"].isoformat()
         return table.scan(f"_kafka_timestamp >= '{start}' and _kafka_timestamp < '{end}'").count()

@@ -1,6 +1,6 @@
 """Clickstream events from Kafka to the lake, each run read by several workers and landed in one snapshot.
 
-For topics that are too much for one worker: a task plans, mapped tasks read and write, and one task commits.
+For topics that are too large for one worker: a task plans, mapped tasks read and write, and one task commits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ with DAG(
     schedule=CronDataIntervalTimetable("*/15 * * * *", timezone="UTC"),
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
-    # Runs of one group take turns: side by side they would read the same records, and all but one would discard them.
+    # Runs of one group take turns: parallel runs would read the same records, and all except one would discard them.
     max_active_runs=1,
     tags=["lakestream"],
     description=__doc__.partition("\n")[0],

@@ -1,6 +1,6 @@
-"""Clickstream events to the lake by Spark, every ten minutes all that is there.
+"""Clickstream events to the lake by Spark, every ten minutes all new records.
 
-The same ledger as any other landing: a run that was missed, cleared or killed loses and doubles nothing.
+The same ledger as any other landing: after a missed, cleared or killed run nothing is lost or doubled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
-# The second is for one machine; a cluster needs a shared place.
+# The default folder is on one machine; a cluster needs a shared path.
 CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
 
 with DAG(

@@ -2,7 +2,7 @@
 
 Unpause it, and the stream runs. To stop it for good, first pause the DAG, and then mark its task failed: the stream
 ends after its current batch. Without the pause the next run begins at once. It shares nothing with the worker that has
-submitted it: a retry finds the driver again. A failed run is followed by the next one.
+submitted it: a retry finds the driver again. After a failed run the next run begins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
-# The second is for one machine; a cluster needs a shared place.
+# The default folder is on one machine; a cluster needs a shared path.
 CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
 
 with DAG(

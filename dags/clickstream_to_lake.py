@@ -1,6 +1,6 @@
 """Clickstream events from Kafka to the lake, every minute.
 
-Each run lands what the table does not hold yet, so a missed or a cleared run loses and doubles nothing. Triggered by
+Each run lands the records that the table lacks, so a missed or a cleared run loses and doubles nothing. Triggered by
 hand it asks for topic, table and limits.
 """
 
@@ -17,7 +17,7 @@ with DAG(
     schedule=CronDataIntervalTimetable("* * * * *", timezone="UTC"),
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
-    # Runs of one group take turns: side by side they would read the same records, and all but one would discard them.
+    # Runs of one group take turns: parallel runs would read the same records, and all except one would discard them.
     max_active_runs=1,
     tags=["lakestream", "start here"],
     description=__doc__.partition("\n")[0],
@@ -61,6 +61,6 @@ with DAG(
         max_batch_bytes="{{ params.max_batch_bytes }}",
         on_data_loss="{{ params.on_data_loss }}",
         partition_by=["days(timestamp)"],
-        # The alias becomes the table that was really written, whatever the form said.
+        # The alias becomes the table that was really written, for any input in the form.
         outlets=[AssetAlias("clickstream")],
     )

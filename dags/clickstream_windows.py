@@ -1,7 +1,7 @@
-"""Windows of five minutes and sessions of the clickstream by Spark: a row for each, when it is final.
+"""Windows of five minutes and sessions of the clickstream by Spark: a row for each final window or session.
 
-Functions of the stream, in clickstream_frames/streams.py beside this file, say what a window is; Spark keeps the open
-ones in the checkpoint, and each batch lands in one commit with what it read.
+Functions of the stream, in clickstream_frames/streams.py next to this file, define a window; Spark keeps the open
+windows in the checkpoint, and each batch lands in one commit with the offsets it read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
-# The second is for one machine; a cluster needs a shared place.
+# The default folder is on one machine; a cluster needs a shared path.
 CHECKPOINTS = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
 
-# What the functions read: the columns that records are decoded into.
+# Input of the functions: the columns of the decoded records.
 SCHEMA = "timestamp timestamp, event string, user_id string, site_id string"
 TABLE = r"^[^.\s]+(\.[^.\s]+)+$"
 
@@ -76,7 +76,7 @@ with DAG(
             },
             trigger="available_now",
             checkpoint_location=f"{CHECKPOINTS}/{task_id}",
-            # Each state is kept in so many parts, which stays so.
+            # Each state is kept in this number of parts, which never changes.
             conf={"spark.sql.shuffle.partitions": "2"},
             max_offsets_per_trigger="{{ params.max_offsets_per_trigger }}",
             retries=2,

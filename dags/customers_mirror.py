@@ -1,7 +1,7 @@
-"""A mirror of a small table of a database in the lake, every minute, in the worker: no Spark.
+"""A mirror of a small table of a database in the lake, every minute, in the worker, without Spark.
 
-Debezium sends the table's changes to the topic. Each run applies what the mirror lacks, so a missed or a cleared run
-loses and doubles nothing. A large table, or one that must follow within seconds, is for orders_cdc.
+Debezium sends the table's changes to the topic. Each run applies the changes that the mirror lacks, so a missed or a
+cleared run loses and doubles nothing. A large table, or one that must follow within seconds, is for orders_cdc.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ with DAG(
     schedule=CronDataIntervalTimetable("* * * * *", timezone="UTC"),
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
-    # Runs of one group take turns: side by side they would merge the same events, and all but one would discard that.
+    # Runs of one group take turns: parallel runs would merge the same events, and all except one would discard it.
     max_active_runs=1,
     tags=["lakestream", "cdc"],
     description=__doc__.partition("\n")[0],
@@ -56,6 +56,6 @@ with DAG(
         max_records="{{ params.max_records }}",
         retries=3,
         retry_delay=timedelta(seconds=30),
-        # The alias becomes the table that was really written, whatever the form said.
+        # The alias becomes the table that was really written, for any input in the form.
         outlets=[AssetAlias("customers")],
     )

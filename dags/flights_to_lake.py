@@ -1,4 +1,4 @@
-"""The flights that left New York City in 2013, from Kafka to the lake, when triggered.
+"""Flights from New York City in 2013, from Kafka to the lake, when triggered.
 
 Shows a table designed by hand: types, partitions and the order of rows in each file.
 """

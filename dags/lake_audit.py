@@ -1,8 +1,8 @@
-"""Proves that a table holds its topics' records once each, and changes nothing.
+"""Proves that a table has each record of a topic once, and changes nothing.
 
 The page of streams in Airflow has a button that starts it for one stream. Form and task take the tables that the
-Airflow variable `lakestream_tables` lists, by names or patterns; without it, those of `lakestream_streams`, and without
-either the namespace `lake`. Damage fails the run, and its log and XCom have the offsets.
+Airflow variable `lakestream_tables` lists, by names or patterns; without it, the tables of `lakestream_streams`, and
+without either the namespace `lake`. Damage fails the run, and its log and XCom have the offsets.
 """
 
 from __future__ import annotations

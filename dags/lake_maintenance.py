@@ -1,8 +1,7 @@
-"""Keeps the lake's tables fast: small files into large ones, old snapshots and files that no table has removed.
+"""Keeps the lake's tables fast: merges small files, removes old snapshots and files without a table.
 
-By Spark and Iceberg's own procedures, table after table; what the tables know of Kafka's offsets stays readable. A
-worker that dies leaves the driver running, and the retry finds it again; marked as failed, the run ends after the work
-that it is at.
+By Spark and Iceberg's own procedures, table after table; the ledgers in the tables stay readable. If a worker dies,
+the driver keeps running, and the retry finds it again; marked as failed, the run ends after its current step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
     max_active_runs=1,
-    # Lists and numbers of the form stay what they are.
+    # Lists and numbers of the form keep their types.
     render_template_as_native_obj=True,
     tags=["lakestream", "spark"],
     description=__doc__.partition("\n")[0],
@@ -69,7 +68,7 @@ with DAG(
             },
         },
         kafka_conn_id=None,
-        # A table that failed is tried once more, and the others are done by then.
+        # A table that failed is tried once more, when the other tables are done.
         max_restarts=1,
         retries=2,
     )

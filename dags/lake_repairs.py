@@ -1,10 +1,10 @@
-"""Writes what can't be taken back lightly, once a person has agreed: receipts for lost records, or a replace.
+"""Writes receipts for lost records, or replaces rows, after the approval of a person.
 
-Kafka's retention was faster than the stream, and the ledger is to say that the records are lost. Or the records of some
-hours are to be decoded again. `look` finds the offsets, `approve` shows them to a person, under "Required Actions" of
-Airflow's UI, and `write` writes these offsets and no others: what is lost or landed meanwhile is not among them. Who
-has agreed stands in Airflow's database. Rejected, or without an answer for two days, nothing is written. Tables are
-those of the Airflow variable `lakestream_tables`, as for `lake_audit`.
+Kafka's retention was faster than the stream, and the ledger is to record the loss. Or the records of some hours are to
+be decoded again. `look` finds the offsets, `approve` shows them to a person, under "Required Actions" of Airflow's UI,
+and `write` writes exactly these offsets, without those lost or landed meanwhile. Airflow's database records who has
+agreed. Rejected, or without an answer for two days, nothing is written. Tables are those of the Airflow variable
+`lakestream_tables`, as for `lake_audit`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ with DAG(
 
     @task
     def look(params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the offsets that are to be written, and what that means; skip the rest where there are none."""
+        """Return the offsets to write, and the consequences; skip the remaining tasks without offsets."""
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.watching.proposals import Proposing
 

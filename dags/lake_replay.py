@@ -1,8 +1,8 @@
 """Lands a table's rejected records again, once a schema, a setting or the table has been corrected.
 
-The page of streams in Airflow has a button that starts it for one stream, with the settings of that stream's task. What
-fits now becomes rows, and what does not stays rejected, with the new reason. Kafka is not asked. Form and task take the
-tables that the Airflow variable `lakestream_tables` lists, as `lake_audit` does.
+The page of streams in Airflow has a button that starts it for one stream, with the settings of that stream's task.
+Records that fit now become rows, and the others stay rejected, with the new reason. Kafka is not asked. Form and task
+take the tables that the Airflow variable `lakestream_tables` lists, as `lake_audit` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow_lakestream.operators.replay import LakestreamReplayOperator
 
 
 def text(title: str, description: str) -> Param:
-    """Return a field that may be empty."""
+    """Return an optional text field."""
     return Param(None, type=["null", "string"], title=title, description=description)
 
 

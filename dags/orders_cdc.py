@@ -14,7 +14,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
-# The second is for one machine; a cluster needs a shared place.
+# The default folder is on one machine; a cluster needs a shared path.
 CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
 
 with DAG(

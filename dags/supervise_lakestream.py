@@ -1,8 +1,8 @@
-"""Supervises streams: each table is fresh, each consumer keeps up, and no record expires before it is landed.
+"""Supervises streams: each table is fresh, each consumer keeps up, and no record expires before its landing.
 
-The form, or the Airflow variable `lakestream_streams`, lists the streams; each is a row of mapped tasks. What is not as
-it should be fails its task, which says why by name and calls `tell`: put a notifier of your own in its place. So does a
-run that is not done in time. For the page of streams it also tells what each table holds.
+The form, or the Airflow variable `lakestream_streams`, lists the streams; each is a row of mapped tasks. A problem
+fails the stream's task, with the reason, and calls `tell`; a run that is not done in time calls `tell_deadline`: put
+notifiers of your own in their place. For the page of streams it also reports the content of each table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
 from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
 
-# What a stream of the list may leave out.
+# Defaults for settings that a stream of the list leaves out.
 USUAL = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h", "samples": 3}
 
 with DAG(
@@ -54,13 +54,13 @@ with DAG(
 
     @task
     def streams(params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Return the streams, with the usual limits where they say none."""
+        """Return the streams, with default limits for missing settings."""
         given = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
-        # One that is written wrongly fails its own tasks, and not those of the others.
+        # A stream with a wrong setting fails its own tasks, and no other stream's.
         return [{**USUAL, **(one if isinstance(one, dict) else {"table": str(one)})} for one in given]
 
     def limited_by(limit: str) -> Any:
-        """Return the arguments of a sensor that knows one of the limits, for each stream."""
+        """Return the arguments of a sensor with the given limit, for each stream."""
         return listed.map(lambda one: {name: one.get(name) for name in ("table", "consumer_group", limit)})
 
     listed = streams()
@@ -83,7 +83,7 @@ with DAG(
         map_index_template="{{ task.table }}",
     ).expand_kwargs(limited_by("min_time_left"))
 
-    # For the page of streams. A stream with "samples": 0 keeps what is in its rejected records out of Airflow.
+    # For the page of streams. A stream with "samples": 0 keeps the content of its rejected records out of Airflow.
     TableContentsOperator.partial(
         task_id="looks_inside",
         map_index_template="{{ task.table }}",

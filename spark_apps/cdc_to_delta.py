@@ -1,8 +1,8 @@
-"""Change events of a database into mirrors of its tables, Delta tables, by Spark: a supervised query.
+"""Change events of a database into mirrors in Delta tables, by Spark: a supervised query.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 cdc_to_delta.py --config app.json
 
-Exit code 0: done, or stopped on request. Else the last line of the log says what went wrong, and what to do.
+Exit code 0: done, or stopped on request. Else the last line of the log contains the error, and the remedy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 
 
 def main() -> int:
-    """Read the configuration, and mirror what it says: the sink is the only difference."""
+    """Read the configuration, and run the mirrors: the sink is the only difference."""
     parser = argparse.ArgumentParser(description="Mirror a database's tables in Delta tables, change by change.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/cdc.md")
     return run_program(parser.parse_args().config, kafka_to_iceberg)

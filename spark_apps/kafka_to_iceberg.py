@@ -2,7 +2,7 @@
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 kafka_to_iceberg.py --config app.json
 
-Exit code 0: done, or stopped on request. Else the last line of the log says what went wrong, and what to do.
+Exit code 0: done, or stopped on request. Else the last line of the log contains the error, and the remedy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 
 
 def main() -> int:
-    """Read the configuration, and land what it says."""
+    """Read the configuration, and land the topics."""
     parser = argparse.ArgumentParser(description="Land Kafka topics in Iceberg tables, exactly once.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/spark.md")
     return run_program(parser.parse_args().config, kafka_to_iceberg)

@@ -1,1 +1,1 @@
-"""Tables that other tools filled: their rows get a ledger, and other tools go on where a ledger ends."""
+"""Takeover between tools: a ledger for the rows of another tool, and the end of a ledger as a tool's start."""

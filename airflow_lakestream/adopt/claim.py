@@ -1,4 +1,4 @@
-"""What another tool says of a table: up to where it has put a topic's records into it."""
+"""Claim of another tool: up to a position, the table has a topic's records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 
 class StillRunning(LakestreamError, Transient):
-    """The other tool has not been stopped."""
+    """Refusal of a takeover while the tool is still running."""
 
     def __init__(self, source: str, sign: str) -> None:
         super().__init__(
@@ -23,18 +23,18 @@ class StillRunning(LakestreamError, Transient):
 
 
 class CannotAdopt(LakestreamError, Terminal):
-    """The position can't be that of this table's rows, or can't be told."""
+    """Refusal to adopt: the position does not fit the table's rows, or is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A tool's position. `ends` has the next offset by partition; `starts` where it began, as far as that is known.
+    """A tool's position: `ends` has the next offset by partition, `starts` the first offset, as far as known.
 
-    With `ranges` instead, exactly these offsets are claimed. With none of the three, the rows alone tell. `maybe` are
-    offsets beyond, by partition up to an end: the tool may have written them, and only rows can tell. Where rows
-    can't, `open_end` is the error.
+    With `ranges` instead, exactly these offsets are claimed. Without `ends` and `ranges`, only the rows have positions.
+    `maybe` are offsets beyond, by partition up to an end: the tool may have written them, and only rows can prove it.
+    If rows can't, `open_end` is the error.
 
-    `proved` and `trusted` are sentences for people: what shows that the position is the rows', and what nothing shows.
+    `proved` and `trusted` are sentences for people: evidence that the position fits the rows, and open assumptions.
     """
 
     source: str
@@ -48,16 +48,16 @@ class Claim:
 
     @property
     def is_by_rows(self) -> bool:
-        """Whether the rows alone tell."""
+        """Whether only the rows have positions."""
         return self.ends is None and self.ranges is None
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What changes while the tool runs."""
+        """Values of the position for a comparison: a running tool changes these values."""
         return self.ends, self.ranges, self.maybe
 
     def claimed(self, state: TopicState) -> RangeSet:
-        """Return the offsets that the tool has read. Without a known start they begin where the log does."""
+        """Return the offsets read by the tool; without a known start, from the beginning of the log."""
         if self.ranges is not None:
             return self.ranges
         topic = state.identity.topic
@@ -66,23 +66,23 @@ class Claim:
         return union(RangeSet.of(topic, p, self.starts.get(p, lows.get(p, 0)), end) for p, end in ends.items())
 
     def may_have_rows(self, state: TopicState) -> RangeSet | None:
-        """Return the offsets at which rows can be the tool's; None for all."""
+        """Return the possible offsets of the tool's rows, or None for all offsets."""
         if self.is_by_rows:
             return None
         if self.ranges is not None:
             return self.ranges
         topic = state.identity.topic
         ends = {**(self.ends or {}), **self.maybe}
-        # Below its start too: an earlier run of the tool may have written them.
+        # Also below its start: an earlier run of the tool may have written them.
         return union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
 
 
 class ToolPosition(Protocol):
-    """Where a tool stands."""
+    """Position of a tool in a topic."""
 
     @property
     def has_sign_of_life(self) -> bool:
-        """Whether `read` itself notices a tool that runs; else it is looked at twice."""
+        """Whether `read` itself notices a running tool; otherwise the position is read twice."""
 
     def read(self, topic: str) -> Claim:
-        """Return the tool's position. Raises StillRunning, CannotAdopt and the errors of where it is kept."""
+        """Return the tool's position. Raises StillRunning, CannotAdopt and the errors of the position's storage."""

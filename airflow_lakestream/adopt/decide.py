@@ -1,4 +1,4 @@
-"""From a tool's claim, the rows and the log to what the ledger is to hold."""
+"""Decision about a new ledger, from a tool's claim, the table's rows and the log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one topic's ledger is to hold. `left` are offsets without a row that the next run lands.
+    """New ledger entry of a topic. `left` are offsets without a row, for the next run to land.
 
-    `by_rows`: each row has told its own position.
+    `by_rows`: each row has its own position.
     """
 
     identity: TopicIdentity
@@ -34,7 +34,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """What the rows say of themselves. `all_tell`: each row has topic, partition and offset.
+    """Positions found in the rows. `all_tell`: each row has topic, partition and offset.
 
     `in_own_columns`: in the columns that landings write, which audits read.
     """
@@ -47,7 +47,7 @@ class Positions:
 
 
 class Topic:
-    """One topic's decision, from a look at all that is there."""
+    """Decision about a topic, from the claim, the rows and the log."""
 
     def __init__(self, claim: Claim, positions: Positions, held: RangeSet, source: Source, reader: Reader) -> None:
         self._claim, self._positions, self._held = claim, positions, held
@@ -56,7 +56,7 @@ class Topic:
         self._topic = self._state.identity.topic
 
     def decide(self) -> Decision:
-        """Return what the ledger is to hold. Raises CannotAdopt, CannotRebuild, and what Kafka raises."""
+        """Return the decision about the ledger entry. Raises CannotAdopt, CannotRebuild, and Kafka's errors."""
         claimed = self._claim.claimed(self._state)
         self._check_log(claimed)
         self._check_rows()
@@ -79,7 +79,7 @@ class Topic:
         return there - self._held
 
     def _check_log(self, claimed: RangeSet) -> None:
-        """Refuse a position that the topic's log does not have."""
+        """Refuse a position outside of the topic's log."""
         ends = self._claim.ends or {p: claimed.intervals(self._topic, p)[-1][1] for _, p in claimed.partitions}
         for partition, end in sorted(ends.items()):
             marks = self._state.marks.get(partition)
@@ -95,7 +95,7 @@ class Topic:
                 )
 
     def _check_rows(self) -> None:
-        """Refuse a position that is behind the rows."""
+        """Refuse a position behind the rows."""
         known = self._claim.may_have_rows(self._state)
         if known is not None and (beyond := self._own_rows - known):
             raise CannotAdopt(
@@ -106,7 +106,7 @@ class Topic:
             )
 
     def _by_rows(self, claimed: RangeSet) -> Decision:
-        """Each row says what it is: what Kafka shows without a row is left to the next run."""
+        """Return the decision by rows with positions; Kafka's offsets without a row are left to the next run."""
         claim, stop = self._claim, threading.Event()
         made = rebuild_topic(
             self._topic, self._positions.rows, self._held, self._source, self._reader, stop, claimed - self._held
@@ -130,7 +130,7 @@ class Topic:
         return self._decision(entry, made.left, (*claim.proved, *proved), claim.trusted)
 
     def _by_claim(self, claimed: RangeSet) -> Decision:
-        """Rows that do not say what they are: the tool's word is all there is."""
+        """Return the decision by the tool's claim, for rows without positions."""
         rows = self._own_rows
         landed = (claimed - self._held) | rows
         entry = TopicEntry(landed, counts=Counts(rows.width, rows.width), adopted=landed - rows)
@@ -155,7 +155,7 @@ class Topic:
         return self._decision(entry, RangeSet(), proved, tuple(trusted))
 
     def _origin(self, landed: RangeSet) -> dict[int, int]:
-        """Return where the group begins: at what the tool has, and below that at nothing."""
+        """Return the group's first offset by partition: the first claimed or landed offset, or else the log's start."""
         origin = {}
         for partition, marks in self._state.marks.items():
             begins = [start for start, _ in landed.intervals(self._topic, partition)[:1]]
@@ -191,7 +191,7 @@ _ANOTHER = (
 
 
 def _by_partition(claim: Claim, state: TopicState) -> list[str]:
-    """Name what the position leaves out, or has lost."""
+    """Return sentences on partitions without a position, or with a position before the log's start."""
     if claim.ends is None:
         return []
     topic, marks = state.identity.topic, state.marks

@@ -1,4 +1,4 @@
-"""A Delta table that another tool filled."""
+"""A Delta table filled by another tool."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from airflow_lakestream.delta.write.files import read_parts
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
 
-# Each is one small file to read.
+# Each commit is one small file to read.
 _COMMITS_LOOKED_AT = 500
 
 
 class _AtHead:
-    """The table as it was looked at: a sink that opens it again is refused where somebody has committed meanwhile."""
+    """Storage of a table at a version: another writer's commit since that version is refused."""
 
     def __init__(self, storage: DeltaStorage, version: int, landing_id: str) -> None:
         self._storage, self._version, self._landing_id = storage, version, landing_id
 
     def open(self, table: str) -> Head | None:
-        """Return the table as it was looked at, and with the landing as it is. Raises HeadMoved."""
+        """Return the table at the version, or with the landing committed. Raises HeadMoved."""
         head = self._storage.open(table)
         if head is None or (head.version != self._version and not self._has_landed(table)):
             raise HeadMoved(table)
         return head
 
     def store(self, table: str) -> Any:
-        """Return the object store whose root is the table's folder."""
+        """Return the object store with the table's folder as the root."""
         return self._storage.store(table)
 
     def _has_landed(self, table: str) -> bool:
@@ -50,7 +50,7 @@ class _AtHead:
 
 
 class DeltaFilled:
-    """A Delta table. Raises CannotAdopt if there is none, LedgerTakenAway and UnreadableLedger."""
+    """A Delta table. Raises CannotAdopt for a missing table, LedgerTakenAway and UnreadableLedger."""
 
     def __init__(self, storage: DeltaStorage, name: str, group: str) -> None:
         head = storage.open(name)
@@ -68,7 +68,7 @@ class DeltaFilled:
         return RowsFound.of(columns.of(part) for part in self._parts(columns.roots))
 
     def rows(self) -> int | None:
-        """Return how many rows there are; None if the log does not say."""
+        """Return the number of rows, or None if the log has no counts."""
         try:
             counts = [add["stats"]["numRecords"] for add in live_files(self._head)]
         except CannotReplace:
@@ -76,14 +76,14 @@ class DeltaFilled:
         return None if None in counts else sum(counts)
 
     def marks(self) -> Iterator[Mapping[str, str]]:
-        """Yield what the commits of the head's history say."""
+        """Yield the information of each commit in the head's history."""
         for actions in self._history():
             yield {key: value for key, value in info_of(actions).items() if isinstance(value, str)}
 
     def transaction(self, app: str) -> int | None:
-        """Return the number of an application's last transaction in the head's history; None if the log has none.
+        """Return the number of an application's last transaction in the head's history, or None.
 
-        Not the table's own last one: a RESTORE takes rows away, and leaves that as it was.
+        The table's own last number is not used: a RESTORE takes rows away, and leaves that number as it was.
         """
         for actions in self._history():
             for one in (action["txn"] for action in actions if "txn" in action):
@@ -92,7 +92,7 @@ class DeltaFilled:
         return None
 
     def _history(self) -> Iterator[Sequence[Action]]:
-        """Yield the commits that made the table what it is, newest first, as far as the log tells."""
+        """Yield the commits behind the table's current state, newest first, as far as the log reaches."""
         store, version = self._storage.store(self.name), self.head
         for _ in range(_COMMITS_LOOKED_AT):
             if version < 0 or (actions := read_commit(store, version)) is None:
@@ -101,7 +101,7 @@ class DeltaFilled:
             if info.get("operation") == "RESTORE":
                 to = info.get("operationParameters", {}).get("version")
                 if to is None:
-                    # By a time: the log does not say which version it was.
+                    # Restored by time: the log does not contain the version.
                     return
                 version = int(to)
                 continue
@@ -109,7 +109,7 @@ class DeltaFilled:
             version -= 1
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""
+        """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
         design = TableDesign(metadata=pa.schema([]), notes=notes)
         sink = DeltaSink(_AtHead(self._storage, self.head, landing.landing_id), self.name, group, design)
         sink.load(landing.run_id)

@@ -1,4 +1,4 @@
-"""The table that another tool filled, as adopting needs to see it: one class for each table format."""
+"""A table filled by another tool, as needed for an adoption: a class for each table format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_lakestream.tables.positions import PositionColumns
 
 
 class Filled(Protocol):
-    """A table at one head. `marks` are what commits of other engines say of themselves, newest first."""
+    """A table at a head. `marks` are the summaries of the head's commits, newest first."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Filled(Protocol):
 
     @property
     def head(self) -> int | None:
-        """The snapshot or version that is looked at."""
+        """The snapshot or version of the table; None for an empty table."""
 
     @property
     def columns(self) -> pa.Schema:
@@ -46,26 +46,26 @@ class Filled(Protocol):
 
     @property
     def ledgers(self) -> Mapping[str, Ledger]:
-        """The ledgers of all groups, and of the adopting one in any case."""
+        """The ledgers of all groups, always including the adopting group's."""
 
     def count(self, columns: PositionColumns, topic: str) -> RowsFound:
         """Count the rows by position."""
 
     def rows(self) -> int | None:
-        """Return how many rows there are; None if the metadata does not say."""
+        """Return the number of rows, or None if the metadata has no count."""
 
     def marks(self) -> Iterator[Mapping[str, str]]:
-        """Yield what the commits of the head's history say."""
+        """Yield the summary of each commit in the head's history."""
 
     def transaction(self, app: str) -> int | None:
-        """Return the number of an application's last transaction, as Delta keeps it; None without one."""
+        """Return the number of an application's last transaction in Delta, or None."""
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""
+        """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
 
 
 class _OnlyAtHead(CommitGuard):
-    """Refuses any head but the one that was looked at: another writer's rows would be adopted unseen."""
+    """Commit guard for a single head: rows that another writer has added since would be adopted unseen."""
 
     def check_fit(self, current: Table) -> None:
         """Refuse another head."""
@@ -79,7 +79,7 @@ class _AdoptingSink(IcebergSink):
 
 
 class IcebergFilled:
-    """An Iceberg table. Raises TableMissing, UndecidedLedger, and what `fitness` raises."""
+    """An Iceberg table. Raises TableMissing, UndecidedLedger, PartOfFanOut, and the errors of `fitness`."""
 
     def __init__(self, catalog: Catalog, name: str, group: str) -> None:
         self._catalog, self._table = catalog, load(catalog, name)
@@ -97,22 +97,22 @@ class IcebergFilled:
         return count_rows(self._table, self.head, columns=columns)
 
     def rows(self) -> int | None:
-        """Return how many rows there are; None if the metadata does not say."""
+        """Return the number of rows, or None if the metadata has no count."""
         for summary in self.marks():
             total = summary.get("total-records")
             return int(total) if total is not None and not int(summary.get("total-delete-files", 0)) else None
         return 0
 
     def marks(self) -> Iterator[Mapping[str, str]]:
-        """Yield what the commits of the head's history say."""
+        """Yield the summary of each commit in the head's history."""
         return map(ledger_store.summary_of, ledger_store.live_ancestors(self._table.metadata))
 
     def transaction(self, app: str) -> int | None:
-        """Return nothing: Iceberg keeps no transactions of applications."""
+        """Return None: Iceberg has no transactions of applications."""
         return None
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
-        """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""
+        """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
         sink = _AdoptingSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
         sink.load(landing.run_id)
         if ledger_store.head_of(load(self._catalog, self.name).metadata) != self.head:
@@ -121,7 +121,7 @@ class IcebergFilled:
 
 
 def open_filled(lake: Any, table: str, group: str) -> Filled:
-    """Open a table. Raises as its class does, and IsMirror."""
+    """Open a table. Raises the errors of the table's class, IsMirror, and CannotAdopt for an empty table."""
     if TableFormat.of(table) is TableFormat.DELTA:
         from airflow_lakestream.adopt.delta import DeltaFilled
 
@@ -135,5 +135,5 @@ def open_filled(lake: Any, table: str, group: str) -> Filled:
 
 
 def newest(marks: Iterator[Mapping[str, str]], keys: Sequence[str]) -> Mapping[str, str] | None:
-    """Return the newest commit that says all of these."""
+    """Return the newest commit with all of these keys, or None."""
     return next((one for one in marks if all(key in one for key in keys)), None)

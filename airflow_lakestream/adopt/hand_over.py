@@ -1,4 +1,4 @@
-"""The way back: another tool is set to where the ledger ends."""
+"""The way back: sets another tool to the end of a ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
 
 class HolesBelow(LakestreamError, Terminal):
-    """A tool that goes on at one offset would never read what the ledger lacks below it, or would double it."""
+    """A ledger with holes, for a tool with a single offset per partition: records would be skipped or doubled."""
 
     def __init__(self, table: str, group: str, holes: RangeSet) -> None:
         self.holes = holes
@@ -38,22 +38,22 @@ class NotSet(LakestreamError, Terminal):
 
 
 class Takes(Protocol):
-    """A tool whose position can be set."""
+    """A tool with a settable position."""
 
     @property
     def name(self) -> str:
         """The tool in words."""
 
     def check_at_rest(self) -> None:
-        """Raise StillRunning while it runs."""
+        """Raise StillRunning while the tool runs."""
 
     def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
-        """Set its position; return what it shows then."""
+        """Set the tool's position; return the position shown by the tool afterwards."""
 
 
 @dataclass(frozen=True)
 class ToGroup:
-    """A tool that begins at its consumer group's committed offsets."""
+    """A tool starting at the committed offsets of a consumer group."""
 
     groups: Groups
     group: str
@@ -69,14 +69,14 @@ class ToGroup:
             raise StillRunning(self.name, f"it has {members} members")
 
     def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
-        """Commit the offsets; return what the group has then. Raises GroupInUse."""
+        """Commit the offsets; return the group's committed offsets afterwards. Raises GroupInUse."""
         self.groups.set_committed(self.group, topic, offsets)
         return self.groups.committed(self.group, topic)
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Where the other tool goes on, by partition; `done` tells whether it was set."""
+    """New offsets of the tool, by partition; `done` is true if the offsets were set."""
 
     table: str
     to: str
@@ -92,7 +92,7 @@ class HandedOver:
 
 @dataclass(frozen=True, kw_only=True)
 class HandOver:
-    """Which ledger's end is handed over. `kafka` is librdkafka's configuration."""
+    """Handover of the end of a ledger to a tool. `kafka` is librdkafka's configuration."""
 
     table: str
     consumer_group: str
@@ -101,7 +101,7 @@ class HandOver:
     where: str = "the Kafka connection"
 
     def run(self, lake: Any, to: Takes, *, write: bool) -> HandedOver:
-        """Set the tool's position, or only say it.
+        """Return the tool's new offsets; set the offsets only if `write` is true.
 
         Raises HolesBelow, StillRunning, NotSet, NoLedger, TopicReplaced, LogTruncated, and the errors of Kafka and of
         the tool.
@@ -133,7 +133,7 @@ class HandOver:
 
 
 def holes_below(entry: TopicEntry, topic: str, partitions: tuple[int, ...]) -> RangeSet:
-    """Return what the ledger lacks between the group's beginning and the last offset that it holds."""
+    """Return the ledger's holes between the group's beginning and the last held offset."""
     found = []
     for partition in partitions:
         held = entry.held.intervals(topic, partition)

@@ -1,4 +1,4 @@
-"""Adopting a table that another tool filled: look, and then write the ledger as a landing without rows."""
+"""Adoption of a table filled by another tool: a check, and then a landing of the ledger without rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """What adopting would write, or has written: then `snapshot_id` says where."""
+    """Result of an adoption, planned or written; a written adoption has a `snapshot_id`."""
 
     table: str
     consumer_group: str
@@ -39,12 +39,12 @@ class Adoption:
 
     @property
     def proved(self) -> tuple[str, ...]:
-        """What shows that the ledger is the rows'."""
+        """Evidence for the ledger."""
         return self.decision.proved
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """What nothing shows."""
+        """Assumptions without evidence."""
         return self.decision.trusted
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,11 +71,11 @@ class Adoption:
 
 @dataclass(frozen=True, kw_only=True)
 class Adopt:
-    """What to adopt. `kafka` is librdkafka's configuration.
+    """Settings of an adoption. `kafka` is librdkafka's configuration.
 
     :param where: name of the Kafka connection for errors.
-    :param watch: how long the table and the position have to stand still, in seconds, where the tool gives no sign of
-        life; asked before anything is written.
+    :param watch: how long the table and the position must not change before the write, in seconds, if the tool gives
+        no sign of life.
     """
 
     table: str
@@ -89,7 +89,7 @@ class Adopt:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def look(self, lake: Any, tool: ToolPosition, filled: Filled | None = None) -> Adoption:
-        """Say what would be written; nothing is. Raises what the position, the rows and the log are refused by."""
+        """Return the planned adoption, without a write. Raises the errors of the position, the rows and the log."""
         filled = filled or open_filled(lake, self.table, self.consumer_group)
         claim = tool.read(self.topic)
         positions = self._positions(filled)
@@ -114,7 +114,7 @@ class Adopt:
         )
 
     def write(self, lake: Any, tool: ToolPosition) -> Adoption:
-        """Look, and write the ledger in one commit on the very head that was looked at.
+        """Check, and write the ledger in a single commit on the checked head.
 
         Raises StillRunning if the table or the position changed meanwhile, and what `look` and a landing raise.
         """
@@ -127,7 +127,7 @@ class Adopt:
         this = f"adopt {uuid.uuid4().hex}"
         decision, source = adoption.decision, adoption.claim.source
         landing = Landing(this, this, {decision.identity: decision.entry}, adopted=source)
-        # Rows that all say where they come from, in columns that audits have to be told.
+        # All rows have their positions, in columns that audits must be configured with.
         by_own = not self.columns.is_own and decision.by_rows
         receipt = Receipt(
             source=source,

@@ -1,1 +1,1 @@
-"""The audit: whether a table holds what Kafka can still show of the ranges in its ledger, once each."""
+"""The audit: a comparison of a table's rows with Kafka's remaining records of the ledger's ranges, once each."""

@@ -1,4 +1,4 @@
-"""Rows that other tools wrote, and that say under other names which records they come from."""
+"""Rows written by another tool, with columns of different names for the positions of the records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.tables.positions import PositionColumns
 
 @dataclass
 class AdoptedRows:
-    """`ranges` are adopted offsets that rows account for, in columns of their own; `tallies` count these rows."""
+    """Adopted offset ranges with rows in the table (`ranges`), and the counts of these rows (`tallies`)."""
 
     ranges: RangeSet = RangeSet()
     tallies: dict[PartitionKey, Tally] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class AdoptedRows:
         properties: Mapping[str, str],
         count: Callable[[PositionColumns], RowsFound],
     ) -> AdoptedRows:
-        """Count the rows of all adoptions that named their columns, as far as the table still has these.
+        """Count the rows of all adoptions with named columns, if the table still has these columns.
 
         :param count: counts the table's rows by such columns.
         """
@@ -47,11 +47,11 @@ class AdoptedRows:
         return found
 
     def within(self, key: PartitionKey) -> Tally:
-        """Return the rows of a partition that adoptions account for."""
+        """Return the counts of a partition's adopted rows."""
         return self.tallies.get(key, Tally())
 
     def counted(self, audits: Iterable[PartitionAudit]) -> tuple[int, int]:
-        """Return how many adopted offsets have a row, and how many lack one: the ledger's counts have neither."""
+        """Return the number of adopted offsets with a row, and without a row. The ledger's counts include neither."""
         there = lacking = 0
         for one in audits:
             key = one.topic, one.partition
@@ -69,7 +69,7 @@ class AdoptedRows:
 
 
 def adopted_lines(books: Books, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
-    """Say which offsets are landed by another tool's word alone."""
+    """Describe the offsets landed by another tool's word alone."""
     found = []
     for group, identity, entry in books.entries():
         if ranges := entry.adopted - verified:

@@ -1,4 +1,4 @@
-"""All ledgers of a table: what the audited group holds, and what any group accounts for."""
+"""All ledgers of a table: the ranges of the audited group, and the ranges of any group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NoLedger(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class Books:
-    """The ledgers of all groups at one snapshot; `group` is the audited one."""
+    """Ledgers of all groups at a snapshot; `group` is the audited group."""
 
     group: str
     ledgers: dict[str, Ledger]
@@ -41,7 +41,7 @@ class Books:
 
     @classmethod
     def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> Books:
-        """Collect ledgers. Raises NoLedger if the group has none, or its ledger lacks the topic."""
+        """Collect ledgers. Raises NoLedger if the group has no ledger, or if the ledger lacks the topic."""
         books = cls(group, ledgers)
         known = tuple(name for name, ledger in ledgers.items() if ledger.topics)
         if not books.own.topics:
@@ -66,19 +66,19 @@ class Books:
         return frozenset(identity.topic for _, identity, _ in self.entries())
 
     def identities(self, topic: str) -> tuple[TopicIdentity, ...]:
-        """Return the incarnations of a topic that the audited group has landed."""
+        """Return the incarnations of a topic in the audited group's ledger."""
         return tuple(identity for identity in self.own.topics if identity.topic == topic)
 
     def own_entry(self, topic: str) -> TopicEntry:
-        """Return the audited group's books of a topic, all incarnations together."""
+        """Return the audited group's ledger entry of a topic, all incarnations together."""
         return sum((self.own.entry(identity) for identity in self.identities(topic)), TopicEntry())
 
     def landed(self, identity: TopicIdentity) -> RangeSet:
-        """Return what the audited group landed of one incarnation."""
+        """Return the ranges of an incarnation landed by the audited group."""
         return self.own.entry(identity).landed
 
     def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> Tally:
-        """Count how many landings hold each offset of a partition, of one incarnation or of any."""
+        """Count the landings of each offset of a partition, for an incarnation, or for all if `identity` is None."""
         tally = Tally()
         for _, of, entry in self.entries():
             if identity in (None, of):
@@ -87,7 +87,7 @@ class Books:
         return tally
 
     def counts(self, topic: str | None = None) -> Counts:
-        """Return what all groups counted, of one topic or of all."""
+        """Return the counts of all groups, for a topic, or for all if `topic` is None."""
         return sum((entry.counts for _, of, entry in self.entries() if topic in (None, of.topic)), Counts())
 
     def partitions(self, topics: Iterable[str]) -> set[PartitionKey]:
@@ -99,7 +99,7 @@ class Books:
         return found
 
     def complete(self, facts: PartitionFacts) -> PartitionFacts:
-        """Add what the audited group's ledger says of a partition to what was found there."""
+        """Return the facts with the ranges of the audited group's ledger."""
         entry = self.own_entry(facts.topic)
         key = facts.topic, facts.partition
         return replace(
@@ -112,38 +112,38 @@ class Books:
         )
 
     def before(self, topic: str) -> RangeSet:
-        """Return a topic's offsets below the audited group's beginning, which the audit does not judge."""
+        """Return a topic's offsets below the audited group's beginning, left out by the audit."""
         return union(RangeSet.of(topic, p, 0, offset) for p, offset in self.own_entry(topic).origin.items())
 
     def passed_over(self, topic: str) -> RangeSet:
-        """Return the offsets between what the audited group landed first and where it began to resume."""
+        """Return the offsets between the first landing of the audited group and the start of resumption."""
         entry = self.own_entry(topic)
         firsts = {p: entry.held.intervals(topic, p)[0][0] for of, p in entry.held.partitions if of == topic}
         return union(RangeSet.of(topic, p, start, entry.origin.get(p, 0)) for p, start in firsts.items()) - entry.held
 
     def landed_by_anyone(self, topic: str) -> RangeSet:
-        """Return all offsets of a topic's name that any group landed, of any incarnation."""
+        """Return all offsets of a topic's name landed by any group, of any incarnation."""
         return union(entry.landed for _, of, entry in self.entries() if of.topic == topic)
 
     def landed_by_others(self, topic: str) -> RangeSet:
-        """Return all offsets of a topic's name that other groups landed, of any incarnation."""
+        """Return all offsets of a topic's name landed by groups except the audited group, of any incarnation."""
         return union(entry.landed for group, of, entry in self.entries() if group != self.group and of.topic == topic)
 
     def entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
-        """Yield each group with each landed incarnation of a topic, and the books of it."""
+        """Yield each group with each landed incarnation of a topic, and the ledger entry."""
         for group, ledger in self.ledgers.items():
             for identity, entry in ledger.topics.items():
                 yield group, identity, entry
 
 
 def check_group_seen(table: Table, group: str) -> None:
-    """Raise NoLedger where the table knows nothing of a group."""
+    """Raise NoLedger if the table has no trace of a group."""
     if group not in (known := groups_seen(table)):
         raise NoLedger(".".join(table.name()), group, known)
 
 
 def groups_seen(table: Table) -> tuple[str, ...]:
-    """Return the groups with a ledger property, and those that only snapshots' landings name."""
+    """Return the groups with a ledger property or with landings in snapshots, sorted."""
     in_summaries = {
         group
         for snapshot in table.metadata.snapshots

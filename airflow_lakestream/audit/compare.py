@@ -1,6 +1,6 @@
-"""The verdict on one partition, from what the ledgers say, Kafka shows, and the table holds. Pure, no I/O.
+"""Verdict on a partition, from the ledgers, Kafka's records and the table's rows. Pure, no I/O.
 
-Rows with a position that no record can have are told apart: another writer made them.
+Rows with a position that no record can have are reported separately: another writer made them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
 @dataclass(frozen=True, slots=True)
 class OddRows:
-    """Rows of one topic and partition (None: NULL), with offsets from `low` to `high`, None for NULL.
+    """Rows of a topic and partition (NULL as None) with impossible positions, at offsets `low` to `high`.
 
     They have a negative partition or offset, the greatest 64-bit number, or only part of topic, partition and offset.
     """
@@ -60,7 +60,7 @@ class OddRows:
 
 
 def sorted_odd(found: dict[tuple[str | None, int | None], OddRows]) -> list[OddRows]:
-    """Return them in order, NULL first."""
+    """Return the rows sorted by topic and partition, NULL first."""
     return [found[key] for key in sorted(found, key=lambda key: tuple((part is not None, part) for part in key))]
 
 
@@ -68,13 +68,13 @@ def _or_null(value: object) -> object:
     return "NULL" if value is None else value
 
 
-# How many entries of the longest tally are compared at once.
+# Entries of the longest tally that are compared at a time.
 _WINDOW = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Doubled:
-    """Offsets that have more rows than landings: `times` rows each."""
+    """Offsets with more rows than landings: `times` rows each."""
 
     from_offset: int
     until_offset: int
@@ -83,13 +83,13 @@ class Doubled:
 
 @dataclass
 class PartitionFacts:
-    """What is known of one partition.
+    """Facts about a partition: ledger ranges, Kafka's records and the table's rows.
 
-    `landed` is what the audited group's ledger holds, `adopted` those of them whose rows say nothing of their records.
-    `required` counts how many landings of the topic's current incarnation hold an offset, over all groups; `allowed`
-    counts those of any incarnation. `before` are the offsets below the audited group's beginning. `readable` are the
-    offsets at which Kafka showed a record, `shown` the ranges that were read. `rows` counts the table's rows,
-    `rejected` the records in its reject table that count.
+    `landed` are the ranges in the audited group's ledger, `adopted` the part of them whose rows do not name their
+    records. `required` counts how many landings of the topic's current incarnation hold an offset, over all groups;
+    `allowed` counts the landings of any incarnation. `before` are the offsets below the audited group's beginning.
+    `readable` are the offsets at which Kafka showed a record, `shown` the ranges that were read. `rows` counts the
+    table's rows, `rejected` the records in its reject table that count.
     """
 
     topic: str
@@ -109,17 +109,17 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """The verdict on one partition.
+    """Verdict on a partition.
 
     `missing`: readable in Kafka and in the ledger, but with fewer rows and rejected records than landings. `doubled`:
     more rows than landings. `both`: a row and a rejected record. `rejected_twice`: no row, and more rejected records
     than landings. `unexpected`: rows that no group's ledger knows; `odd` are such rows whose position no record can
-    have. `before`: rows without a ledger, below the group's beginning; they are another tool's and no damage;
-    `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the log, or was not
-    asked; or without a row where the ledger counts skipped and filtered records, which have none; or adopted. `lost`
-    and `forgotten` are the ledger's receipts, and no damage.
+    have. `before`: rows without a ledger, below the group's beginning; another tool wrote them, and they do not count
+    as damage; `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the log,
+    or was not asked; or without a row while the ledger counts skipped and filtered records, which have no row; or
+    adopted. `lost` and `forgotten` are the ledger's receipts, and do not count as damage.
 
-    `rejected` counts the rejected records; `rejected_too_many` those of them in `both` and `rejected_twice`.
+    `rejected` counts the rejected records; `rejected_too_many` the rejected records in `both` and `rejected_twice`.
     """
 
     topic: str
@@ -146,16 +146,16 @@ class PartitionAudit:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether rows are missing, doubled or of unknown origin, or rejected records are there too often."""
+        """Whether rows are missing, doubled or of unknown origin, or rejected records are stored too often."""
         found = self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected
         return bool(found) or self.odd is not None
 
     def with_rows(self, asked: RangeSet) -> RangeSet:
-        """Return the asked offsets that have rows."""
+        """Return the asked offsets with rows."""
         return self._among(asked, self.tally)
 
     def with_rejects(self, asked: RangeSet) -> RangeSet:
-        """Return the asked offsets that have rejected records."""
+        """Return the asked offsets with rejected records."""
         return self._among(asked, self.rejects)
 
     def _among(self, asked: RangeSet, there: Tally) -> RangeSet:
@@ -166,7 +166,7 @@ class PartitionAudit:
 
 
 def compare(facts: PartitionFacts) -> PartitionAudit:
-    """Judge one partition, one stretch of offsets after the other, which bounds the memory."""
+    """Compare the facts of a partition, stretch by stretch of offsets, for bounded memory."""
     topic, partition = facts.topic, facts.partition
     tallies = {
         "landed": Tally(facts.landed.intervals(topic, partition)),
@@ -203,7 +203,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
     )
 
 
-# What stretches of one partition are judged by alone: ranges are joined, counts are added.
+# Results of single stretches of a partition: ranges are joined, counts are added.
 _RANGES = ("missing", "both", "rejected_twice", "unexpected", "before")
 _COUNTS = ("readable", "rows_missing", "rows_too_many", "rows_before", "rejected_too_many")
 
@@ -244,7 +244,7 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
 
 
 def _joined(doubled: Iterable[Doubled]) -> tuple[Doubled, ...]:
-    """Join what a border between two stretches has cut."""
+    """Join doubled ranges cut by a border between two stretches."""
     found: list[Doubled] = []
     for one in doubled:
         if found and found[-1].until_offset == one.from_offset and found[-1].times == one.times:

@@ -1,4 +1,4 @@
-"""Which of an audit's findings a repair fixes, by topic, and which it leaves. Pure, no I/O."""
+"""Findings of an audit by topic: damage for a repair to fix, and damage to leave. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
 @dataclass(frozen=True, slots=True)
 class TopicDamage:
-    """The damage of one topic that a repair fixes.
+    """The repairable damage of a topic.
 
-    `missing`, `doubled` and `unexpected` are the audit's ranges without those that are left alone. `beside` has a row
-    and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka no longer shows and that have
-    neither; by the counts, `rows_gone` of them had a row. `rejected` are the damaged offsets with a rejected record;
-    `rejects_lacking` is how many more the ledger counts than there are (negative: fewer). `odd` describes rows of the
-    topic whose position no record can have.
+    `missing`, `doubled` and `unexpected` are the audit's ranges without the ranges that are left alone. `beside` has a
+    row and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka no longer shows and that
+    have neither; by the counts, `rows_gone` of them had a row. `rejected` are the damaged offsets with a rejected
+    record; `rejects_lacking` is how many more the ledger counts than there are (negative: fewer). `odd` describes rows
+    of the topic whose position no record can have.
     """
 
     identity: TopicIdentity
@@ -44,9 +44,9 @@ class TopicDamage:
 
 @dataclass
 class Damage:
-    """The damage by topic, and descriptions of what is left alone.
+    """The damage by topic, and descriptions of damage to leave alone.
 
-    `lost` are the lost data files that go out of the table's metadata, since all that they held is landed again or
+    `lost` are the lost data files that go out of the table's metadata, since all their records are landed again or
     written off.
     """
 
@@ -57,7 +57,7 @@ class Damage:
 
 
 def damage_of(result: AuditResult, books: Books) -> Damage:
-    """Decide which findings of a full audit a repair fixes."""
+    """Sort the findings of a full audit into repairable damage and damage to leave alone."""
     damage = Damage()
     for topic in sorted({one.topic for one in result.partitions} & set(books.topics)):
         audits = [one for one in result.partitions if one.topic == topic]
@@ -109,7 +109,7 @@ def _of_topic(
         left += _left(missing - held, "which of them were skipped or filtered, the ledger does not tell")
         whole.spares_files |= any(not one.ranges for one in result.lost_files)
         missing, beyond = held, 0
-    # Adopted offsets have rows that nothing tells from others, so none of them is known to be without.
+    # Nothing distinguishes the rows of adopted offsets from other rows, so no adopted offset is known to lack a row.
     gone = (_without_rows(audits) & entry.landed) - theirs - entry.forgotten - entry.lost - entry.adopted
     if beyond and not gone:
         left.append(f"{topic}: {beyond} more rows are missing, of records that compaction has removed since.")
@@ -139,7 +139,7 @@ def _doubled(audits: Iterable[PartitionAudit]) -> RangeSet:
 
 
 def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
-    """Return landed offsets that Kafka no longer shows and that have neither a row nor a rejected record."""
+    """Return landed offsets gone from Kafka, with neither a row nor a rejected record."""
     asked = ((one, one.not_verifiable) for one in audits)
     return union(ranges - one.with_rows(ranges) - one.with_rejects(ranges) for one, ranges in asked)
 

@@ -1,4 +1,4 @@
-"""The audit of a Delta table: its own way to ledgers and rows, and the same judgement as for Iceberg."""
+"""The audit of a Delta table: Delta's reading of ledgers and rows, with the same comparison as for Iceberg."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from airflow_lakestream.tables.rejects.settlement import Settlement, pending_of,
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaAudit(Audit):
-    """What to audit; `table` is the path or URI of a Delta table."""
+    """Configuration of an audit of a Delta table; `table` is a path or URI."""
 
     def check_place(self) -> None:
-        """Raise InvalidArgument if this can't be the path or URI of a Delta table."""
+        """Raise InvalidArgument if `table` is not a valid path or URI of a Delta table."""
         check_location(self.table)
 
     def run(self, storage: Any) -> AuditResult:
-        """Audit the table. Nothing is changed, in Kafka or in the table.
+        """Audit the table without a change in Kafka or in the table.
 
-        Raises InvalidArgument if there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
+        Raises InvalidArgument if the Delta table does not exist, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
         UnreadableTable, and the errors of the Kafka side.
         """
         main, rejects = _both(storage, self.table)
@@ -86,7 +86,7 @@ class DeltaAudit(Audit):
 
 
 def _both(storage: DeltaStorage, table: str) -> tuple[Head, Head | None]:
-    """Load a table and its reject table, None without one, in versions that belong together."""
+    """Load a table and its reject table (None if absent) in consistent versions."""
     load_rejects = partial(storage.open, rejects_of(table))
     return together(partial(_open, storage, table), load_rejects, lambda head: head.version)
 
@@ -106,7 +106,7 @@ def _files(head: Head) -> Iterator[Add]:
 
 
 def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Books) -> list[LostFile]:
-    """Return the lost files, and leave them out. Raises UnreadableTable if the store does not answer."""
+    """Return the lost files, and remove each from `files`. Raises UnreadableTable if the store does not answer."""
     store = storage.store(head.table)
 
     def size_of(path: str) -> int:
@@ -145,12 +145,12 @@ def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) ->
 
 
 def _statistics(head: Head) -> TableFiles:
-    """Read what the log says of the live files; no data file is opened."""
+    """Read the statistics of the live files from the log; no data file is opened."""
     return TableFiles([_facts(add) for add in _files(head)])
 
 
 def _check_counted(head: Head) -> None:
-    """Raise UnreadableTable if the log does not say how many rows there are."""
+    """Raise UnreadableTable if the log lacks the number of rows of a file."""
     if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
         raise UnreadableTable(head.table, ValueError(f"its log does not say how many rows {path} has; --full reads it"))
 

@@ -1,4 +1,4 @@
-"""The full audit: every row's position against every record that Kafka still shows. Pure, after both are read."""
+"""The full audit: every row's position against every record left in Kafka. Pure, after both are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def judge_topic(
     topic: str,
     log: LogFound | None,
 ) -> None:
-    """Add the verdict on one topic's partitions; `log` is None if Kafka no longer has the topic."""
+    """Add the verdict on the partitions of a topic; `log` is None if Kafka no longer has the topic."""
     audits = []
     odd = {(one.topic, one.partition): one for one in rows.odd if one.topic is not None and one.partition is not None}
     for key in sorted({*books.partitions([topic]), *(key for key in (*rows.tallies, *odd) if key[0] == topic)}):
@@ -49,7 +49,7 @@ def judge_topic(
 def _count(
     result: AuditResult, books: Books, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
 ) -> list[PartitionAudit]:
-    """Also compare the counts: they cover offsets for which Kafka no longer shows records."""
+    """Also compare the counts, which include offsets without records in Kafka."""
     counts = books.counts(topic)
     # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
     passed = counts.skipped + counts.filtered
@@ -80,7 +80,7 @@ def _count(
 
 
 def _perhaps_filtered(audit: PartitionAudit, adopted: RangeSet) -> PartitionAudit:
-    """Return the audit without missing rows of ours, each of which may have been skipped or filtered."""
+    """Return the audit without our missing rows, whose records may have been skipped or filtered."""
     certain = audit.missing & adopted
     unknown = audit.not_verifiable | (audit.missing - adopted)
     return replace(audit, missing=certain, rows_missing=certain.width, not_verifiable=unknown)

@@ -1,4 +1,4 @@
-"""Which records of the landed ranges Kafka still shows."""
+"""Records of the landed ranges still readable in Kafka."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class AuditStopped(LakestreamError, Transient):
 
 @dataclass
 class LogFound:
-    """The records of landed ranges that Kafka still shows.
+    """Records of landed ranges still readable in Kafka.
 
-    `readable` counts the offsets that have a record; `shown` are the landed ranges that were read; `damaged` are those
-    that can't be, since their batches are damaged.
+    `readable` counts the offsets that have a record; `shown` are the landed ranges that were read; `damaged` are the
+    unreadable landed ranges, whose batches are damaged.
     """
 
     identity: TopicIdentity
@@ -42,7 +42,7 @@ class LogFound:
 def read_log(
     landed_of: Callable[[TopicIdentity], RangeSet], source: Source, reader: Reader, stop: threading.Event
 ) -> LogFound:
-    """Read what is left of one incarnation's landed ranges; what retention removes meanwhile is left out.
+    """Read the remaining records of an incarnation's landed ranges, without offsets removed by retention meanwhile.
 
     Raises the errors of source and reader, and AuditStopped.
     """
@@ -73,7 +73,7 @@ def read_log(
 
 
 def bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-    """Join ranges with a small hole between them; what is read in the hole is ignored."""
+    """Join ranges separated by a small hole; the caller ignores records in the hole."""
     last: OffsetRange | None = None
     for r in ranges:
         if last is not None and _are_near(last, r):

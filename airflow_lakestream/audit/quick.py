@@ -15,9 +15,9 @@ from airflow_lakestream.core.ranges import Interval, PartitionKey, overlapping
 
 
 def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: Iterable[str]) -> None:
-    """Add to the result what the files' statistics say."""
+    """Compare the files' statistics with the ledgers, and add the findings to the result."""
     if files.deletes:
-        # A delete may be of any file, so counts and bounds no longer say which rows are left.
+        # A delete may be of any file, so counts and bounds no longer show which rows are left.
         result.blind.append(
             f"{len(files.deletes)} delete files: how many rows are left, and which, is not in the statistics. "
             "--full reads them."
@@ -32,7 +32,7 @@ def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: 
 
 
 def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -> tuple[TableFiles, set[str]]:
-    """Leave out another tool's files, all below the group's beginning; also return files that may hold both."""
+    """Leave out another tool's files, all below the group's beginning; also return files with possibly mixed rows."""
     fates = [(file, _fate(file, books)) for file in files.data]
     if rows := sum(file.rows for file, fate in fates if fate is Fate.BESIDE):
         result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
@@ -46,7 +46,7 @@ def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -
 
 
 def _fate(file: FileFacts, books: Books) -> Fate | None:
-    """Tell whether all rows of a file are outside what the group landed; None if only some may be."""
+    """Return the fate of a file's rows regarding the group's landings, or None if it is not the same for all."""
     before = {topic: books.before(topic) for topic in file.topics(books.topics)}
     may_be = any(
         overlapping(ranges.intervals(*key), *(file.offset or (None, None)))
@@ -64,14 +64,14 @@ def _fate(file: FileFacts, books: Books) -> Fate | None:
 
 
 def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None) -> None:
-    """Compare the size of the reject table with the ledgers; `files` is None without one."""
+    """Compare the size of the reject table with the ledgers; `files` is None without a reject table."""
     expected, found = books.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
     if files is not None and files.deletes and expected:
         result.blind.append("the reject table has delete files: how many records are left is not in the statistics.")
     elif found < expected:
         result.counts.append(rejected_count("all topics and groups", expected, found))
     elif found > expected:
-        # Records of landings under way, rolled back or failed: only the ids in the rows tell which count.
+        # Records of landings under way, rolled back or failed: only the ids in the rows show which records count.
         result.notes.append(f"the reject table has {found} records, of which {expected} count; --full tells which.")
 
 
@@ -106,7 +106,7 @@ def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
 
 
 def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:
-    """Judge, by partition, what the bounds make certain; the rest of what they rule out becomes a finding."""
+    """Compare, by partition, the rows certain from the bounds; add impossible bounds as findings."""
     certain: dict[PartitionKey, Tally] = {}
     odd: dict[PartitionKey, OddRows] = {}
     blank = 0
@@ -135,7 +135,7 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
 
 
 def _take(rows: Tally, file: FileFacts, partition: int, bounds: Interval) -> None:
-    """Count what the file surely holds: everything if it is dense, otherwise the rows at its bounds."""
+    """Count the rows certain from the statistics: all if the file is dense, otherwise the rows at the bounds."""
     low, high = bounds
     if partition < 0:
         return
@@ -148,7 +148,7 @@ def _take(rows: Tally, file: FileFacts, partition: int, bounds: Interval) -> Non
 
 
 def _odd(file: FileFacts, partition: int, bounds: Interval) -> OddRows | None:
-    """Return the rows of a one-partition file with bounds that no record has, or in a partition that can't exist."""
+    """Return the rows of a single-partition file with impossible bounds or an impossible partition, or None."""
     if file.has_positions:
         return None
     if partition < 0:
@@ -158,7 +158,7 @@ def _odd(file: FileFacts, partition: int, bounds: Interval) -> OddRows | None:
 
 
 def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: Books) -> Iterator[str]:
-    """Describe what the bounds of a file of several topics or partitions rule out."""
+    """Describe the contradictions between the ledgers and the bounds of a file of several topics or partitions."""
     candidates = file.topics(books.known_topics)
     if not candidates:
         yield f"{file.path}: {file.rows} rows of topics that no group's ledger has"
@@ -179,6 +179,6 @@ def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: Boo
 
 
 def only_topic(file: FileFacts, books: Books) -> str | None:
-    """Return the one topic whose rows a file holds, by its bounds; None if there may be several, or another."""
+    """Return the only topic of a file's rows, by its bounds, or None if several or unknown topics are possible."""
     candidates = file.topics(books.known_topics)
     return candidates[0] if len(candidates) == 1 and file.is_of_one_topic else None

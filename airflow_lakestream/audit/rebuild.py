@@ -1,4 +1,4 @@
-"""Makes a ledger from the rows, for a table whose metadata no longer says what was landed."""
+"""A ledger made from a table's rows, after the metadata with the landings is gone."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NOTHING = RangeSet()
 
 
 class CannotRebuild(LakestreamError, Terminal):
-    """The rows are not enough to tell what was landed."""
+    """The rows are not enough to rebuild a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The books of one topic, made from its rows.
+    """Ledger entry of a topic, made from the rows.
 
     `left` are offsets without a row at which Kafka has a record: they are not in the ledger, so the next run lands
-    them. Offsets without a row at which Kafka has none (markers, aborted or compacted records) count as landed; those
-    that Kafka no longer shows count as lost, by receipt.
+    them. Offsets without a row and without a record in Kafka (markers, aborted or compacted records) count as landed;
+    offsets that Kafka no longer shows count as lost, by receipt.
     """
 
     identity: TopicIdentity
@@ -42,12 +42,12 @@ def rebuild_topic(
     stop: threading.Event,
     claimed: RangeSet = _NOTHING,
 ) -> Rebuilt:
-    """Tell from the rows what was landed of a topic, without what `others`, the other groups, have landed.
+    """Rebuild a topic's ledger entry from the rows, without `others`, the offsets landed by other groups.
 
-    :param claimed: offsets that have been read, and need no row where Kafka shows no record.
+    :param claimed: offsets that have been read, and need no row if Kafka shows no record.
 
-    It never doubles a record, since whatever has a row is landed, and never loses one, since whatever Kafka shows
-    without a row is not. Raises CannotRebuild and the errors of source and reader.
+    It never doubles a record, since every offset with a row is landed, and never loses a record, since no offset with
+    a record in Kafka and no row is landed. Raises CannotRebuild and the errors of source and reader.
     """
     found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
     there = RangeSet(OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals())

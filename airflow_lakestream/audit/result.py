@@ -27,7 +27,7 @@ SEES = {
 
 
 class AuditVerdict(StrEnum):
-    """The answer; `exit_code` is that of the command line."""
+    """Verdict of an audit, with the exit code of the command line."""
 
     CLEAN = "clean"
     DAMAGE = "damage"
@@ -41,9 +41,9 @@ class AuditVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """Rows by the ledgers (written, minus those deleted on purpose) compared with the rows in the table.
+    """Rows by the ledgers (written, minus rows deleted on purpose) compared with the rows in the table.
 
-    `topic` is None for a count of the whole table, and of anything but rows.
+    `topic` is None for a count of the whole table, and for a unit other than rows.
     """
 
     what: str
@@ -54,7 +54,7 @@ class RowCount:
 
     @property
     def problem(self) -> str:
-        """The difference in words; empty if there is none."""
+        """The difference in words, or empty if the counts are equal."""
         if self.expected == self.found:
             return ""
         missing = self.expected - self.found
@@ -69,7 +69,7 @@ def rejected_count(what: str, expected: int, found: int) -> RowCount:
 
 @dataclass(frozen=True, slots=True)
 class ByCount:
-    """Records that became no row and are kept nowhere: the ledger has their number, not their offsets."""
+    """Skipped and filtered records of a topic, with numbers from the ledger and without offsets."""
 
     topic: str
     skipped: int
@@ -84,12 +84,12 @@ class ByCount:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did before the audit that reports it; without anything to do there is no snapshot.
+    """Result of a repair, before the audit that reports the repair; without a repair, `snapshot_id` is None.
 
-    `landed` are ranges of missing rows that were landed again, `undoubled` those with one row per record now, `adopted`
-    those of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` says what was not
-    repaired, and why. `removed` describes the rows without a record and the lost files that were taken out; `mended`
-    the files with wrong bounds, in a snapshot of their own.
+    `landed` are ranges of missing rows that were landed again, `undoubled` ranges with one row per record now,
+    `adopted` ranges of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` describes
+    the damage that was not repaired, with reasons. `removed` describes the rows without a record and the lost files
+    that were taken out; `mended` the files with wrong bounds, in a snapshot of their own.
     """
 
     snapshot_id: int | None = None
@@ -106,11 +106,11 @@ class Repaired:
 
     @property
     def ranges(self) -> dict[str, RangeSet]:
-        """The ranges by what was done with them."""
+        """The ranges by kind of repair."""
         return {"landed": self.landed, "undoubled": self.undoubled, "adopted": self.adopted, "lost": self.lost}
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
-        """Return JSON-ready values; ranges as [topic, partition, from, until], the first ones of each kind."""
+        """Return JSON-ready values; ranges as [topic, partition, from, until], at most `most_ranges` of each kind."""
         return {
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
             "rows_out": self.rows_out,
@@ -148,12 +148,12 @@ _DONE = {
 
 @dataclass
 class AuditResult:
-    """The verdict on one table and group, with its reasons.
+    """Verdict on a table and group, with reasons.
 
-    `lost_files` are data files that are gone or cut; `wrong_bounds` those with values that filters skip; `odd` are
+    `lost_files` are data files that are gone or cut; `wrong_bounds` are files with values that filters skip; `odd` are
     rows whose position no record can have. `findings` are damages that no range of one partition can express.
-    `blind` says what could not be looked at although it was needed. `made` says which functions made rows that keep
-    no positions. `notes` are for the reader. Damage counts even if `blind` is not empty.
+    `blind` lists the parts that could not be read although they were needed. `made` names the functions whose rows
+    keep no positions. `notes` are for the reader. Damage counts even if `blind` is not empty.
     """
 
     table: str
@@ -195,7 +195,7 @@ class AuditResult:
         return [*(one.text for one in self.wrong_bounds), *rejects]
 
     def take_lost(self, lost: Iterable[LostFile], of_rejects: Iterable[LostFile]) -> bool:
-        """Record the lost files; return whether the rest can still be judged without them."""
+        """Record the lost files; return whether the rest can still be audited."""
         rejects = list(of_rejects)
         deletes = [one for one in lost if not one.is_data]
         self.lost_files += [one for one in lost if one.is_data]
@@ -213,9 +213,9 @@ class AuditResult:
             self.notes.append(f"{rows} rows of {topic} are below where the group began: another tool's, not judged.")
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
-        """Return JSON-ready values; ranges as [from, until], doubled ones as [from, until, times], ids as text.
+        """Return JSON-ready values; ranges as [from, until], doubled ranges as [from, until, times], ids as text.
 
-        :param most_ranges: most ranges of each kind and partition; those left out are counted.
+        :param most_ranges: most ranges of each kind and partition; the number of further ranges is given.
         """
         return {
             "verdict": self.verdict.value,

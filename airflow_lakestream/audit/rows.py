@@ -1,4 +1,4 @@
-"""The positions of a table's rows: the Kafka record of each."""
+"""Positions of a table's rows: the Kafka record of each row."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 from airflow_lakestream.tables.rejects.settlement import PLACE
 
-# It warns of each dictionary that it was asked for here, and which the table keeps as text.
+# PyIceberg warns of each requested dictionary of a column that the table keeps as text.
 logging.getLogger("pyiceberg.io.pyarrow").addFilter(lambda record: "a dictionary type" not in record.getMessage())
 
 
 class NoPositions(LakestreamError, Terminal):
-    """The rows do not say which records they come from."""
+    """The rows lack the positions of records."""
 
     def __init__(self, table: str, missing: Sequence[str]) -> None:
         self.missing = tuple(missing)
@@ -49,7 +49,7 @@ class UnreadableTable(LakestreamError, Terminal):
 
 @dataclass
 class RowsFound:
-    """How often each offset is in the table, by topic and partition.
+    """Number of rows of each offset, by topic and partition.
 
     `without_position` counts rows with neither topic, partition nor offset; `odd` are rows with a position that no
     record can have.
@@ -61,12 +61,12 @@ class RowsFound:
 
     @property
     def odd(self) -> list[OddRows]:
-        """The odd rows by topic and partition."""
+        """Rows with impossible positions, by topic and partition."""
         return sorted_odd(self._odd)
 
     @classmethod
     def of(cls, parts: Iterable[pa.RecordBatch | pa.Table]) -> RowsFound:
-        """Count the rows of parts of a table, which have at least the three columns."""
+        """Count the rows of parts of a table; each part has at least the three columns."""
         found = cls()
         for part in parts:
             for batch in part.select(COORDINATES).to_batches() if isinstance(part, pa.Table) else [part]:
@@ -105,7 +105,7 @@ class RowsFound:
 
 
 def check_positions(table: Table, columns: PositionColumns = OWN_COLUMNS) -> None:
-    """Raise NoPositions if the table lacks one of the three columns."""
+    """Raise NoPositions if the table lacks any of the three columns."""
     if missing := columns.missing(table.schema().as_arrow()):
         raise NoPositions(".".join(table.name()), missing)
 
@@ -117,10 +117,10 @@ def count_rows(
     without: Collection[str] = (),
     columns: PositionColumns = OWN_COLUMNS,
 ) -> RowsFound:
-    """Count a snapshot's rows by position, for one topic or all.
+    """Count a snapshot's rows by position, for a topic, or for all if `topic` is None.
 
     :param without: paths of data files to leave out.
-    :param columns: where the rows have their positions; with others than landings write, rows of all topics count.
+    :param columns: the columns with the positions; with columns other than a landing's, rows of all topics count.
 
     Reads one data file after the other, three columns of each, with deletes applied. Raises NoPositions and
     UnreadableTable.
@@ -142,9 +142,9 @@ def _rows(
     try:
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
-        # PyIceberg's error for delete files that it can't apply: that is no damage, but nothing can be counted.
+        # PyIceberg's error for delete files that it can't apply: no damage, but nothing can be counted.
         raise UnreadableTable(".".join(table.name()), e) from e
-    # Topics repeat; a dictionary of a column within a struct is none that Arrow reads.
+    # Topics repeat, so read them as a dictionary; Arrow can't read a dictionary within a struct.
     texts = (TOPIC,) if columns.is_own else ()
     reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=texts)
     for task in (task for task in tasks if task.file.file_path not in without):
@@ -165,7 +165,7 @@ def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: st
 
 
 def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:
-    """Tell from the bounds alone whether all rows have positions that records can have."""
+    """Return whether all rows have possible positions, from the bounds alone."""
     if not len(rows):
         return True
     offsets = pc.min_max(rows.column(OFFSET)).as_py()
@@ -179,7 +179,7 @@ def _is_position(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
 
 
 def _split(rows: pa.RecordBatch, name: str) -> Iterator[tuple[object, pa.RecordBatch]]:
-    """Yield each value of a column with the rows that have it."""
+    """Yield each value of a column with the rows of the value."""
     column = rows.column(name)
     values = pc.unique(column).to_pylist()
     if len(values) == 1:

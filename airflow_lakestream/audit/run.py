@@ -1,4 +1,4 @@
-"""An audit from end to end: the snapshot, the topics, and what is read of each."""
+"""An audit from end to end: the snapshot, the topics, and the reading of rows and records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Loaded = TypeVar("Loaded")
 
 
 class TableMissing(LakestreamError, Terminal):
-    """There is no such table."""
+    """The table does not exist."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -50,7 +50,7 @@ class TableMissing(LakestreamError, Terminal):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What to audit. `kafka` is librdkafka's configuration; a quick audit does not ask Kafka and needs none.
+    """Configuration of an audit. `kafka` is librdkafka's configuration; a quick audit does not use Kafka.
 
     :param topic: one topic of the group's ledger; None for all.
     :param full: read every position of the rows and of the topic, instead of only the files' statistics.
@@ -72,11 +72,11 @@ class Audit:
             check_topic(self.topic)
 
     def check_place(self) -> None:
-        """Raise InvalidArgument if this can't be a table's name."""
+        """Raise InvalidArgument if `table` is not a valid table name."""
         check_table_name(self.table)
 
     def run(self, catalog: Any) -> AuditResult:
-        """Audit the table. Nothing is changed, in Kafka or in the table.
+        """Audit the table without a change in Kafka or in the table.
 
         Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the
         errors of the Kafka side.
@@ -126,7 +126,7 @@ class Audit:
         return result
 
     def begin(self, result: AuditResult, books: Books, properties: Mapping[str, str]) -> tuple[str, ...]:
-        """Note what is known only by count, or not at all; return the topics to look at."""
+        """Note rows and ranges known only by count or not verifiable; return the topics to audit."""
         result.made += [
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
             for group, one in without_positions(properties).items()
@@ -158,7 +158,7 @@ class Audit:
         properties: Mapping[str, str],
         count: Callable[[PositionColumns], RowsFound],
     ) -> AdoptedRows:
-        """Count the rows of other tools, in full, and note which of their offsets no row tells of."""
+        """In a full audit, count the rows of another tool, and note adopted offsets without a row."""
         found = AdoptedRows.find(books, schema, properties, count) if self.full else AdoptedRows()
         result.made += adopted_lines(books, properties, found.ranges)
         return found
@@ -172,7 +172,7 @@ class Audit:
         topics: tuple[str, ...],
         adopted: AdoptedRows,
     ) -> None:
-        """Compare every position of the rows with the records that Kafka still shows."""
+        """Compare every position of the rows with the records left in Kafka."""
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
         result.findings += [f"unexpected: {one.text}" for one in rows.odd if None in one.key]
@@ -202,7 +202,7 @@ class Audit:
 
 
 def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[str, str]) -> bool:
-    """Return whether rows can say which record they come from. Raises NoPositions if they should, and can't."""
+    """Return whether rows have positions. Raises NoPositions if landed rows should have positions and do not."""
     missing = [name for name in COORDINATES if name not in columns]
     if missing and not without_positions(properties) and not has_adopted(properties):
         raise NoPositions(table, missing)
@@ -212,9 +212,9 @@ def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[s
 def find_lost(
     table: str, files: TableFiles, size_of: SizeOf, books: Books, errors: tuple[type[Exception], ...] = (OSError,)
 ) -> list[LostFile]:
-    """Return the lost files, and leave them out. Raises UnreadableTable if the store does not answer.
+    """Return the lost files, and remove each from `files`. Raises UnreadableTable if the store does not answer.
 
-    :param errors: what `size_of` raises then.
+    :param errors: the errors of `size_of` if the store does not answer.
     """
     try:
         return take_out_lost(files, size_of, lambda file: only_topic(file, books))
@@ -223,7 +223,7 @@ def find_lost(
 
 
 def load(catalog: Catalog, table: str) -> Table:
-    """Load a table. Raises TableMissing, `fitness.UnreadableTable`, and InvalidArgument for a Delta table's place."""
+    """Load a table. Raises TableMissing, `fitness.UnreadableTable`, and InvalidArgument for a Delta table's path."""
     if TableFormat.of(table) is TableFormat.DELTA:
         problem = f"{table!r} is the path of a Delta table; audits and repairs are for Iceberg tables."
         raise InvalidArgument("table", problem, "`lakestream ledger show` says what a Delta table holds.")
@@ -234,7 +234,7 @@ def load(catalog: Catalog, table: str) -> Table:
 
 
 def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
-    """Load a table and its reject table, None without one, in snapshots that belong together. Raises TableMissing."""
+    """Load a table and its reject table (None if absent) in consistent snapshots. Raises TableMissing."""
 
     def load_rejects() -> Table | None:
         try:
@@ -248,7 +248,7 @@ def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
 def together(
     load_main: Callable[[], Loaded], load_rejects: Callable[[], Loaded | None], head_of: Callable[[Loaded], object]
 ) -> tuple[Loaded, Loaded | None]:
-    """Load a table and its reject table, None without one, at heads that belong together."""
+    """Load a table and its reject table (None if absent) at consistent heads."""
     main = load_main()
     while (rejects := load_rejects()) is not None:
         # Load the reject table last: rejected records are removed only after the main table's commit.

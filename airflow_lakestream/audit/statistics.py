@@ -1,4 +1,4 @@
-"""What the metadata says of a table's files, and which of them are missing or have another size; none is opened."""
+"""Statistics of a table's files from the metadata, and files missing or of another size; no file is opened."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TRUNCATED = 16
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One live file; `size` is in bytes. Missing bounds are None; `nulls` are rows without an offset.
+    """A live file; `size` is in bytes. Missing bounds are None; `nulls` are rows without an offset.
 
-    The topic's bounds may be cut; those of partition and offset are exact. `partly`: at least so many rows have values
-    in some of the three columns but not in all.
+    The topic's bounds may be cut; the bounds of partition and offset are exact. `partly`: at least that many rows have
+    values in some of the three columns but not in all.
     """
 
     path: str
@@ -39,7 +39,7 @@ class FileFacts:
     partly: int = 0
 
     def topics(self, known: Iterable[str]) -> list[str]:
-        """Return the known topics whose rows the file may hold, by its bounds."""
+        """Return the known topics within the file's bounds, sorted."""
         if self.topic is None:
             return sorted(known)
         low, high = self.topic
@@ -47,7 +47,7 @@ class FileFacts:
 
     @property
     def is_of_one_topic(self) -> bool:
-        """Whether the bounds allow only one topic, as far as they show its name."""
+        """Whether the bounds allow only a single topic, as far as the bounds show the name."""
         if self.topic is None:
             return False
         low, high = self.topic
@@ -56,12 +56,12 @@ class FileFacts:
 
     @property
     def bounds(self) -> tuple[Interval, Interval] | None:
-        """The bounds of partition and offset; None without one of them."""
+        """The bounds of partition and offset, or None if either is missing."""
         return None if self.partition is None or self.offset is None else (self.partition, self.offset)
 
     @property
     def has_positions(self) -> bool:
-        """Whether the bounds are positions that records can have."""
+        """Whether the bounds are positions possible for records."""
         if self.bounds is None:
             return False
         partition, offset = self.bounds
@@ -69,7 +69,7 @@ class FileFacts:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the file holds each offset between its bounds once, as far as statistics tell."""
+        """Whether the file holds each offset between the bounds once, judged by statistics."""
         if self.bounds is None or self.nulls != 0:
             return False
         partition, offset = self.bounds
@@ -85,7 +85,7 @@ class TableFiles:
 
     @property
     def listed_twice(self) -> dict[str, int]:
-        """The files that the snapshot lists more than once, with how often."""
+        """Number of listings by path, for files listed more than once by the snapshot."""
         return {path: n for path, n in Counter(f.path for f in self.data).items() if n > 1}
 
 
@@ -112,12 +112,12 @@ def _facts(file: DataFile, schema: Schema) -> FileFacts:
 
 
 def partly(nulls: Sequence[int | None]) -> int:
-    """Return the least number of rows with values in only some of the columns, from each column's NULLs."""
+    """Return the least number of rows with values in some of the columns only, from each column's NULLs."""
     known = [count for count in nulls if count is not None]
     return max(known) - min(known) if known and len(known) == len(nulls) else 0
 
 
-# Parallel requests to a store: ten thousand files take seconds, and stores bear it.
+# Parallel requests to a store: ten thousand files take seconds, and stores can serve that many.
 AT_ONCE = 32
 
 SizeOf = Callable[[str], int]
@@ -125,7 +125,7 @@ SizeOf = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class LostFile:
-    """A live file that is gone (`found` is None), or has another size, in bytes, than the metadata says.
+    """A live file missing from the store (`found` is None), or of another size, in bytes, than in the metadata.
 
     `ranges` are the records that it surely held, empty if unknown; `nulls` is how many of its rows have no offset, None
     if unknown. `is_data` is False for a delete file.
@@ -161,12 +161,12 @@ class LostFile:
 
 
 def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFacts], str | None]) -> list[LostFile]:
-    """Look at each file, and remove the lost ones from `files`; return them.
+    """Compare the size of each file with the metadata; remove the lost files from `files`, and return the lost files.
 
     :param size_of: returns a file's size in bytes. Raises FileNotFoundError if it is gone.
-    :param topic_of: returns the one topic whose rows a file holds; None if there may be several.
+    :param topic_of: returns the only topic of a file's rows, or None if there may be several.
 
-    Raises what `size_of` raises.
+    Raises the errors of `size_of`.
     """
     sizes = _sizes([*files.data, *files.deletes], size_of)
     lost = [

@@ -1,4 +1,4 @@
-"""Counts how often each offset of one partition occurs, in Arrow, without a Python object per row.
+"""Counts of the offsets of a partition, in Arrow, without a Python object per row.
 
 A tally is a step function, stored as the offsets at which it rises or falls. Consecutive offsets cost nothing: ten
 million rows without holes are two entries. The worst case, no two rows next to each other, is 32 bytes per row.
@@ -19,7 +19,7 @@ _EMPTY = pa.table({"at": pa.array([], pa.int64()), "step": pa.array([], pa.int64
 
 
 class Tally:
-    """Counts offsets of one partition; an offset added twice counts twice."""
+    """Counts offsets of a partition; an offset added twice counts twice."""
 
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
         self._settled: pa.Table = _EMPTY
@@ -49,14 +49,14 @@ class Tally:
         self._add(starts, ends)
 
     def edges(self) -> pa.Table:
-        """Return the columns `at` and `step`, one row per offset at which the count changes, unsorted."""
+        """Return the columns `at` and `step`, a row for each change of the count, unsorted."""
         if self._loose:
             self._settled = _settle(pa.concat_tables([self._settled, *self._loose]))
             self._loose, self._loose_count = [], 0
         return self._settled
 
     def cuts(self, most: int) -> list[int]:
-        """Return offsets that cut the tally into stretches of about `most` entries each."""
+        """Return the borders of stretches of about `most` entries each; empty if the tally has at most `most`."""
         at = self.edges()["at"]
         if len(at) <= most:
             return []
@@ -91,7 +91,7 @@ class Tally:
     def __len__(self) -> int:
         """Return the total count, repetitions included."""
         edges = self.edges()
-        # The area under the steps: each step counts from its offset on, so the sum is that of -step * at.
+        # The area under the steps: each step counts from its offset on, so the sum is -step * at.
         return -(pc.sum(pc.multiply(edges["at"], edges["step"])).as_py() or 0)
 
     def _add(self, starts: pa.Array, ends: pa.Array) -> None:
@@ -104,7 +104,7 @@ class Tally:
 
 
 class Segments:
-    """Several tallies together: the stretches of offsets in which none changes, with their counts."""
+    """Several tallies together: the stretches of offsets with constant counts, and the counts."""
 
     def __init__(self, tallies: Mapping[str, Tally]) -> None:
         parts = [
@@ -128,7 +128,7 @@ class Segments:
         return tuple((start, end) for start, end, _ in self.with_count(mask, pa.repeat(0, len(mask))))
 
     def width(self, mask: pa.Array) -> int:
-        """Return how many offsets the selected segments hold."""
+        """Return the number of offsets in the selected segments."""
         widths = pc.subtract(self.ends, self.starts).filter(mask)
         return pc.sum(widths).as_py() or 0
 

@@ -1,1 +1,1 @@
-"""Mirror tables: change events are applied, so that the lake has the current rows of a database's table."""
+"""Mirror tables: the current rows of a database's table, kept up to date from change events."""

@@ -1,4 +1,4 @@
-"""The columns that a mirror has besides the row's own, and those of its change events."""
+"""Names and types of a mirror's own columns, and of the columns of change events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_lakestream.core.formats import UNAVAILABLE as UNAVAILABLE
 # An event's place in its source: the commit before its transaction, and its own place.
 COMMIT, POSITION = "_cdc_commit", "_cdc_position"
 PARTITION, OFFSET = "_kafka_partition", "_kafka_offset"
-# Compared in this order, they tell which of two events of one key is later.
+# Compared in this order, the columns decide which of two events of one key is later.
 VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
 # Only if deleted rows stay.
 # Not `_deleted`: Iceberg reserves that name, and Spark can't compact a table with such a column.
@@ -18,18 +18,18 @@ DELETED = "_is_deleted"
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 # An event's origin: its transaction, its table, and the columns of its record's key.
 TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_names"
-# What an event of a binary log says of it: its transaction's GTID, the server that wrote it, and when.
+# Of an event in a binary log: its transaction's GTID, the server that wrote it, and its time.
 GTID, SERVER, MILLIS = "_cdc_gtid", "_cdc_server", "_cdc_millis"
 LOG = (GTID, SERVER, MILLIS)
 # For an update that may have changed the key: see `Old`. The row before it is in columns with this prefix.
 OLD, BEFORE = "_cdc_old", "_cdc_before__"
 # The whole row before the change, until it is split into those columns.
 IMAGE = "_cdc_image"
-# What the decoder notes of the events that it decodes together, see `cdc.events.notes`: whether a value is left out,
-# whether a deletion tells more than its key, and how many bytes a row takes.
+# Notes of the decoder on events that it decodes together, see `cdc.events.notes`: whether a value is left out,
+# whether a deletion contains more than its key, and how many bytes a row takes.
 LEAVES_OUT, TELLS_MORE, ROW_BYTES = "_cdc_leaves_out", "_cdc_tells_more", "_cdc_row_bytes"
 NOTES = (LEAVES_OUT, TELLS_MORE, ROW_BYTES)
-# The number of an event among those of a batch, where only its files have the row's values; see `cdc.events.apart`.
+# The number of an event in its batch, if only its files have the row's values; see `cdc.events.apart`.
 PLACE = "_cdc_place"
 OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, *LOG, OLD, *NOTES)
 
@@ -40,7 +40,7 @@ _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(
 
 
 def is_kept(name: str) -> bool:
-    """Tell whether mirrors reserve a name for their own columns."""
+    """Return whether a name is reserved for a mirror's own columns."""
     return name.lower().startswith("_cdc_")
 
 
@@ -50,5 +50,5 @@ def version_schema() -> pa.Schema:
 
 
 def mirror_schema(*, soft_delete: bool) -> pa.Schema:
-    """Return the columns that a mirror has besides the row's own."""
+    """Return the columns of a mirror in addition to the row's own."""
     return version_schema().append(pa.field(DELETED, pa.bool_())) if soft_delete else version_schema()

@@ -1,4 +1,4 @@
-"""A mirror in a Delta table: its entries of deleted rows, and its sink; see `cdc.mirror`."""
+"""A mirror in a Delta table: the entries of deleted rows, and the sink; see `cdc.mirror`."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class DeltaEntries(DeltaSink):
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
     def open(self) -> EntryFiles | None:
-        """Return the files of the entries; None if there are none."""
+        """Return the files of the entries, or None if the mirror has no entries."""
         head = self._tables.open(self._name)
         if head is None or not self._is_own(head):
             return None
         return EntryFiles(entry_files(DeltaHead(self._tables, head, head.schema), self._key), head.schema)
 
     def add(self, entries: pa.Table) -> None:
-        """Add entries; the same commit compacts many files into one."""
+        """Add entries; the same commit compacts many files into few."""
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the entries taken; once there are many files, they become few."""
+        """Commit the taken entries; the same commit compacts many files into few."""
         adds, target, made, kept = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
 
         def make(head: Head | None) -> list[Action]:
@@ -105,7 +105,7 @@ class DeltaMirror(DeltaSink):
     _id = ""
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Look at the table, and return its properties and columns. Raises UnfitTable, CannotReplace."""
+        """Return the table's properties and columns, or None for a new table. Raises UnfitTable, CannotReplace."""
         head = self._tables.open(self._name)
         self._id = uuid.uuid4().hex if head is None else head.properties.get(MIRROR_ID, head.table_id)
         if head is None:
@@ -114,31 +114,31 @@ class DeltaMirror(DeltaSink):
         return head.properties, head.schema
 
     def take(self, mirror: MirrorDesign) -> None:
-        """Have the design of a mirror from now on."""
+        """Use this design of the mirror from now on."""
         self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Have the columns that the first events tell."""
+        """Use this design, with the columns of the first events."""
         self.take(mirror)
         self._found(None)
 
     @property
     def is_there(self) -> bool:
-        """Whether there was a table at the last look, or commit."""
+        """Whether the table existed at the last look or commit."""
         return self._head is not None
 
     @property
     def is_known(self) -> bool:
-        """Whether its columns are known."""
+        """Whether the columns are known."""
         return self._change is not None
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns, those included that the next commit adds."""
+        """All columns, including additions of the next commit."""
         return self._columns
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Let the next commit give the table these columns. Raises MirrorStopped for a column that became wider."""
+        """Add columns with the next commit; return all pending changes. Raises MirrorStopped for a wider column."""
         before = self._planned(None)
         self._change, problems = self._grown(before, wanted)
         if problems:
@@ -157,7 +157,7 @@ class DeltaMirror(DeltaSink):
         return DeltaEntries(self._tables, mirror, mirror_id, fields, lows)
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in one version with the ledger."""
+        """Merge a batch into the table, in a single version with the ledger."""
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         kept, written = list[Add](), list[Add]()
         entries = self._entries(self._name, self._id, columns, key, landing.lows)

@@ -1,4 +1,4 @@
-"""The rows of a mirror in a Delta table, at a version, as the merge reads and writes them."""
+"""The rows of a mirror in a Delta table at a version, for the merge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_lakestream.delta.write.files import Add, read_parts, write_files
 
 @dataclass(frozen=True)
 class DeltaHead:
-    """`cdc.merge.head.Head` of a table at a version, for the columns `schema` that a commit gives it.
+    """`cdc.merge.head.Head` of a Delta table at a version, with the columns `schema` after the commit.
 
     :param order: of rows in new files, see `delta.write.layout.check_order`.
     :param made: takes the files that are written in this process.
@@ -39,7 +39,7 @@ class DeltaHead:
     delete = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take along what the work on files needs: no log."""
+        """Pickle without the log, for work on files in another process."""
         head = self.head
         bare = Head(head.table, head.version, head.table_id, head.schema, head.fields, head.partitions)
         return DeltaHead, (self.tables, bare, self.schema, self.order, [], self.folder)
@@ -49,7 +49,7 @@ class DeltaHead:
         return self.tables.store(self.head.table)
 
     def files(self) -> Sequence[Add]:
-        """Return the data files. Raises UnfitTable and CannotReplace if rows can't be taken out of them."""
+        """Return the data files. Raises UnfitTable and CannotReplace if rows can't be deleted."""
         check_removable(self.head)
         return list(live_files(self.head))
 
@@ -61,7 +61,7 @@ class DeltaHead:
     live_rows_in = rows_in
 
     def nulls_in(self, file: Add, column: str) -> int | None:
-        """Return how many rows have no value in a column."""
+        """Return how many rows have no value in a column, or None if unknown."""
         found: int | None = (file["stats"].get("nullCount") or {}).get(column)
         return found
 
@@ -74,9 +74,9 @@ class DeltaHead:
         return tuple(file["partitionValues"].items())
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
-        """Return a column's bounds in the log."""
+        """Return a column's bounds from the log, or None if the log has no exact bounds."""
         kind = self.schema.field(column).type
-        # For other types the log has text, or rounds.
+        # For other types the log has text, or rounded values.
         if not (arrow.is_integer(kind) or arrow.is_string(kind)):
             return None
         low, high = (file["stats"][side].get(column) for side in ("minValues", "maxValues"))

@@ -1,4 +1,4 @@
-"""What the user asks of a mirror."""
+"""Design of a mirror: table, key, settings, and notes on the source."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 
 @dataclass(frozen=True)
 class MirrorDesign:
-    """`table` is the design of the mirror; `key` are its key's columns, None to take them from the records' keys.
+    """Design of a mirror, by the user's arguments and the notes of an existing mirror.
 
+    :param table: the design of the mirror's table.
+    :param key: the columns of its key; None to take them from the records' keys.
     :param soft_delete: whether deleted rows stay, with `DELETED` true.
-    :param out_of_range: what becomes of values that a column's type can't hold.
+    :param out_of_range: the policy for values that a column's type can't hold.
     :param renamed: the mirror's column names, by the names in the database and in the records' keys.
     :param source_tables: a regular expression that matches the source's tables, if there are several.
     :param merge_mode: how changed rows come into the table.
     :param is_key_given: whether the user names the key.
     :param record_key: the columns of the records' keys, and `source_table` the source's table, as noted when the mirror
-        was made; None if nothing told them.
+        was made; None if unknown.
     :param logs: the binary logs that were followed, as noted with the last landing.
-    :param auditor: looks at rows before they show; None: nothing does.
+    :param auditor: checks rows before the commit, if any.
     """
 
     table: TableDesign
@@ -77,7 +79,7 @@ class MirrorDesign:
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def of_rows(self, name: str, rows: pa.Table) -> MirrorDesign:
-        """Return the design of a new mirror for these events. Raises InvalidArgument if nothing tells the key.
+        """Return the design of a new mirror for these events. Raises InvalidArgument if the key is unknown.
 
         :param name: the mirror's name.
         """
@@ -94,7 +96,7 @@ class MirrorDesign:
         return replace(self, table=replace(self.table, schema=schema)).with_key(key)
 
     def check_key(self, key: tuple[str, ...], columns: pa.Schema) -> None:
-        """Refuse a key with columns that can't be one. Raises InvalidArgument."""
+        """Refuse a key with columns of unfit types. Raises InvalidArgument."""
         check_key(pa.schema([columns.field(name) for name in key]), self.out_of_range)
 
     def with_key(self, key: tuple[str, ...]) -> MirrorDesign:
@@ -108,12 +110,12 @@ class MirrorDesign:
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=beside, notes=notes))
 
     def noted(self) -> MirrorDesign:
-        """Return the design, with what it knows of the source in the table's note."""
+        """Return the design with a current note on the source in the table's properties."""
         return self if self.key is None else self.with_key(self.key)
 
 
 def key_of(rows: pa.Table, mirror: str) -> tuple[str, ...]:
-    """Return the columns of the records' JSON keys. Raises InvalidArgument, which names the mirror."""
+    """Return the columns of the records' JSON keys. Raises InvalidArgument with the mirror's name."""
     keys = rows[RECORD_KEY].drop_null() if RECORD_KEY in rows.column_names else []
     try:
         found = json.loads(keys[0].as_py())

@@ -1,4 +1,4 @@
-"""A mirror in an Iceberg table: its entries of deleted rows, and its sink; see `cdc.mirror`."""
+"""A mirror in an Iceberg table: the entries of deleted rows, and the sink; see `cdc.mirror`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arr
 
 
 def mirror_id(mirror: TableMetadata) -> str:
-    """Return what tells a mirror's entries from those of another one: the table's id, or a new one with a new key."""
+    """Return the mirror's id, as noted in the mirror's entries: from the properties, or else the table's UUID."""
     return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
 
 
 class EntryTable(IcebergSink):
-    """`cdc.merge.memory.Entries` in an Iceberg table, written by the guard as every table here is.
+    """`cdc.merge.memory.Entries` in an Iceberg table, committed under the commit guard.
 
     :param mirror: the mirror's name.
-    :param mirror_id: its own id.
+    :param mirror_id: the mirror's own id.
     :param key: the columns of its key.
     :param lows: by partition, the first offset that the topic still has.
     """
@@ -52,14 +52,14 @@ class EntryTable(IcebergSink):
     def __init__(
         self, catalog: Catalog, mirror: str, mirror_id: str, key: pa.Schema, lows: Mapping[int, int] | None = None
     ) -> None:
-        # The types of the key may become wider, as those of the mirror's own.
+        # The key's types may become wider, as in the mirror's table.
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key, self._lows = mirror_id, key.names, lows or {}
         self._seen: Table | None = None
 
     def open(self) -> EntryFiles | None:
-        """Return the files of the entries; None if there are none."""
+        """Return the files of the entries, or None if the mirror has no entries."""
         self._seen = table = self._there()
         if table is None or not self._is_own(table):
             return None
@@ -67,16 +67,16 @@ class EntryTable(IcebergSink):
         return EntryFiles(entry_files(head, self._key), table.schema().as_arrow())
 
     def add(self, entries: pa.Table) -> None:
-        """Write entries down; in the same commit many files become one."""
+        """Add entries; the same commit compacts many files into few."""
         self._seen = there = self._seen or self._there()
         if there is not None and not self._is_own(there):
-            # Of a mirror that was dropped.
+            # The entries are of a dropped mirror.
             self._catalog.drop_table(self._name)
             self._seen = None
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the entries taken; once there are many files, they become few."""
+        """Commit the taken entries; the same commit compacts many files into few."""
         if self._table is None:
             return super().commit(landing)
         written: list[DataFile] = []
@@ -95,7 +95,7 @@ class EntryTable(IcebergSink):
             return None
 
     def _load_table(self) -> Table:
-        # The merge has looked already; the commit looks again, and refuses what does not fit.
+        # The merge has loaded the table already; the commit loads it again, and refuses an unfit table.
         seen, self._seen = self._seen, None
         return seen or super()._load_table()
 
@@ -120,7 +120,7 @@ class IcebergMirror(IcebergSink):
     _seen: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Look at the table, and return its properties and columns. Raises what `fitness` raises for its metadata."""
+        """Return the table's properties and columns, or None for a new table. Raises the errors of `fitness`."""
         self._seen = None
         try:
             self._seen = super()._load_table()
@@ -135,11 +135,11 @@ class IcebergMirror(IcebergSink):
         return seen or super()._load_table()
 
     def take(self, mirror: MirrorDesign) -> None:
-        """Have the design of a mirror from now on."""
+        """Use this design of the mirror from now on."""
         self._design = mirror.table
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Stage the table that the first events tell."""
+        """Stage a table with the columns of the first events."""
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
@@ -148,21 +148,21 @@ class IcebergMirror(IcebergSink):
 
     @property
     def is_there(self) -> bool:
-        """Whether there was a table at the last look, or commit."""
+        """Whether the table existed at the last look or commit."""
         return self._table is not None
 
     @property
     def is_known(self) -> bool:
-        """Whether it is there, or staged."""
+        """Whether the table exists or is staged."""
         return self.is_there or self._staged is not None
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns, those included that the next commit adds."""
+        """All columns, including additions of the next commit."""
         return self._target(None).schema().as_arrow()
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Let the next commit give the table these columns, and widths. Raises StaleFiles."""
+        """Add columns and widen types with the next commit; return all pending changes. Raises StaleFiles."""
         assert self._change is not None, "it was loaded"
         before = self._change.texts
         self._change, problems = self._change.and_then(fields_from_arrow(wanted, "rows"), SchemaEvolution.WIDEN)
@@ -171,7 +171,7 @@ class IcebergMirror(IcebergSink):
         return self._change.texts if self._change.texts != before else ()
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in one snapshot with the ledger."""
+        """Merge a batch into the table, in a single snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
         written = list[DataFile]()
@@ -183,7 +183,7 @@ class IcebergMirror(IcebergSink):
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
             if self._catalog.table_exists(self._name):
-                # Its entries must not be taken for those of a dropped mirror.
+                # Adding entries now would drop the other mirror's entries, as if that mirror were dropped.
                 raise StaleFiles(self._name, "another run created the table")
             merger.remember(merged)
             self.write(merged.rows, NO_TOPIC)

@@ -1,4 +1,4 @@
-"""The rows of a mirror in an Iceberg table, at a head, as the merge reads and writes them."""
+"""The rows of a mirror in an Iceberg table at a snapshot, for the merge."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN_BOUNDS = (IntegerType, LongType, StringType)
 
 @dataclass(frozen=True)
 class IcebergHead:
-    """`cdc.merge.head.Head` of a table as `metadata` has it, for the metadata `target` that a commit gives it.
+    """`cdc.merge.head.Head` of a table with `metadata`, for the metadata `target` after the commit.
 
     :param made: takes the files that are written in this process.
     :param folder: of the table's data, for new files.
@@ -39,7 +39,7 @@ class IcebergHead:
     folder: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take along what the work on files needs: no history."""
+        """Pickle without the table's history, for work on files in another process."""
         bare: dict[str, Any] = {
             "snapshots": [],
             "snapshot_log": [],
@@ -63,7 +63,7 @@ class IcebergHead:
         return self.rows_in(file) - len(deleted_positions(self.io, file))
 
     def nulls_in(self, file: FileScanTask, column: str) -> int | None:
-        """Return how many of a file's rows have no value in a column."""
+        """Return how many of a file's rows have no value in a column, or None if unknown."""
         return (file.file.null_value_counts or {}).get(self.metadata.schema().find_field(column).field_id)
 
     def bytes_in(self, file: FileScanTask) -> int:
@@ -75,7 +75,7 @@ class IcebergHead:
         return file.file.spec_id, repr(file.file.partition)
 
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
-        """Return the bounds of a column that the metadata tells."""
+        """Return a column's bounds from the metadata, or None for types outside `PLAIN_BOUNDS`."""
         schema = self.metadata.schema()
         is_plain = isinstance(schema.find_field(column).field_type, PLAIN_BOUNDS)
         return bounds_of(schema, file.file, column) if is_plain else None
@@ -85,7 +85,7 @@ class IcebergHead:
         yield from read_rows(self.target, self.io, file, columns=columns)
 
     def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
-        """Write the delete file that takes the place of a file's own one; return it."""
+        """Write and return a delete file, which replaces the data file's previous delete file."""
         deletes = delete_rows(self.target, self.io, file, numbers, folder=self.folder)
         self.made.append(deletes)
         return deletes

@@ -1,6 +1,6 @@
 """A mirror as a sink: change events are taken, checked, and merged into the table with the ledger.
 
-The protocol of a landing stays what it is: plan, guard, one commit with rows and ledger, the schema's change with it.
+The protocol of a landing is unchanged: plan, guard, one commit with rows, ledger and the schema's change.
 The checks: events are of the mirror's table in the database, and its key is unchanged.
 """
 
@@ -49,9 +49,9 @@ from airflow_lakestream.tables.wrapped import WrappedSharedSink
 def follow(
     design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, apart: Apart | None = None
 ) -> tuple[MirrorDesign, Newest]:
-    """Return the design with what the events tell of their source, and their result. Raises MirrorStopped, ValuesApart.
+    """Return the design after the events, and the newest event of each key. Raises MirrorStopped, ValuesApart.
 
-    :param apart: where the values of rows are that the events here do not have.
+    :param apart: the files with the values of rows, if `events` lacks the values.
     """
     assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
@@ -59,9 +59,9 @@ def follow(
     events, logs = in_one_order(events, design.logs, _other_log(events, mirror, landing))
     design = replace(design, logs=logs).noted()
     if design.source_tables is not None:
-        # With several source tables, the end of one table's snapshot tells nothing of the others' rows.
+        # With several source tables, the end of one table's snapshot does not concern the rows of the other tables.
         events = without_ends(events)
-    # They have told what they can, and would be put in order with the rest.
+    # These columns are not needed any more; sorting would copy them with the rest.
     told = {TABLE, KEY_NAMES, OLD, RECORD_KEY, *LOG, *NOTES}
     events = events.drop_columns([name for name in events.column_names if name in told])
     found = newest(
@@ -77,7 +77,7 @@ def follow(
 
 
 def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> MirrorDesign:
-    """Return the design with the events' table and key. Raises MirrorStopped if either is another one now.
+    """Return the design with the events' table and key. Raises MirrorStopped if the table or the key has changed.
 
     :param events: in any order.
     :param mirror: the mirror's name.
@@ -128,7 +128,7 @@ def _no_row_before(key: Sequence[str]) -> str:
 
 
 def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
-    """Return the design with the database's table. Raises MirrorStopped for events of another one."""
+    """Return the design with the database's table. Raises MirrorStopped for events of another table."""
     names = [name for name in pc.unique(events[TABLE]).to_pylist() if name is not None]
     if design.source_tables is not None:
         others = [name for name in names if not re.fullmatch(design.source_tables, name)]
@@ -143,7 +143,7 @@ def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDe
         return design
     if not names:
         return design
-    # If the mirror has no note, the first event tells its table.
+    # If the mirror has no note, the first event names its table.
     own = design.source_table or _first(events, TABLE)
     others = [name for name in names if name != own]
     if others:
@@ -161,7 +161,7 @@ _REMEDY_TABLE = (
 
 
 def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
-    """Return the design with the columns of the records' keys. Raises MirrorStopped if they have changed."""
+    """Return the design with the columns of the records' keys. Raises MirrorStopped if the columns have changed."""
     texts = [text for text in pc.unique(events[KEY_NAMES]).to_pylist() if text is not None]
     if not texts:
         return design
@@ -192,7 +192,7 @@ def _by_offset(rows: pa.Table) -> pa.Table:
 
 
 def _first(events: pa.Table, name: str) -> str | None:
-    """Return the value of the first event with one, by partition and offset."""
+    """Return a column's first non-null value, by partition and offset."""
     there = events.select([name, PARTITION, OFFSET]).filter(events[name].is_valid())
     found: str | None = _by_offset(there)[name][0].as_py()
     return found
@@ -202,20 +202,20 @@ log = logging.getLogger(__name__)
 
 
 class Beside(Protocol):
-    """Knows files of a table that is nowhere, with the outline that `MirrorTable.outline_beside` returns."""
+    """Access to staged event files, given the outline of `MirrorTable.outline_beside`."""
 
     def open_file(self, outline: Any, file: Mapping[str, Any]) -> Any:
-        """Open a handed file, for reading."""
+        """Open a staged file for reading."""
 
     def delete(self, outline: Any, files: Sequence[Mapping[str, Any]]) -> object:
-        """Delete handed files; never raises."""
+        """Delete staged files; never raises."""
 
 
 class MirrorTable(SharedSink, Protocol):
-    """The table of a mirror, in whatever format it is: the sink of a table, which can merge.
+    """The table of a mirror in any table format: a table's sink with a merge.
 
-    `refounds`: a mirror that does not exist is founded by all events of its first commit. `hands` work on the files of
-    a merge; `beside` opens and deletes files that lie beside the mirror's own ones.
+    `refounds`: a new mirror gets its columns from all events of its first commit. `hands` does the work on files of a
+    merge; `beside` opens and deletes staged event files.
     """
 
     refounds: bool
@@ -223,37 +223,37 @@ class MirrorTable(SharedSink, Protocol):
     beside: Beside
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
-        """Look at the table, and return its properties and columns; None where there is none."""
+        """Load the table; return the table's properties and columns, or None if the table does not exist."""
 
     def take(self, mirror: MirrorDesign) -> None:
-        """Have the design of a mirror from now on."""
+        """Use this design of the mirror from now on."""
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
-        """Take the design for a table that is not there yet, whose first events these are."""
+        """Use this design for a table that does not exist yet, with the table's first events."""
 
     @property
     def is_there(self) -> bool:
-        """Whether there was a table at the last look, or commit."""
+        """Whether the table existed at the last look or commit."""
 
     @property
     def is_known(self) -> bool:
-        """Whether its columns are known: it is there, or founded."""
+        """Whether the columns are known, from the table or from the first events."""
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns, those included that the next commit adds."""
+        """All columns, including additions of the next commit."""
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Let the next commit give the table these columns, and widths; return all that it changes, in words.
+        """Add columns and widen types with the next commit; return all pending changes as texts.
 
-        Raises Conflict, or what says that the table can't have them.
+        Raises Conflict, or MirrorStopped if the table can't have the columns.
         """
 
     def outline_beside(self, columns: pa.Schema) -> Any:
-        """Return the outline of a table that is nowhere, for executors to write events beside the mirror's files."""
+        """Return the outline of a staging table, for executors to write events next to the mirror's files."""
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
-        """Merge a batch into the table, in one commit with the ledger; return the commit's id."""
+        """Merge a batch into the table in a single commit with the ledger; return the commit's id."""
 
 
 class Mirror(WrappedSharedSink):
@@ -265,14 +265,14 @@ class Mirror(WrappedSharedSink):
         super().__init__(table)
         self.table = table
         self.name = name
-        # As it was asked for, and as the table and the events have it.
+        # The design by the arguments, and the design after the table and the events.
         self._asked = self.design = design
         self._taken = TakenEvents()
         # All topics that have landed here.
         self._topics: set[str] = set()
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again; the schema is that of the events to decode."""
+        """Load the table again; return the state, with the columns of change events as the schema."""
         held = self.table.held()
         self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
         self.table.take(self.design)
@@ -289,22 +289,22 @@ class Mirror(WrappedSharedSink):
             self._found(rows)
 
     def outline(self) -> Any:
-        """Return what executors need to write events; they lie where the mirror's own files do."""
+        """Return the outline for executors to write events next to the mirror's own files."""
         return self.table.outline_beside(self._columns_of_events())
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take events that an executor wrote."""
+        """Take over event files of an executor."""
         self._taken.files += files["files"]
 
     def commit(self, landing: Landing) -> int:
-        """Merge what the events taken come to, in one commit with the ledger."""
+        """Merge the taken events in a single commit with the ledger."""
         self.design, batch, columns = self._followed(landing)
-        # What the merge needs of the events is in the batch.
+        # The merge needs only the batch: free the memory of the events.
         pa.default_memory_pool().release_unused()
         self.table.take(self.design)
         self._grow(columns)
         if self._topics - {identity.topic for identity in landing.topics}:
-            # Entries do not tell which topic they came from.
+            # Entries do not contain their topic, so the lows of a topic can't be applied to them.
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self._forget()
@@ -313,32 +313,32 @@ class Mirror(WrappedSharedSink):
         return done
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Refuse: rows of a mirror are no records."""
+        """Refuse a replace: rows of a mirror are states, not records."""
         raise InvalidArgument("replace", f"{self.name} is a mirror: its rows are states, not records.")
 
     def discard(self) -> None:
-        """Delete what was taken since the last commit; never raises."""
+        """Forget the events since the last commit, and delete the files; never raises."""
         self._forget()
         super().discard()
 
     def _followed(self, landing: Landing) -> tuple[MirrorDesign, Newest, pa.Schema]:
-        """Return the design as the events tell, their result, and their columns. Raises MirrorStopped."""
+        """Return the design after the events, the newest event of each key, and the columns. Raises MirrorStopped."""
         if self._taken.files and not self._taken.rows and self.table.is_there:
             try:
                 apart, events = self._apart()
                 return *follow(self.design, events, self.name, landing, apart), apart.columns
             except ValuesApart as e:
                 log.info("%s: the driver reads whole events of this batch: %s.", self.name, e)
-        # In their order from here on: put in order later, while somebody has them, they would be there once more.
+        # Sorted here: sorting later, while a caller still holds the events, would need the memory twice.
         read = partial(whole_events, self.table.beside.open_file, self.outline() if self._taken.files else None)
         events = by_version(self._taken.joined(read, self._columns_of_events(), self.name))
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
-            # The mirror's own columns come with its key, beside those that were given.
+            # The mirror's own columns are added to the given ones together with its key.
             self._found(events)
         return *follow(self.design, events, self.name, landing), events.schema
 
     def _apart(self) -> tuple[Apart, pa.Table]:
-        """Return the events whose values stay with the executors that have written them. Raises ValuesApart."""
+        """Return the event files, and the events without row values. Raises ValuesApart."""
         design = self.design
         assert design.key is not None, "the table is there"
         if design.soft_delete:
@@ -361,7 +361,7 @@ class Mirror(WrappedSharedSink):
         return columns_of_events(self.table.columns, with_key=self._asked.key is None)
 
     def _grow(self, events: pa.Schema) -> None:
-        """Let the table have the columns, and the widths, that the events have."""
+        """Add new columns and wider types of the events to the table with the next commit."""
         own, beside = self.table.columns, (*self.design.table.metadata.names, *OF_EVENTS)
         seen = pa.schema([field for field in events if field.name not in beside])
         wanted = pa.schema([field for field in grown(own, seen) if field.name in seen.names])

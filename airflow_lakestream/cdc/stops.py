@@ -1,4 +1,4 @@
-"""Why a mirror stops: a change in the database that it can't follow from the events, and what to do."""
+"""Reasons for a mirror to stop, with the error and the remedy for each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 class StopReason(StrEnum):
-    """The reasons. docs/cdc.md has one line for each."""
+    """Reasons for a stop. docs/cdc-stops.md describes each."""
 
     # The database's primary key, or the columns of the record key, differ from the mirror's key.
     KEY_CHANGED = "key-changed"
-    # A deletion does not say which row it deletes: its old values lack the key (REPLICA IDENTITY USING INDEX, NOTHING).
+    # A deletion does not identify its row: its old values lack the key (REPLICA IDENTITY USING INDEX, NOTHING).
     KEY_NOT_SENT = "key-not-sent"
     # An event comes from another table of the database.
     OTHER_TABLE = "other-table"
@@ -22,13 +22,13 @@ class StopReason(StrEnum):
     RESERVED_NAME = "reserved-name"
     # Debezium sends a column under a name that the database's table does not have.
     NAME_GARBLED = "name-garbled"
-    # A column's type became one that the mirror's column can't hold.
+    # A column has a new type that the mirror's column can't hold.
     TYPE_CHANGED = "type-changed"
     # A value is outside the range of the column's type, such as a timestamp of the year 12000.
     VALUE_OUT_OF_RANGE = "value-out-of-range"
-    # The order of events does not tell the final state of a row.
+    # The order of events does not decide the final state of a row.
     ORDER_UNKNOWN = "order-unknown"
-    # Events come from another binary log, or one that began again, and nothing tells that they are later.
+    # Events come from another binary log, or a log that began again, and may be older than the events before.
     OTHER_LOG = "other-log"
 
 
@@ -36,7 +36,7 @@ RESNAPSHOT = "Let Debezium read the table again, and replace the mirror's rows: 
 
 
 class MirrorStopped(LakestreamError, Terminal):
-    """The mirror can't go on without the risk of rows that differ from the database's; nothing was landed."""
+    """Stop of a mirror at risk of rows different from the database's; nothing was landed."""
 
     def __init__(self, table: str, reason: StopReason, problem: str, remedy: str = RESNAPSHOT) -> None:
         self.table = table
@@ -46,19 +46,19 @@ class MirrorStopped(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class TypeSeen:
-    """A type that a column has in an event of the topic or in the mirror's table, and where it was seen."""
+    """Type of a column in an event or in the mirror's table, with the place in words."""
 
     type: object
     where: str
 
     @classmethod
     def at(cls, kind: object, partition: int, offset: int) -> TypeSeen:
-        """Return a type that a column has in an event of the topic."""
+        """Return the type of a column in an event of the topic."""
         return cls(kind, f"partition {partition}, offset {offset}")
 
 
 def type_changed(table: str, column: str, one: TypeSeen, other: TypeSeen) -> MirrorStopped:
-    """Return the error for a column with two types and no common one."""
+    """Return the error for a column with two types and without a common type."""
     return MirrorStopped(
         table,
         StopReason.TYPE_CHANGED,
@@ -70,7 +70,7 @@ def type_changed(table: str, column: str, one: TypeSeen, other: TypeSeen) -> Mir
 
 
 def column_became_wider(table: str, problems: str) -> MirrorStopped:
-    """Return the error for columns of the database that became wider, which those of a Delta table can't."""
+    """Return the error for wider columns in the database; columns of a Delta table can't become wider."""
     return MirrorStopped(
         table,
         StopReason.TYPE_CHANGED,
@@ -81,7 +81,7 @@ def column_became_wider(table: str, problems: str) -> MirrorStopped:
 
 
 def place_not_told(table: str, topic: str, partition: int, offset: int) -> MirrorStopped:
-    """Return the error for an event of MariaDB that does not say where it is in the binary log."""
+    """Return the error for an event of MariaDB without a position in the binary log."""
     return MirrorStopped(
         table,
         StopReason.ORDER_UNKNOWN,
@@ -92,7 +92,7 @@ def place_not_told(table: str, topic: str, partition: int, offset: int) -> Mirro
 
 
 def order_of_logs_unknown(table: str, topic: str, partition: int, offset: int, problem: str) -> MirrorStopped:
-    """Return the error for an event of another binary log that nothing puts in order with those before it."""
+    """Return the error for an event of another binary log in unknown order with earlier events."""
     return MirrorStopped(
         table,
         StopReason.OTHER_LOG,
@@ -105,7 +105,7 @@ def order_of_logs_unknown(table: str, topic: str, partition: int, offset: int, p
 
 
 def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
-    """Return the error for a column of the database whose name the mirror can't use."""
+    """Return the error for a column of the database with a name unfit for the mirror."""
     return MirrorStopped(
         table,
         StopReason.RESERVED_NAME,
@@ -116,7 +116,7 @@ def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
 
 
 def name_garbled(table: str, column: str, meant: str) -> MirrorStopped:
-    """Return the error for a column whose name Debezium's stream has garbled."""
+    """Return the error for a column with a name garbled by Debezium's stream."""
     return MirrorStopped(
         table,
         StopReason.NAME_GARBLED,

@@ -1,1 +1,1 @@
-"""Checks of a landing's rows, by DuckDB over its Parquet files. Uses the core, Arrow, and the walls of `transform`."""
+"""Checks of a landing's rows, by DuckDB over Parquet files. Uses the core, Arrow, and the limits of `transform`."""

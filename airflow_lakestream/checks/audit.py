@@ -1,4 +1,4 @@
-"""The checks of a landing, before its rows show on main: in a process of its own, so that none can end the task."""
+"""Checks of a landing before the rows get to main, in a separate process, to protect the task."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from airflow_lakestream.transform.process import Exceeded, SqlFailed
 
 log = logging.getLogger(__name__)
 
-# Wall-clock seconds for all rows to blame that are looked for in one landing.
+# Wall-clock seconds for the search for rows to blame in a landing.
 SEARCH = 60.0
 
 
 class Audit:
-    """`core.checks.Auditor`. Raises InvalidArgument for what is no SELECT, and SqlFailed."""
+    """`core.checks.Auditor`. Raises InvalidArgument unless each statement is a SELECT, and SqlFailed."""
 
     def __init__(self, checks: Checks) -> None:
         self.checks = checks
@@ -36,7 +36,7 @@ class Audit:
                         self._statements.append(Check("sql", f"sql: {label}", statement=process.select(sql)))
 
     def check_columns(self, columns: pa.Schema) -> None:
-        """Raise InvalidArgument where the checks don't fit the columns."""
+        """Raise InvalidArgument if the checks don't fit the columns."""
         self._check_names(columns)
         if self._statements:
             with closing(CheckProcess()) as process:
@@ -62,7 +62,7 @@ class Audit:
                 process.bind(label, one.statement, columns)
 
     def findings(self, written: Written) -> Sequence[Finding]:
-        """Return the checks that failed. Raises InvalidArgument, SqlFailed, and what reading the files raises."""
+        """Return the failed checks. Raises InvalidArgument, SqlFailed, and the errors of reading the files."""
         started = time.monotonic()
         found = list(self._of_count(written))
         if written.files:
@@ -92,7 +92,7 @@ class Audit:
 
 @contextmanager
 def _planning(label: str) -> Iterator[None]:
-    """Say of a statement that ends the process while it is looked at without rows that it is to blame."""
+    """Raise an error with the statement's label if the statement ends the process before any rows are read."""
     try:
         yield
     except Exceeded as error:
@@ -102,7 +102,7 @@ def _planning(label: str) -> Iterator[None]:
 
 
 class _Look:
-    """A look at a landing's rows, by as many processes as end over it."""
+    """Checks of a landing's rows, in another process after each end of a process."""
 
     def __init__(self, written: Written, folder: str) -> None:
         self._written, self._folder = written, folder
@@ -111,7 +111,7 @@ class _Look:
     def findings(self, checks: Iterator[Check], bind: Callable[[CheckProcess, pa.Schema], None]) -> list[Finding]:
         """Return the checks that failed.
 
-        :param bind: raises InvalidArgument where statements don't fit the columns.
+        :param bind: raises InvalidArgument if statements don't fit the columns.
         """
         found: list[Finding] = []
         first = CheckProcess()
@@ -127,7 +127,7 @@ class _Look:
                     process = process or self._opened()
                     found += process.findings(check)
                 except Exceeded as error:
-                    # It has ended with its process: the next check has another.
+                    # The check has ended its process: the next check gets another.
                     process = None
                     found.append(Finding(check.label, f"it {error}", self._to_blame(check, error)))
         finally:
@@ -152,7 +152,7 @@ class _Look:
             raise AssertionError(f"{wanted} rows are to be committed, and their files have {count}")
 
     def _to_blame(self, check: Check, error: Exceeded) -> list[str]:
-        """Return where the rows are on which a check ends the process: one, or as few as it takes."""
+        """Return the positions of the rows to blame for the end of a process: a single row, or as few as possible."""
         if error.what == "time":
             return []
         self._until = self._until or time.monotonic() + SEARCH
@@ -164,7 +164,7 @@ class _Look:
             elif self._ends(check, (start + half, count - half)):
                 start, count = start + half, count - half
             else:
-                # It takes rows of both.
+                # Only rows of both halves together end the process.
                 break
         with suppress(Exceeded), closing(self._opened((start, count))) as process:
             return process.places()

@@ -1,6 +1,6 @@
-"""A landing's files as a file system of DuckDB's: there are these files, to read, and nothing else.
+"""A landing's files as a file system for DuckDB: read-only, and without further files.
 
-They are read by the task, with the table's own credentials, wherever they lie; here is only their number.
+The task reads the files, with the table's own credentials; this side only knows their numbers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _SCHEME = "landing"
 # Most bytes that the task hands over at once.
 _MOST = 1 << 20
 
-# Returns so many bytes of a file, by its number and where they begin.
+# Returns bytes of a file, given its number, the start and the size.
 Reading = Callable[[int, int, int], bytes]
 
 
 class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The files, by number.
+    """The files of a landing, by number.
 
     :param sizes: of each.
     """
@@ -45,7 +45,7 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         return {"name": path, "size": self._sizes[self._number(path)], "type": "file"}
 
     def glob(self, path: str, **_: Any) -> list[str]:
-        """Return the file itself: there are no patterns."""
+        """Return the path itself: patterns are not supported."""
         return [path]
 
     def modified(self, path: str) -> datetime:

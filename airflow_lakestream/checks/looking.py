@@ -1,4 +1,4 @@
-"""One look at a landing's rows, by DuckDB over its files, in a process of its own.
+"""Checks of a landing's rows, by DuckDB over the landing's files, in a separate process.
 
 Memory is bounded: DuckDB reads the files a row group at a time, and what a statement or a key needs beyond its limit
 goes to a temporary folder. Statements reach the landing's rows, and nothing else.
@@ -33,7 +33,7 @@ TIMESTAMP = "_kafka_timestamp"
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a landing that checks read.
+    """Files of a landing, for checks.
 
     :param sizes: of each file.
     :param values: by file, its partition's columns that the file itself lacks, as text.
@@ -49,7 +49,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `kind` and what it is of, columns, a statement or a number of seconds."""
+    """A check: `kind`, with columns, a statement or a number of seconds."""
 
     kind: str
     label: str
@@ -59,7 +59,7 @@ class Check:
 
 
 def selected(sql: str, memory_limit: str) -> str:
-    """Return a statement as DuckDB has understood it. Raises InvalidArgument for what is no SELECT."""
+    """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement."""
     with closing(open_database(memory_limit, 1)) as database:
         parsed = parse(database, sql.strip().rstrip(";"))
         if parsed["error"]:
@@ -74,7 +74,7 @@ def selected(sql: str, memory_limit: str) -> str:
 
 
 def bind(label: str, statement: str, columns: pa.Schema, memory_limit: str) -> None:
-    """Raise InvalidArgument where a statement does not fit the columns."""
+    """Raise InvalidArgument if a statement does not fit the columns."""
     with closing(open_database(memory_limit, 1)) as database:
         database.register(RELATION, no_rows(columns))
         try:
@@ -86,13 +86,13 @@ def bind(label: str, statement: str, columns: pa.Schema, memory_limit: str) -> N
 
 
 def label_of(sql: str) -> str:
-    """Return how errors name a statement."""
+    """Return a statement's label for errors."""
     text = " ".join(sql.split())
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 class Look:
-    """One look at a landing's rows."""
+    """Checks of a landing's rows in an open database."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, columns: pa.Schema) -> None:
         self._database = database
@@ -100,16 +100,16 @@ class Look:
         self._place = [name for name in COORDINATES if name in there]
 
     def count(self) -> int:
-        """Return how many rows there are. It opens each file: none that is gone may get on main."""
+        """Return the number of rows. Opens each file, since a missing file must not get to main."""
         ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION}")
         return int(count)
 
     def places(self) -> list[str]:
-        """Return where the first of the rows are; none of a table that does not say it."""
+        """Return the positions of the first rows, or an empty list for a table without positions."""
         return self._told(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
 
     def findings(self, check: Check) -> Iterator[Finding]:
-        """Yield what is wrong; also where nobody knows whether the rows would have passed."""
+        """Yield the findings of a check, including a failure of the check itself."""
         try:
             yield from self._of(check)
         except duckdb.OutOfMemoryException:
@@ -166,7 +166,7 @@ class Look:
 def opened(
     files: Files, columns: pa.Schema, reading: Reading, memory_limit: str, threads: int
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a database whose only relation is the landing's rows."""
+    """Yield a database with the landing's rows as the only relation."""
     system = LandingFiles(files.sizes, reading)
     config: dict[str, Any] = {
         "memory_limit": memory_limit,
@@ -188,7 +188,7 @@ def opened(
 
 
 def _rows_of(database: duckdb.DuckDBPyConnection, files: Files, names: Sequence[str], columns: pa.Schema) -> str:
-    """Return a statement with the rows of all files, the columns of their partitions included."""
+    """Return a statement for the rows of all files, including the columns of partitions."""
     alike: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
     for values, name in zip(files.values, names, strict=True):
         alike.setdefault(tuple(values.items()), []).append(name)
@@ -197,7 +197,7 @@ def _rows_of(database: duckdb.DuckDBPyConnection, files: Files, names: Sequence[
     parts = []
     for of_partition, some in alike.items():
         more = [f"CAST({_text(value)} AS {types[name]}) AS {quoted(name)}" for name, value in of_partition]
-        # Files of one landing may lack columns that came up after them.
+        # Earlier files of a landing may lack columns that were added later.
         parts.append(f"SELECT {', '.join(['*', *more])} FROM read_parquet({some!r}, union_by_name = true)")
     return " UNION ALL BY NAME ".join(parts)
 
@@ -210,7 +210,7 @@ def _locked(files: Files, names: Sequence[str], rows: str) -> Iterator[str]:
     if files.part is None:
         yield f"CREATE VIEW {RELATION} AS {rows}"
     else:
-        # A table: else the other rows would be looked at, too, before they are left out.
+        # A table: with a view, a check would also read the rows that are left out.
         start, count = files.part
         yield f"CREATE TABLE {RELATION} AS SELECT * FROM ({rows}) LIMIT {count} OFFSET {start}"
     yield "SET GLOBAL enable_external_access = false"
@@ -218,7 +218,7 @@ def _locked(files: Files, names: Sequence[str], rows: str) -> Iterator[str]:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as SQL has it."""
+    """Return a column's name, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

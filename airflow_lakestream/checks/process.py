@@ -1,4 +1,4 @@
-"""The task's side of `worker`: a process in which checks run, and which reads the landing's files by this one."""
+"""The task's side of `worker`: starts the process for checks, and reads files at the process's request."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from airflow_lakestream.transform.bounds import Bounds
 from airflow_lakestream.transform.messages import send
 from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Message
 
-# With the interpreter, its libraries and what is read: half a GiB.
+# Together with the interpreter, its libraries and the data read: half a GiB.
 BOUNDS = Bounds(memory_limit="256MB", threads=2, beside=256 * 2**20)
-# Processor seconds that a check may take: so many, and one more for each MiB of the files.
+# Processor seconds for a check, in addition to one second for each MiB of the files.
 SECONDS = 30.0
 _NO_COLUMNS = pa.schema([])
 
 
 class CheckProcess(BoundedProcess):
-    """A process that checks. Raises SqlFailed; its methods raise Exceeded after the process has ended."""
+    """A process for checks. Raises SqlFailed; the methods raise Exceeded after the process has ended."""
 
     def __init__(self) -> None:
         super().__init__("airflow_lakestream.checks.worker", BOUNDS)
-        # Before the first question.
+        # Sent before the first question.
         self._before: list[Message] = [(asdict(BOUNDS), no_rows(_NO_COLUMNS))]
         self._seconds = SECONDS
         self._handles: dict[int, Any] = {}
         self._failed: BaseException | None = None
 
     def select(self, sql: str) -> str:
-        """Return a statement as DuckDB has understood it. Raises InvalidArgument for what is no SELECT."""
+        """Return a SELECT as parsed by DuckDB. Raises InvalidArgument for another statement."""
         return str(self._asked("select", sql)["statement"])
 
     def bind(self, label: str, statement: str, columns: pa.Schema) -> None:
-        """Raise InvalidArgument where a statement does not fit the columns."""
+        """Raise InvalidArgument if a statement does not fit the columns."""
         self._asked("bind", [label, statement], columns)
 
     def open(self, written: Written, folder: str, part: tuple[int, int] | None) -> int:
-        """Open a landing's files, and return how many rows they have. Raises what reading them raises.
+        """Open a landing's files; return the number of rows. Raises the errors of reading the files.
 
-        :param folder: for what does not fit into memory.
-        :param part: only these rows, by the first one's number and how many.
+        :param folder: for rows that do not fit into memory.
+        :param part: only these rows: the number of the first row, and the count.
         """
         self._written, self._paths = written, list(written.files)
         self._seconds = SECONDS + sum(written.files.values()) / 2**20
@@ -55,23 +55,23 @@ class CheckProcess(BoundedProcess):
         return int(self._asked("files", asdict(files), written.columns)["count"])
 
     def findings(self, check: Check) -> list[Finding]:
-        """Return what is wrong. Raises what reading the files raises."""
+        """Return the findings of a check. Raises the errors of reading the files."""
         return [Finding(**one) for one in self._asked("check", asdict(check))["findings"]]
 
     def places(self) -> list[str]:
-        """Return where the first of the rows are."""
+        """Return the positions of the first rows."""
         found: list[str] = self._asked("places", "")["places"]
         return found
 
     def close(self) -> None:
-        """End it, and close the files."""
+        """End the process, and close the files."""
         super().close()
         while self._handles:
             with contextlib.suppress(Exception):
                 self._handles.popitem()[1].close()
 
     def answer(self, until: float) -> Message:
-        """Return the next answer; on the way to it hand over what is read of the files."""
+        """Return the next answer; before the answer, serve the process's requests for parts of files."""
         while True:
             words, table = super().answer(until)
             if "read" not in words:

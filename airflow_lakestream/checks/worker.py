@@ -1,4 +1,4 @@
-"""The process in which checks run: it has the checks, and of the rows what it asks the task for."""
+"""The process for checks: runs the checks, and asks the task for parts of the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.transform.messages import send
 
 
 def main() -> None:
-    """Answer what the task asks."""
+    """Answer the task's questions."""
     asked, answers = listening()
     words, _ = asked.get()
     bounds = Bounds(**words)
@@ -30,7 +30,7 @@ def main() -> None:
 class _Server:
     def __init__(self, asked: Asked, answers: io.FileIO, bounds: Bounds) -> None:
         self._asked, self._answers, self._bounds = asked, answers, bounds
-        # DuckDB's threads ask one after the other.
+        # One question at a time, from several threads of DuckDB.
         self._lock = threading.Lock()
         self._open = ExitStack()
 

@@ -1,1 +1,1 @@
-"""The command line `lakestream`: wiring from arguments and Airflow connections to the packages below."""
+"""The command line `lakestream`: from arguments and Airflow connections to the packages below."""

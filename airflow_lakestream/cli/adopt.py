@@ -39,7 +39,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only say wh
 
 
 class Origin(StrEnum):
-    """Where a tool's position is read."""
+    """Sources of a tool's position."""
 
     ROWS = "rows"
     GROUP = "group"
@@ -49,7 +49,7 @@ class Origin(StrEnum):
     RANGES = "ranges"
 
 
-# How many words follow --from.
+# Origins by the number of words that follow --from: no word, several words; otherwise a single word.
 _ALONE, _MANY = (Origin.ROWS,), (Origin.RANGES,)
 
 
@@ -76,10 +76,10 @@ def adopt(
     connect_conn: ConnectConn = "kafka_connect_default",
     as_json: Json = False,
 ) -> None:
-    """Give a table that another tool filled its ledger, so that the next run lands exactly what is missing.
+    """Give a table filled by another tool a ledger, with which the next run lands exactly the missing records.
 
-    Says first what would be written, what proves it and what is taken on trust; --yes writes it, in one commit without
-    rows. Stop the other tool before.
+    Prints first the ledger, its proofs, and the parts taken on trust; --yes writes it, in one commit without rows.
+    Stop the other tool before.
     """
     with aside():
         from airflow_lakestream.adopt.filled import open_filled
@@ -110,7 +110,7 @@ def adopt(
 
 
 def _names(origin: Origin, what: Sequence[str]) -> Sequence[str]:
-    """Return what follows --from. Raises InvalidArgument for too many words, or too few."""
+    """Return the words after --from. Raises InvalidArgument for too many words, or too few."""
     if origin in _ALONE and what:
         raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the rows alone tell.")
     if origin not in _ALONE and not what:
@@ -174,7 +174,7 @@ def _text(ranges: RangeSet) -> str:
 
 
 class Heir(StrEnum):
-    """What can be set to where a ledger ends."""
+    """Kinds of tools whose position a hand-over can set."""
 
     GROUP = "group"
     CONNECT = "connect"
@@ -193,7 +193,7 @@ def hand_over(
     connect_conn: ConnectConn = "kafka_connect_default",
     as_json: Json = False,
 ) -> None:
-    """Set another tool's position to where the ledger ends, so that it goes on without a gap or a doubled record.
+    """Set another tool's position to the end of the ledger, for a start without a gap or a doubled record.
 
     Pause the DAG before. Refused while the ledger has holes, and while the other tool runs.
     """

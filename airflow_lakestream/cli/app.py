@@ -27,7 +27,7 @@ from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
-# What Typer makes of Ctrl-C, silently.
+# Typer's exit code for Ctrl-C, without a message.
 _INTERRUPTED = 130
 _UTF8 = "PYTHONUTF8"
 
@@ -70,33 +70,33 @@ app.add_typer(rejects.app, name="rejects")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and exit with its code; an error is one line on stderr."""
+    """Run the program and exit with the exit code; an error is a single line on stderr."""
     if arguments is None:
         _begin_in_utf8()
-    # Where the locale has too few letters, others are escaped: an answer is no reason to fail.
+    # If the locale lacks letters, escape them: a letter must not fail the command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    # What goes wrong is said in that line.
+    # The error line names the problem; PyIceberg's log would repeat it.
     logging.getLogger("pyiceberg").setLevel(logging.CRITICAL)
     sys.exit(run(arguments))
 
 
 def _begin_in_utf8() -> None:
-    """Begin anew where the locale has ASCII alone: Airflow and others read their own files by it, which are UTF-8."""
+    """Start the program again in UTF-8 if the locale has ASCII alone: Airflow reads UTF-8 files by the locale."""
     if codecs.lookup(locale.getencoding()).name == "ascii" and os.environ.get(_UTF8) != "1":
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, {**os.environ, _UTF8: "1"})  # noqa: S606  # this very program
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code."""
+    """Run the program and return the exit code."""
     try:
         _refuse_templates(sys.argv[1:] if arguments is None else arguments)
         code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
     except SystemExit:
-        # Click's end where nobody reads what is printed: its code, 1, would mean damage.
+        # Click's end if nobody reads the output: its code, 1, would mean damage.
         return FAILED
-    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # whatever it is, the one who called reads one line
+    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # for any error the caller reads one line
         if type(e).__name__ == "NoArgsIsHelpError":
             # Its message is the help, which Typer has printed if it formats it by Rich.
             sys.stdout.write(getattr(e, "message", ""))
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_templates(arguments: Sequence[str]) -> None:
-    """Refuse what nothing renders here, whichever option it is of. Raises InvalidArgument."""
+    """Refuse templates in any option, since no template is rendered here. Raises InvalidArgument."""
     option = ""
     for text in arguments:
         is_option = text.startswith("--")
@@ -120,7 +120,7 @@ def _refuse_templates(arguments: Sequence[str]) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    # Extensions wrap one that comes while they work into a SystemError.
+    # Extensions wrap a KeyboardInterrupt that arrives while they work into a SystemError.
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
         return "interrupted."
     # Wrong arguments, in the words of any version of Typer and Click.

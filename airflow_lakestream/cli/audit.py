@@ -1,4 +1,4 @@
-"""`lakestream audit`."""
+"""The command `lakestream audit`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def audit(
     *,
     decoding: Mapping[str, Any],
 ) -> None:
-    """Compare a table with its ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
+    """Compare a table with the ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
 
-    With --repair the exit code is about the table after it; 2 says that nothing was changed.
+    With --repair the exit code is about the table after the repair; 2 means that nothing was changed.
     """
     with aside():
         from airflow_lakestream.lakes.formats import lake_of

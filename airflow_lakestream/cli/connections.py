@@ -31,7 +31,7 @@ _AS_LIBRARY = "_AIRFLOW__AS_LIBRARY"
 
 
 def of_iceberg(table: str | None) -> str | None:
-    """Return the name of a table that is one of Iceberg's. Raises BadParameter."""
+    """Return the name of an Iceberg table. Raises BadParameter for the path of a Delta table."""
     if table is not None and TableFormat.of(table) is TableFormat.DELTA:
         raise typer.BadParameter(
             f"{table} is the path of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
@@ -81,7 +81,7 @@ def open_connect(conn_id: str) -> ConnectClient:
 
 
 def connection_fields(conn_id: str) -> dict[str, Any] | None:
-    """Return what a connection says, secrets included, its extra as a mapping; None if there is none."""
+    """Return a connection's fields with secrets, `extra` as a mapping, or None if the connection does not exist."""
     with like_the_airflow_command():
         from airflow_lakestream.hooks.store import fields_of
 
@@ -89,7 +89,7 @@ def connection_fields(conn_id: str) -> dict[str, Any] | None:
 
 
 def open_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[str, object] | None]]:
-    """Return what looks up an Airflow variable, None if there is none; and a connection's fields, secrets included."""
+    """Return two functions: from an Airflow variable's name to the value or None, and `connection_fields`."""
     return _variable, connection_fields
 
 
@@ -109,7 +109,7 @@ def open_catalog(conn_id: str) -> Catalog:
             from pyiceberg.catalog import load_catalog
 
             return load_catalog(conn_id, **properties)
-    # It says what is wrong, too.
+    # The hook's error message also describes the problem.
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
@@ -125,16 +125,16 @@ def open_storage(conn_id: str | None) -> DeltaStorage:
 
 
 def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
-    """Open what a table is in, a catalog or a store. Raises InvalidArgument and CatalogUnavailable."""
+    """Open the catalog or the store of a table. Raises InvalidArgument and CatalogUnavailable."""
     from airflow_lakestream.lakes.formats import lake_of
 
     return open_catalog(iceberg_conn) if lake_of(table).has_catalog else open_storage(storage_conn)
 
 
 def group_of(lake: Any, table: str, given: str | None) -> str:
-    """Return the consumer group: as given, or the only one that has a ledger on the table. Raises InvalidArgument.
+    """Return the given consumer group, or the only group with a ledger on the table. Raises InvalidArgument.
 
-    :param lake: what the table is in; see `open_lake`.
+    :param lake: catalog or store of the table; see `open_lake`.
     """
     if given is not None:
         return given
@@ -153,16 +153,16 @@ def group_of(lake: Any, table: str, given: str | None) -> str:
 
 
 def _has_ledger(streams: Any, group: str) -> bool:
-    """Tell whether a group has landed anything; one whose ledger was renamed or reset has not."""
+    """Return whether a group's ledger has any topic; after a rename or a reset the ledger has no topic."""
     try:
         return bool(streams.ledger(group).topics)
     except streams.problems:
-        # One that can't be read is there all the same.
+        # A ledger that can't be read exists all the same.
         return True
 
 
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
-    """Return the properties that open a checkpoint's store; None without a connection. Raises InvalidArgument."""
+    """Return the properties of a checkpoint's store, or None without a connection. Raises InvalidArgument."""
     with like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import store_properties
 
@@ -170,7 +170,7 @@ def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
 
 
 def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, RegistryConfig]:
-    """Return, as `schema_registry`, the registry that the formats need; nothing where they need none.
+    """Return, as `schema_registry`, the registry for the formats, or an empty mapping if the formats need no registry.
 
     It is known by its URL, an Airflow connection, or the Kafka connection.
 
@@ -188,16 +188,16 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Send everything but the answer to stderr: Airflow logs to stdout, where a program expects JSON."""
+    """Send all output except the answer to stderr: Airflow logs to stdout, but programs expect JSON in stdout."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 @contextmanager
 def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
-    """Look for connections where `airflow connections get` does: outside a task Airflow skips its database.
+    """Look connections up like `airflow connections get`: outside a task Airflow skips the database.
 
-    :param needs_database: for what may be nowhere else.
+    :param needs_database: whether the value may be in the database alone.
     """
     environment = dict(_ENVIRONMENT)
     settings = sys.modules.get("airflow.settings")
@@ -206,7 +206,7 @@ def like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False
         and settings is None
         and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one)
     ):
-        # Neither its database nor its models are needed: they take a second to set up.
+        # Airflow's database and models are not needed, and take a second to set up.
         environment[_AS_LIBRARY] = "1"
         logging.getLogger("airflow").setLevel(logging.ERROR)
     elif settings is not None and settings.Session is None:

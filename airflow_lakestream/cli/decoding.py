@@ -1,4 +1,4 @@
-"""The options of commands that say how records are decoded: those of `config.decoding`."""
+"""Command-line options for the decoding of records: the arguments of `config.decoding`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 
 def one_of(kind: type[StrEnum], but: str = "") -> str:
-    """Return the choices of an option as its help has them, the last one behind `or`."""
+    """Return the choices of an option for the help text, the last choice behind `or`."""
     names = [str(one) for one in kind if one != but]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
@@ -45,9 +45,9 @@ Command = Callable[..., None]
 
 
 def takes_decoding(when: str = "") -> Callable[[Command], Command]:
-    """Give a command an option for each such argument; it gets those that were given as one mapping, `decoding`.
+    """Give a command an option for each decoding argument, and pass the given options as a mapping, `decoding`.
 
-    :param when: what their help begins with.
+    :param when: the beginning of the options' help.
     """
 
     def option(name: str, kind: Any) -> inspect.Parameter:
@@ -57,7 +57,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [one for one in signature.parameters.values() if one.name != "decoding"]
-        # Those that may be lists are given as often as one likes.
+        # Options of lists may be repeated.
         options = [
             option(one.name, list[str] | None if "Sequence" in str(one.type) else str | None)
             for one in fields(Decoding)
@@ -72,7 +72,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
             command(**kwargs, decoding=decoding)
 
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options)]
-        # mypy knows of no function with a signature of its own.
+        # mypy does not support functions with an assigned signature.
         taking.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         taking.__annotations__ = {one.name: one.annotation for one in parameters}
         return taking
@@ -81,7 +81,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
 
 
 def _statement(given: str | None) -> str | None:
-    """Return a statement: as given, or what is in the file that it names, as the operators do it."""
+    """Return the given statement, or the content of the named file, like the operators."""
     if given is None or not given.strip().endswith(".sql"):
         return given
     try:

@@ -1,4 +1,4 @@
-"""`lakestream doctor`: checks what a landing needs, and says how to mend what is wrong."""
+"""The command `lakestream doctor`: checks of a landing's requirements, with remedies."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def doctor(
     storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
-    """Check what a landing needs, from brokers to clocks, and say how to mend what is wrong.
+    """Check the requirements of a landing, from brokers to clocks, and print a remedy for each problem.
 
-    Exit codes: 0 all is well, 1 something has to be mended, 2 something could not be looked at. A scratch table and a
+    Exit codes: 0 all is well, 1 something has to be mended, 2 something could not be checked. A scratch table and a
     scratch file are written, and removed again, unless --read-only is given.
     """
     with aside(), without_logs():
@@ -77,7 +77,7 @@ def doctor(
 
 
 class _Visit:
-    """One look at everything. What has secrets is opened within each look, so that an error there is a finding."""
+    """All checks of a run. A connection with secrets is opened within its check, so that an error is a finding."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -143,7 +143,7 @@ class _Visit:
         self._look(STORE, look)
 
     def _know(self, conn_id: str | None) -> None:
-        """Take in the secrets of a connection, before something of it is said."""
+        """Record the secrets of a connection, before any output about the connection."""
         self._settings.append(None if conn_id is None else connection_fields(conn_id))
 
     def _look(self, part: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:

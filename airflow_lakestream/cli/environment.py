@@ -1,7 +1,7 @@
-"""Connections that stand in the environment as JSON, read without Airflow, whose import takes seconds.
+"""Connections as JSON in environment variables, read without Airflow, since an import of Airflow takes seconds.
 
-Only where that comes to what the hooks would make of them; whatever needs more, such as a token or a secrets backend,
-is left to them by returning None.
+Only if the result equals that of the hooks. Everything that needs more, such as a token or a secrets backend, is
+left to the hooks: the functions return None then.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.registry.config import is_client_setting
 
 _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "schema", "extra"}
-# Catalogs that need nothing but their properties, and that can compare and set.
+# Catalogs that need only their properties, and that can compare and set.
 _CATALOGS = ("rest", "sql", "glue", "hive")
-# Of Airflow's configuration, with what they may be: anything else concerns connections, or who shares a disk.
+# Airflow's settings with their accepted values: other values concern the origin of connections, or shared disks.
 _USUAL = {("secrets", "backend"): "", ("core", "executor"): "LocalExecutor"}
 
 
 def kafka_settings(conn_id: str) -> dict[str, Any] | None:
-    """Return librdkafka's configuration, as `KafkaHook.configuration` does; None where the hook is needed."""
+    """Return librdkafka's configuration, as `KafkaHook.configuration` does, or None if the hook is needed."""
     connection = _connection(conn_id)
     if connection is None:
         return None
@@ -39,7 +39,7 @@ def kafka_settings(conn_id: str) -> dict[str, Any] | None:
 
 
 def catalog_properties(conn_id: str) -> dict[str, Any] | None:
-    """Return PyIceberg's properties of a catalog, as `IcebergHook.catalog` does; None where the hook is needed."""
+    """Return PyIceberg's properties of a catalog, as `IcebergHook.catalog` does, or None if the hook is needed."""
     connection = _connection(conn_id)
     if connection is None:
         return None
@@ -72,7 +72,7 @@ def _connection(conn_id: str) -> dict[str, Any] | None:
 
 
 def _is_airflow_as_usual() -> bool:
-    """Tell whether Airflow would look into its environment first, and whether its tasks are of this machine."""
+    """Return whether Airflow looks into the environment first, and runs tasks on this machine alone."""
     if any(name.startswith(("AIRFLOW__SECRETS__", "AIRFLOW__WORKERS__SECRETS")) for name in os.environ):
         return False
     home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow")

@@ -1,4 +1,4 @@
-"""Arguments of a DAG's task, for commands that need the same: the DAG is loaded as Airflow loads it, and not run."""
+"""Arguments of a DAG's task, for commands with the same arguments: the DAG is loaded as by Airflow, and not run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from airflow_lakestream.cli.connections import like_the_airflow_command
 from airflow_lakestream.exceptions import InvalidArgument
 
-# What each task has that lands.
+# Arguments of every landing task.
 _NEEDED = ("topic", "table", "consumer_group")
 # The tasks of a group that lands together: their arguments are the same.
 _STEPS_OF_GROUP = ("plan", "read", "commit")
 
 
 class TaskArguments(Mapping[str, Any]):
-    """Arguments of a task by their names, as the DAG file has them: defaults included, nothing rendered.
+    """Arguments of a task by name, as in the DAG file: defaults included, without rendering.
 
-    Those of a stream's landing stand in its `app_config`.
+    The arguments of a streaming landing are in its `app_config`.
     """
 
     def __init__(self, task: Any) -> None:
@@ -29,7 +29,7 @@ class TaskArguments(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         found = self._config.get(name, getattr(self._task, name, None))
         if name == "sql" and hasattr(self._task, "written_statement"):
-            # It may be a file beside the DAG's.
+            # It may be a file next to the DAG's.
             found = self._task.written_statement()
         if found is None or callable(found):
             raise KeyError(name)
@@ -43,12 +43,12 @@ class TaskArguments(Mapping[str, Any]):
 
 
 def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> TaskArguments:
-    """Return the arguments of a task that lands.
+    """Return the arguments of a landing task.
 
-    :param task_id: of a task, or of a group that lands together; None: the only one of the DAG that lands.
+    :param task_id: of a task, or of a group that lands together; None: the only landing task of the DAG.
     :param folder: the file or folder of DAGs; None: Airflow's.
 
-    Raises InvalidArgument where there is no such DAG or task, with what its file fails by.
+    Raises InvalidArgument if the DAG or the task does not exist, with the errors of the files.
     """
     with like_the_airflow_command(needs_database=True):
         dag = _load(dag_id, folder)
@@ -65,7 +65,7 @@ def arguments_of_task(dag_id: str, task_id: str | None, folder: Path | None) -> 
 
 
 def _named(task_id: str) -> tuple[str, str] | None:
-    """Return how a task is called here, and its id: of tasks that land together the first, by the name of the group."""
+    """Return the command-line name and the id of a task: a group's name for its first task, None for later tasks."""
     group, _, step = task_id.rpartition(".")
     if not group or step not in _STEPS_OF_GROUP:
         return task_id, task_id

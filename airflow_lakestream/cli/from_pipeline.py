@@ -1,4 +1,4 @@
-"""Options that a pipeline's file, or a task of a DAG, says already: a command needs none of them again."""
+"""Options of a command taken from a pipeline's file or from a task of a DAG."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOLDER = Annotated[
     typer.Option("--dag-folder", help="with --dag: its file or folder; default: Airflow's", exists=True),
 ]
 _SAYING = {"pipeline": _PIPELINE, "sink": _SINK, "dag": _DAG, "task": _TASK, "dag_folder": _FOLDER}
-# By option: the argument of a landing. The others have one name.
+# By option: the argument of a landing. The other options have the argument's name.
 _ARGUMENTS = {
     "group": "consumer_group",
     "kafka_conn": "kafka_conn_id",
@@ -46,9 +46,9 @@ _ARGUMENTS = {
 
 
 def takes_pipeline(command: Command) -> Command:
-    """Give a command `--pipeline`, `--dag` and what goes with them.
+    """Give a command `--pipeline`, `--dag` and the options that go with each.
 
-    What is given on the command line goes before what the file, or the task, says.
+    Options of the command line take precedence over the file's or the task's.
     """
     signature = inspect.signature(command, eval_str=True)
     own = {one.name: one for one in signature.parameters.values()}
@@ -72,7 +72,7 @@ def takes_pipeline(command: Command) -> Command:
     options.append(inspect.Parameter("context", keyword, annotation=typer.Context))
     options += [inspect.Parameter(name, keyword, default=None, annotation=one) for name, one in _SAYING.items()]
     options = [one.replace(kind=keyword) for one in options]
-    # mypy knows of no function with a signature of its own.
+    # mypy does not support functions with an assigned signature.
     taking.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     taking.__annotations__ = {one.name: one.annotation for one in options}
     return taking
@@ -81,7 +81,7 @@ def takes_pipeline(command: Command) -> Command:
 def _said(
     pipeline: Path | None, sink: str | None, dag: str | None, task: str | None, dag_folder: Path | None
 ) -> tuple[Mapping[str, Any], Refuse] | None:
-    """Return the arguments of a pipeline's file or of a task, and what refuses templates; None without either.
+    """Return the arguments of a pipeline's file or of a task, and the check for templates, or None without either.
 
     Raises InvalidArgument.
     """
@@ -116,12 +116,12 @@ def _landing(file: Path, sink: str | None) -> tuple[Compiled, Landing]:
 def _options_of(
     arguments: Mapping[str, Any], refuse: Refuse, options: Mapping[str, inspect.Parameter], context: typer.Context
 ) -> dict[str, Any]:
-    """Return the options that the arguments say and the command line does not. Raises what `refuse` does."""
+    """Return the arguments as options, without options given on the command line. Raises the errors of `refuse`."""
     found = {}
     unread: tuple[str, ...] = ()
     if "repair" in options:
         if repairs := bool(context.params["repair"]):
-            # It is read at once, for the times that it names.
+            # The schema is read at once, for its types of times.
             refuse({"schema": arguments.get("schema")})
         unread = _unread_by_audit(arguments, repairs=repairs)
     for name, one in options.items():
@@ -136,7 +136,7 @@ def _options_of(
 
 
 def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[str, ...]:
-    """Return the options that an audit refuses: it decodes nothing, and a repair decodes into the table's columns."""
+    """Return the options to leave out: all of decoding for an audit, an unneeded schema for a repair."""
     if not repairs:
         return (*DECODING, "tombstones", "on_data_loss")
     from airflow_lakestream.tables.schema.columns import to_timed_schema
@@ -152,7 +152,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _as_option(value: Any) -> Any:
-    """Return a value as the command line would have it."""
+    """Return a value as text of the command line, or as a list of texts."""
     if hasattr(value, "as_struct"):
         from airflow_lakestream.tables.schema.types import schema_text
 

@@ -1,4 +1,4 @@
-"""`lakestream init`: looks at a topic and writes a DAG file, or a pipeline in YAML, that lands it."""
+"""The command `lakestream init`: a DAG file, or a pipeline in YAML, from a look at a topic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from airflow_lakestream.onramp.dag_file import DagFile
     from airflow_lakestream.onramp.preview import Preview
 
-# Formats whose records do not say what a registry says: the file names the columns.
+# Formats whose records lack types that a registry would know: the file names the columns.
 _NAMED_COLUMNS = ("json", "csv")
 
 
 class FileExists(LakestreamError, Terminal):
-    """The file is there already."""
+    """The file exists already."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} exists, and was left as it is. Give --force to replace it, or another --output.")
@@ -59,9 +59,9 @@ def init(
     *,
     decoding: Mapping[str, Any],
 ) -> None:
-    """Look at a topic, and write a DAG file (or a pipeline) that lands it. Prints the connections that it needs.
+    """Look at a topic, and write a DAG file (or a pipeline) to land the topic. Prints the connections needed.
 
-    Asks for what is not given if it runs on a terminal. Nothing is written but the file.
+    Asks for missing values if it runs on a terminal. Only the file is written.
     """
     with aside(), without_logs():
         from airflow_lakestream.core.policies import choose
@@ -74,7 +74,7 @@ def init(
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
         path = _path(output, dag_id, ".yaml" if as_yaml else ".py", force=force)
-        # Arguments are checked before anything is read.
+        # Check arguments before anything is read.
         connections = _named(kafka_conn, iceberg_conn, storage_conn)
         file = DagFile(
             topic=topic,
@@ -105,7 +105,7 @@ def init(
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:
-    """Return a value: as given, asked for on a terminal, or the default. Raises InvalidArgument without any."""
+    """Return the given value, the answer on a terminal, or the default. Raises InvalidArgument without any."""
     if value is not None:
         return value
     if sys.stdin.isatty():
@@ -145,7 +145,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 
 
 def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) -> DagFile:
-    """Return the file with how records are decoded, and with the columns where only the records say them."""
+    """Return the file with the decoding of records, and with columns if only the records name the columns."""
     from airflow_lakestream.onramp.dag_file import Engine
 
     if found.decoding.get("format") is None and found.problem is not None:
@@ -153,11 +153,11 @@ def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) ->
         raise InvalidArgument("--format", f"it can't be guessed. {found.problem}", remedy)
     told: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
     if "schema_registry" in decoding and "schema_registry" in found.decoding:
-        # As the user gave it: what was looked up has secrets.
+        # As the user gave it: the looked-up registry has secrets.
         told["schema_registry"] = decoding["schema_registry"]
     columns = told.pop("schema", None)
     if file.engine is Engine.MIRROR:
-        # The events tell a mirror's columns.
+        # A mirror's columns come from the events.
         told.pop("envelope", None)
         return replace(file, decoding=told, columns=columns, columns_by="what you gave", key=found.key)
     said = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
@@ -167,12 +167,12 @@ def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) ->
 
 
 def _is_mirror(found: Preview, decoding: Mapping[str, Any]) -> bool:
-    """Tell whether a mirror is what a topic is likely to be for; who gives the envelope wants its events."""
+    """Return whether a topic is likely meant for a mirror; a given envelope means the events are wanted instead."""
     return found.has_events and bool(found.key) and decoding.get("envelope") is None
 
 
 def _check(file: DagFile, found: Preview) -> None:
-    """Refuse arguments that go wrong together. Raises InvalidArgument."""
+    """Refuse contradictory arguments. Raises InvalidArgument."""
     from airflow_lakestream.config.landing import ExtractConfig
     from airflow_lakestream.config.mirror import MirrorConfig
     from airflow_lakestream.core.policies import TableFormat
@@ -202,7 +202,7 @@ def _connection_lines(
     from airflow_lakestream.onramp.connection_lines import export_line
     from airflow_lakestream.onramp.dag_file import Engine
 
-    # Without a connection for the brokers, Airflow is not asked for the others either.
+    # Without a connection for the brokers, do not ask Airflow for the other connections either.
     known = connection_fields if bootstrap_servers is None else _unknown
     servers = {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}
     lines = [export_line(kafka_conn, known(kafka_conn) or {"conn_type": "kafka", "extra": servers})]

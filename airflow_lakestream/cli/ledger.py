@@ -1,4 +1,4 @@
-"""`lakestream ledger`: shows a table's ledgers, and changes them when no run can."""
+"""The command `lakestream ledger`: prints a table's ledgers, and changes a ledger if no run can."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(
     storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
-    """Print which offsets the table holds for the group, since when, and what was lost."""
+    """Print the offsets held by the table for the group, the beginning of each partition, and lost offsets."""
     if TableFormat.of(table) is TableFormat.DELTA:
         _show_delta(table, group, storage_conn, as_json=as_json)
         return
@@ -59,7 +59,7 @@ def history(
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,
 ) -> None:
-    """Print the group's landings, newest first, with the data files of each snapshot that has not expired."""
+    """Print the group's landings, newest first, with the data files of each unexpired snapshot."""
     with aside():
         from airflow_lakestream.audit.books import check_group_seen
         from airflow_lakestream.audit.run import load

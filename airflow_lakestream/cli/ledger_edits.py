@@ -1,4 +1,4 @@
-"""The changing half of `lakestream ledger`: rebuild, rename, reset, forget."""
+"""The changing commands of `lakestream ledger`: rebuild, rename, reset, forget."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rename(
     ] = None,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Rename a group's ledger; its next run, with the new name, goes on where the old one ended."""
+    """Rename a group's ledger; the next run, with the new name, continues at the end of the old ledger."""
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
@@ -52,7 +52,7 @@ def rename(
         from airflow_lakestream.iceberg.upkeep import ledger_edit
         from airflow_lakestream.run.job import ExtractConfig
 
-        # A run must be able to take the name, so the same checks apply.
+        # A run must accept the name, so apply the same checks.
         ExtractConfig(topic="any", table=table, consumer_group=to)
         catalog = open_catalog(iceberg_conn)
         load(catalog, table)
@@ -76,7 +76,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="do it; without this option, only say what it would do")] = False,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Remove a group's ledger; the rows stay. The group's next run begins at its start_offset, like a first run."""
+    """Remove a group's ledger; the rows stay. The group's next run begins at start_offset, like a first run."""
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
@@ -110,10 +110,11 @@ def rebuild(
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Make a ledger from the rows, if the table's metadata no longer says what the group has landed.
+    """Make a ledger from the rows, if the table's metadata no longer contains the group's landings.
 
-    Offsets with a row are landed. An offset without one is left for the next run if Kafka still shows a record there,
-    counts as landed if Kafka shows none, and as lost if the log begins above it. The group begins at its first row.
+    Offsets with a row are landed. An offset without a row is left for the next run if Kafka still shows its record,
+    counts as landed if Kafka shows no record, and as lost if the log begins above it. The group begins at the first
+    row.
     """
     with aside():
         from airflow_lakestream.audit.run import load
@@ -124,7 +125,7 @@ def rebuild(
         fitness.check(catalog, load(catalog, table))
         group = group_of(catalog, table, group)
         head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
-        # The rows do not tell which landings have a note in the reject table.
+        # The rows do not show which landings have a note in the reject table.
         noted = known.noted if known.topics else Noted(complete=False)
         made = {one.identity: one.entry for one in rebuilt}
         ledger = replace(known, topics={**known.topics, **made}, noted=noted)
@@ -162,7 +163,7 @@ def forget(
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
 ) -> None:
-    """Record by a receipt that offsets need no row: of rows that were deleted on purpose, or of damaged batches."""
+    """Record by a receipt that offsets need no row, as rows were deleted on purpose, or batches are damaged."""
     if bool(rows) + missing + damaged != 1:
         raise InvalidArgument("--rows", "or --missing or --damaged is needed, one of them.")
     if damaged:
@@ -205,7 +206,7 @@ def forget(
 def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
 ) -> tuple[int | None, Ledger, list[Rebuilt]]:
-    """Return the head that was read, what the group's ledger already says, and what the rows say."""
+    """Return the loaded head, the group's current ledger, and the entries rebuilt from the rows."""
     from airflow_lakestream.audit.books import groups_seen
     from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
     from airflow_lakestream.audit.rows import count_rows
@@ -255,7 +256,7 @@ def _from_rows(
 
 
 def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[TopicIdentity, RangeSet]]:
-    """Split ranges by the incarnation that landed them. Raises InvalidArgument for ranges that were never landed."""
+    """Split ranges by landed incarnation. Raises InvalidArgument for never-landed ranges."""
     found = []
     for identity, entry in ledger.topics.items():
         if mine := (wanted & entry.landed) - entry.forgotten:
@@ -269,13 +270,13 @@ def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[Top
 
 
 def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
-    """Count the missing rows within the ranges. Raises InvalidArgument if rows are still there."""
+    """Count the missing rows within the ranges. Raises InvalidArgument if rows still exist."""
     of_topic = [one for one in result.partitions if one.topic == topic]
     for one in of_topic:
         if still := one.with_rows(ranges):
             raise InvalidArgument("--rows", f"{still} still has rows.", "Delete them first, then write the receipt.")
     gone = sum((ranges & one.missing).width for one in of_topic)
     unseen = sum((ranges & one.not_verifiable).width for one in of_topic)
-    # Where Kafka no longer shows records, only the count tells how many offsets had a row.
+    # If Kafka no longer shows records, only the count shows how many offsets had a row.
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
     return gone + min(unseen, beyond)

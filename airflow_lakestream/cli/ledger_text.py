@@ -12,9 +12,9 @@ from airflow_lakestream.core.ranges import RangeSet, shown
 if TYPE_CHECKING:
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
 
-# More files of a landing would hide what matters.
+# More files of a landing would hide the important lines.
 _FILES = 5
-# Nor would more ranges of a partition: deletes replace one offset here and one there.
+# Deletes replace scattered single offsets, so a partition may have many ranges.
 _RANGES = 4
 
 
@@ -89,7 +89,7 @@ def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
 
 
 def _covered(entry: TopicEntry) -> list[tuple[str, str]]:
-    # Here, since it brings NumPy: the help of a command is there without.
+    # Imported here, since it imports NumPy, which the help of a command does not need.
     from airflow_lakestream.tables.instants import iso
 
     return [(iso(start, shortly=False), iso(end, shortly=False)) for start, end in entry.covered]

@@ -1,4 +1,4 @@
-"""`lakestream mirror`: commands for a mirror of a database's table."""
+"""The command `lakestream mirror`: work on a mirror of a database's table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Work on a mirror of a database's table.", no_args_is_help=True)
 
-# Of those whose records may be Debezium's events.
+# Formats whose records may be Debezium's events.
 _FORMATS = "json, json_schema or avro"
 _OFFSET = re.compile(r"(\d+):(\d+)")
 
@@ -84,9 +84,9 @@ def resnapshot(
     storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
-    """Let Debezium read the database's table again, and replace all rows of its mirror in one commit.
+    """Let Debezium read the database's table again, and replace all rows of the mirror in a single commit.
 
-    Until then readers see the old rows. If it is killed, run it again: it goes on where it was.
+    Until then readers see the old rows. If it is killed, run it again: it continues.
     """
     with aside():
         from airflow_lakestream.run.resnapshot.run import Resnapshot

@@ -1,4 +1,4 @@
-"""Text on a terminal: colours where they are wanted, and a picture that is painted over the last one."""
+"""Text on a terminal: colours, and pictures painted over the last picture."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import typer
 
-# To the upper left corner; what is there is painted over, so that nothing flickers.
+# To the upper left corner; new text is painted over the old, so that nothing flickers.
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\033[H", "\033[K", "\033[J"
 
 
 def painted(text: str, colours: Mapping[str, str]) -> str:
-    """Return a text with its words in colours, where stdout is a terminal and NO_COLOR is not set."""
+    """Return a text with coloured words, if stdout is a terminal and NO_COLOR is not set."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     words = re.compile(r"\b(" + "|".join(map(re.escape, colours)) + r")\b")
@@ -22,7 +22,7 @@ def painted(text: str, colours: Mapping[str, str]) -> str:
 
 
 def paint_over(text: str) -> None:
-    """Print a text in the place of the last one; where stdout is no terminal, below it."""
+    """Print a text in the place of the last text, or below if stdout is not a terminal."""
     if not sys.stdout.isatty():
         typer.echo(f"{text}\n")
         return

@@ -1,4 +1,4 @@
-"""`lakestream pipeline`: check files of pipelines, show what they come to, and run one without a scheduler."""
+"""The command `lakestream pipeline`: check, show and compile pipeline files, and run a pipeline without a scheduler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Sink = Annotated[str | None, typer.Option("--sink", help="one of the file's; def
 def validate(
     paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)],
 ) -> None:
-    """Check pipelines as their runs do, SQL too; connect to nothing. Exit code 2: something is wrong."""
+    """Check pipelines like a run, SQL too, without a connection. Exit code 2: something is wrong."""
     with aside():
         from airflow_lakestream.pipelines.dags import find_functions, make_dags
         from airflow_lakestream.pipelines.folder import read_path
@@ -60,12 +60,12 @@ def validate(
 
 @app.command()
 def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
-    """Print what the next run would change: tables, their columns, and the offsets that it would land."""
+    """Print the changes by the next run: tables, columns, and offsets to land."""
     with aside():
         from airflow_lakestream.pipelines.check import check, refuse_rendered
 
         compiled = read(file)
-        # All of the file has to be right, whichever sink is asked for.
+        # The whole file has to be right, whichever sink is asked for.
         check(compiled)
         asked = landings(compiled, sink)
         refuse_rendered(compiled, asked)
@@ -83,7 +83,7 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
 
 
 def _planned(compiled: Compiled, landing: Landing) -> tuple[dict[str, Any], str]:
-    """Return what the next run would do for one sink: for programs, and its offsets for people."""
+    """Return the plan of the next run for a sink: JSON-ready values, and the offsets as text."""
     from airflow_lakestream.cli.plan import dry_run
     from airflow_lakestream.pipelines.check import configured
     from airflow_lakestream.run.job import build_job
@@ -102,7 +102,7 @@ def _planned(compiled: Compiled, landing: Landing) -> tuple[dict[str, Any], str]
 
 @app.command()
 def render(file: File, engine: Engine = None) -> None:
-    """Print the DAG that a pipeline comes to, as Python."""
+    """Print the DAG of a pipeline as Python."""
     with aside():
         from airflow_lakestream.pipelines.python import python_of
 
@@ -118,7 +118,7 @@ def run(
     start: Annotated[str | None, typer.Option("--interval-start", help="of a pipeline that replaces")] = None,
     end: Annotated[str | None, typer.Option("--interval-end", help="of a pipeline that replaces")] = None,
 ) -> None:
-    """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
+    """Land once, here, without a scheduler: all missing records, with the ledger shared by all runs."""
     with aside():
         from airflow_lakestream.pipelines.check import refuse_rendered
 
@@ -135,7 +135,7 @@ def run(
         interval = {"interval_start": start, "interval_end": end} if landing.mode == "replace" else {}
         with aside():
             said = _land(compiled, landing, interval)
-        # What has landed is said before the next one may fail.
+        # Report a landing before the next landing may fail.
         typer.echo(said)
 
 
@@ -160,7 +160,7 @@ def _land(compiled: Compiled, landing: Landing, interval: Mapping[str, str | Non
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of pipelines, for editors that complete and check YAML."""
+    """Print the JSON Schema of pipelines, for completion and checks in YAML editors."""
     from airflow_lakestream.pipelines.model import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
@@ -181,7 +181,7 @@ def _lookup() -> Any:
 
 
 def landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
-    """Return what lands in a sink, or in all of them. Raises UnknownValue."""
+    """Return the landings of a sink, or of all sinks. Raises UnknownValue."""
     known = [landing.sink for landing in compiled.landings]
     if sink is not None and sink not in known:
         raise UnknownValue("--sink", sink, known)
@@ -203,7 +203,7 @@ def _run_id() -> str:
 
 
 def _columns(config: Any, lake: Any) -> list[str]:
-    """Return what becomes of the table: made, and with which columns, or there."""
+    """Describe the change of the table: created with columns, or existing and extended."""
     from airflow_lakestream.tables.schema.types import schema_text
 
     made = config.design.schema
@@ -218,7 +218,7 @@ def _columns(config: Any, lake: Any) -> list[str]:
 
 
 def _columns_there(table: str, lake: Any) -> set[str] | None:
-    """Return the columns of a table; None if it is not there."""
+    """Return the columns of a table, or None if the table does not exist."""
     if TableFormat.of(table) is TableFormat.DELTA:
         head = lake.open(table)
         return None if head is None else set(head.schema.names)

@@ -1,4 +1,4 @@
-"""`lakestream plan`: shows what the next resuming run would land, and lands nothing."""
+"""The command `lakestream plan`: prints the next resuming run's plan, without a landing."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from airflow_lakestream.core.landing.plan import Plan
     from airflow_lakestream.core.ports import TableState
 
-# Records read of each partition to estimate the size of the rest.
+# Records that are read of each partition to estimate the size of all.
 SAMPLE = 500
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would do. `records` counts offsets, which are records or holes: an upper bound.
+    """Plan of a run, not executed. `records` counts offsets, including holes: an upper bound.
 
-    `payload` is estimated from `sampled` offsets, None without a sample: Kafka does not tell the size of ranges.
+    `payload` is estimated from `sampled` offsets, or None without a sample: Kafka does not report the size of ranges.
     """
 
     table: str
@@ -105,11 +105,11 @@ def plan(
     storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
-    """Print what the next run with mode="resume" would land; nothing is written, in Kafka or in the table."""
+    """Print the records to land by the next run with mode="resume"; Kafka and the table stay unchanged."""
     with aside():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
-        # Arguments are checked before anything is read.
+        # Check arguments before anything is read.
         config = ExtractConfig(
             topic=topic,
             table=table,
@@ -130,9 +130,9 @@ def plan(
 
 
 def dry_run(job: Job, lake: Any) -> DryRun:
-    """Plan like a resuming run, and read a sample. Raises what the run would raise before its first record.
+    """Plan like a resuming run, and read a sample. Raises the errors of a run before the first record.
 
-    :param lake: what the table is in: a catalog, or a Delta table's store.
+    :param lake: catalog of the table, or store of the Delta table.
     """
     from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
     from airflow_lakestream.core.landing.refusing import refuse_doubling
@@ -195,7 +195,7 @@ def _look_at_delta(storage: Any, table: str, group: str) -> TableState:
 
 
 def _sample(job: Job, plan: Plan) -> tuple[int, int]:
-    """Read the first records of each partition's ranges; return their bytes and the number of offsets."""
+    """Read the first records of each partition's ranges; return the bytes read and the number of offsets."""
     from dataclasses import replace
 
     from airflow_lakestream.core.ranges import RangeSet

@@ -1,4 +1,4 @@
-"""`lakestream preview`: shows some records of a topic as a landing would decode them."""
+"""The command `lakestream preview`: prints a topic's records, decoded as by a landing."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def preview(
     *,
     decoding: Mapping[str, Any],
 ) -> None:
-    """Show the newest records of a topic decoded, the columns that a landing would make, and what it would reject.
+    """Show the newest records of a topic decoded, the columns a landing would make, and the records to reject.
 
-    The format is guessed where it is not given. Nothing is written, and no consumer group is joined or changed.
+    The format is guessed if it is not given. Nothing is written, and no consumer group is joined or changed.
     """
     with aside(), without_logs():
         from airflow_lakestream.config.arguments import milliseconds
@@ -68,7 +68,7 @@ def preview(
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """Keep the logs of clients and decoders back: the answer says what is in them."""
+    """Keep the logs of clients and decoders back: the answer contains the same facts."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -79,7 +79,7 @@ def without_logs() -> Iterator[None]:
 def open_topic(
     topic: str, bootstrap_servers: str | None, kafka_conn: str, decoding: Mapping[str, Any]
 ) -> tuple[SampledTopic, RegistryConfig | None]:
-    """Return the topic to look at, and the registry, if one is known. Raises InvalidArgument."""
+    """Return the topic to look at, and the registry, if known. Raises InvalidArgument."""
     from airflow_lakestream.core.names import check_topic
     from airflow_lakestream.onramp.samples import SampledTopic
 
@@ -91,14 +91,14 @@ def open_topic(
 def open_servers(
     bootstrap_servers: str | None, kafka_conn: str, schema_registry: str | None
 ) -> tuple[KafkaConnection, RegistryConfig | None]:
-    """Return the brokers' settings, and the registry if one is known, by connections or by addresses.
+    """Return the brokers' settings, and the registry, if known, by connections or by addresses.
 
     Raises InvalidArgument.
     """
     from airflow_lakestream.registry.config import RegistryConfig, is_address
 
     if bootstrap_servers is None:
-        # Any format with a registry: whether the values' own needs one is not known yet.
+        # Any format with a registry, since the values' format is not known yet.
         found = open_registry({"schema_registry": schema_registry, "format": "avro"}, kafka_conn)
         return open_kafka(kafka_conn), found.get("schema_registry")
     given = {"bootstrap.servers": bootstrap_servers}
@@ -110,7 +110,7 @@ def open_servers(
 
 
 def about(found: Preview) -> list[str]:
-    """Return what is known of a topic, line by line."""
+    """Return the known facts about a topic, line by line."""
     rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
     lines = [f"{found.topic}: {found.partitions} partitions, {found.offsets:,} offsets{rate}"]
     told = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
@@ -123,7 +123,7 @@ def about(found: Preview) -> list[str]:
 
 
 def columns_of(found: Preview) -> list[str]:
-    """Return the columns, one to a line."""
+    """Return the columns, a line for each."""
     from pyiceberg.schema import Schema
 
     from airflow_lakestream.tables.schema.columns import to_schema

@@ -1,4 +1,4 @@
-"""`lakestream rejects`: shows rejected records, and lands them again once the cause is fixed."""
+"""The command `lakestream rejects`: prints rejected records, and lands rejected records again after a fix."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def show(
     storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
-    """Print how many rejected records count, by stage and reason, with examples."""
+    """Print the number of rejected records, by stage and reason, with examples."""
     with aside():
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
         from airflow_lakestream.run.rejected import open_rejected
@@ -102,7 +102,7 @@ def replay(
 ) -> None:
     """Land rejected records again, from the reject table; Kafka is not asked.
 
-    Records that become rows leave the reject table; those that are still bad stay, with the new reason.
+    Records that become rows leave the reject table; records that are still bad stay, with the new reason.
     """
     with aside():
         from airflow_lakestream.core.landing.report import counts_to_dict

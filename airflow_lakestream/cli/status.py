@@ -1,4 +1,4 @@
-"""`lakestream status`: what each stream is doing, and why."""
+"""The command `lakestream status`: the state of each stream, with reasons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows of the last landings", "rejected")
 # Landings whose rows are shown, the newest first.
 _SHOWN = 3
-# Of a page that is written again and again: a day at one look each minute.
+# For a page that is written repeatedly: a day with one look a minute.
 _LOOKS = 1440
 _COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow"}
 _COLOURS |= dict.fromkeys(("stalled", "failing", "could not look"), "red")
@@ -77,10 +77,10 @@ def status(
     storage_conn: Stores = None,
     as_json: Json = False,
 ) -> int:
-    """Print for each stream whether it is landing, idle, behind, stalled or failing, and why.
+    """Print for each stream whether the stream is landing, idle, behind, stalled or failing, and why.
 
-    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look, at one of them or at
-    all. With --watch it is the code of the last look; with --json each look prints one line.
+    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look, at a stream or at
+    all. With --watch the exit code is the code of the last look; with --json each look prints one line.
     """
     pause, age = seconds("--every", every), seconds("--max-age", max_age)
     with aside():
@@ -99,7 +99,7 @@ def status(
     try:
         while True:
             found = _look(search, age)
-            # Set before the look is printed: whoever sees a look and interrupts gets its code.
+            # Set before the look is printed: a user who sees a look and interrupts gets its code.
             code = _verdict(found, group)
             if written:
                 written.add(found)
@@ -108,13 +108,13 @@ def status(
             else:
                 at = time.strftime("%H:%M:%S")
                 paint_over(painted(f"{render(found, group)}\n\n{at}, again each {pause:g} s; Ctrl-C ends it", _COLOURS))
-            time.sleep(pause)  # what --watch asks for
+            time.sleep(pause)  # the pause of --watch
     except KeyboardInterrupt:
         return code
 
 
 class _Page:
-    """The file of `--html`, written anew with each look."""
+    """The file of `--html`, replaced at each look."""
 
     def __init__(self, file: Path) -> None:
         from airflow_lakestream.cli.status_page import DAY_MS, Look
@@ -129,7 +129,7 @@ class _Page:
         from airflow_lakestream.cli.status_page import Look, page
 
         self._looks.append(Look(int(time.time() * 1000), streams))
-        # Who has the page open never sees half of it.
+        # A reader of the page never sees half of it.
         part = self._file.with_name(f"{self._file.name}.part")
         # Create a new file: an existing one may be a link that another user has put there.
         part.unlink(missing_ok=True)
@@ -140,7 +140,7 @@ class _Page:
 
 @dataclass
 class _Lakes:
-    """`watching.streams.looking.Lakes` from connections, each opened once."""
+    """Implementation of `watching.streams.looking.Lakes` by connections, each opened once."""
 
     iceberg_conn: str
     storage_conn: str | None
@@ -198,7 +198,7 @@ def _verdict(found: list[Stream], group: str | None) -> int:
     from airflow_lakestream.watching.streams.status import HEALTHY, State
 
     if any(stream.state is State.UNSEEN for stream in found) or (group is not None and not found):
-        # A monitor that asks for one group does not hear that all is well if there is no such group.
+        # A monitor that asks for a missing group must not get the code for "all is well".
         return 2
     return 0 if all(stream.state in HEALTHY for stream in found) else 1
 
@@ -208,7 +208,7 @@ def _json(streams: list[Stream]) -> dict[str, Any]:
 
 
 def render(streams: list[Stream], group: str | None = None) -> str:
-    """Return streams as text: a table, and below it the reasons.
+    """Return streams as text: a table, and below the table the reasons.
 
     :param group: the only consumer group that was asked for.
     """
@@ -240,7 +240,7 @@ def _row(stream: Stream) -> tuple[str, ...]:
 def _reasons(streams: list[Stream]) -> Iterator[str]:
     from airflow_lakestream.watching.streams.status import State
 
-    # Where Kafka does not answer, that is why for many streams: it is said once.
+    # If Kafka does not answer, many streams have the same reason: it is printed once.
     alike: dict[tuple[State, tuple[Reason, ...]], list[str]] = {}
     for stream in streams:
         if stream.reasons:

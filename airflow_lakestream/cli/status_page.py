@@ -1,4 +1,4 @@
-"""`lakestream status --html`: streams as one page that needs nothing else, neither a server nor the internet."""
+"""The page of `lakestream status --html`: streams as a single file, independent of a server and the internet."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ svg { width: 100%; height: auto; } text { font-size: 11px; fill: currentColor; }
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen at one moment, in milliseconds since the epoch."""
+    """Streams at a moment, in milliseconds since the epoch."""
 
     at_ms: int
     streams: Sequence[Stream]
 
 
 def page(looks: Sequence[Look]) -> str:
-    """Return the newest look as HTML. The lag of the earlier ones is drawn as a line."""
+    """Return the newest look as HTML. The lag of the earlier looks is drawn as a line."""
     newest = looks[-1]
     at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(newest.at_ms / 1000))
     return "\n".join(
@@ -87,7 +87,7 @@ def _section(stream: Stream, looks: Sequence[Look]) -> Iterator[str]:
 
 
 def _landings(landings: Sequence[Seen], now_ms: int) -> Iterator[str]:
-    """Draw the landings of the last day: a bar for each, as high as its rows, the rejected ones on top."""
+    """Draw the landings of the last day: a bar for each, as high as the rows, the rejected records on top."""
     shown = [one for one in landings if now_ms - one.at_ms <= DAY_MS]
     most = max((one.rows + one.rejected for one in shown), default=0)
     yield f"<p>Landings of the last 24 hours: {len(shown):,}, {sum(one.rows for one in shown):,} rows.</p>"

@@ -1,1 +1,1 @@
-"""What landings and mirrors are told: arguments, checked at once. No Airflow, no I/O."""
+"""Configuration of landings and mirrors: arguments, validated on construction. No Airflow, no I/O."""

@@ -1,6 +1,6 @@
-"""How users and templates write the values of arguments: as numbers, lists, times, or as text of these.
+"""Parsers for argument values of users and templates: numbers, lists, times, or text of these.
 
-Each raises InvalidArgument that names the argument.
+Each parser raises InvalidArgument with the argument's name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
 
 
 def as_text(argument: str, annotation: str, value: object) -> object:
-    """Return the value of an argument that takes nothing but a text as a text; that of any other as it is.
+    """Return the value as a text if the argument only takes texts, or else unchanged.
 
-    A whole number has one text only. Which text a template or a file had for another value is not known any more.
+    A whole number has one text only. For another value, the text in the template or the file is not known any more.
 
     :param annotation: of the argument, such as "str | None".
 
@@ -48,7 +48,7 @@ def as_text(argument: str, annotation: str, value: object) -> object:
 
 
 def count(argument: str, value: object, what: str = "records") -> int | None:
-    """Return a number above 0 from a number or its text; None where nothing is given."""
+    """Return a number above 0 from a number or text, or None if not given."""
     if not is_given(value):
         return None
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
@@ -59,7 +59,7 @@ def count(argument: str, value: object, what: str = "records") -> int | None:
 
 
 def count_from_zero(argument: str, value: object) -> int:
-    """Return a number that is not below 0, from a number or its text. Raises InvalidArgument."""
+    """Return a number from 0 on, from a number or text. Raises InvalidArgument."""
     if isinstance(value, bool) or not str(value).strip().isdigit():
         raise InvalidArgument(argument, f"{value!r} is not a number from 0 on.")
     return int(str(value))
@@ -74,7 +74,7 @@ def positive_seconds(argument: str, value: object) -> float:
 
 
 def between_batches(argument: str, value: object) -> float | None:
-    """Return the seconds from the start of one batch to that of the next; None for "available_now"."""
+    """Return the seconds between the starts of two batches, or None for "available_now"."""
     if value == AVAILABLE_NOW:
         return None
     # Both Spark's notation, "10 seconds", and ours, "10s".
@@ -102,7 +102,7 @@ def reject_limit(argument: str, value: object) -> RejectLimit:
 
 
 def proven_share(argument: str, value: object) -> float:
-    """Return the share of the records whose rows are to be compared: 1 for "all", 0 for "off". Raises InvalidArgument.
+    """Return the share of the records to compare: 1 for "all", 0 for "off". Raises InvalidArgument.
 
     A share is written as a number between 0 and 1, or its text.
     """
@@ -116,7 +116,7 @@ def proven_share(argument: str, value: object) -> float:
 
 
 def flag(argument: str, value: object) -> bool:
-    """Return a truth value from one or its text; what a template renders of nothing is False."""
+    """Return a truth value from a truth value or text; an empty template is False."""
     text = str(value).strip().lower()
     if text not in ("true", "false", "none", ""):
         raise InvalidArgument(argument, f"{value!r} is neither true nor false.")
@@ -124,7 +124,7 @@ def flag(argument: str, value: object) -> bool:
 
 
 def items(argument: str, value: object) -> tuple[str, ...] | None:
-    """Return a list of texts, or the one text; None where nothing is given."""
+    """Return texts from a list of texts or a single text, or None if not given."""
     if not is_given(value):
         return None
     items = (value,) if isinstance(value, str) else value
@@ -134,9 +134,9 @@ def items(argument: str, value: object) -> tuple[str, ...] | None:
 
 
 def schemas(argument: str, value: object) -> tuple[str, ...] | None:
-    """Return texts of schemas, or the one text, as `items` does; also from a list of them in JSON, as templates render.
+    """Return texts of schemas as `items` does, also from a JSON list as rendered by templates.
 
-    A union is a list in JSON, too; its branches are no texts that hold an object.
+    A union is a list in JSON, too, but its branches are not texts with an object.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -149,7 +149,7 @@ def schemas(argument: str, value: object) -> tuple[str, ...] | None:
 
 
 def names(argument: str, value: object) -> Mapping[str, str]:
-    """Return new names by the names that they replace, from such a mapping or its JSON; empty where none is given."""
+    """Return new names by old names, from a mapping or JSON; empty if not given."""
     if not is_given(value):
         return {}
     try:
@@ -164,14 +164,14 @@ def names(argument: str, value: object) -> Mapping[str, str]:
 
 
 def output_mode(argument: str, value: object) -> None:
-    """Check the output mode of a streaming query whose rows are landed. Raises InvalidArgument."""
+    """Check the output mode of a streaming query for landing. Raises InvalidArgument."""
     if value != "append":
         problem = f"{value!r} brings rows again that have landed, changed; a landing only adds rows."
         raise InvalidArgument(argument, problem, 'Leave it out, or write "append": rows come when they are final.')
 
 
 def regex(argument: str, value: object) -> str | None:
-    """Return a regular expression; None where none is given."""
+    """Return a regular expression, or None if not given."""
     if not is_given(value):
         return None
     try:
@@ -186,13 +186,13 @@ def properties(value: object) -> Mapping[str, str]:
     """Return table properties as texts."""
     if not isinstance(value, Mapping):
         raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
-    # They would stand in the table's metadata as well.
+    # The properties are shown in the table's metadata as well.
     refuse_shown("table_properties", value)
     return {str(key): str(item) for key, item in value.items()}
 
 
 def range_list(value: object) -> Sequence[Sequence[int]]:
-    """Return [[partition, from, until], ...] from such a list or its JSON; the ranges are not looked at yet."""
+    """Return [[partition, from, until], ...] from a list or JSON, without a check of the ranges."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -206,16 +206,16 @@ def range_list(value: object) -> Sequence[Sequence[int]]:
 
 
 def milliseconds(argument: str, value: object) -> int:
-    """Return milliseconds since 1970 from a time with its zone, ISO 8601, or such a number.
+    """Return milliseconds since 1970 from a time with zone, ISO 8601, or a number.
 
-    What is before 1970 is negative; parts of a millisecond are cut off.
+    A time before 1970 is negative; parts of a millisecond are cut off.
     """
     if isinstance(value, datetime) and value.tzinfo is None:
         raise InvalidArgument(argument, f"{value} has no time zone.")
     try:
         found = value if isinstance(value, datetime | bool) else _time_of(str(value).strip())
     except Exception as e:
-        # Whatever pendulum's parser raises.
+        # pendulum's parser raises errors of many types.
         raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES) from e
     if isinstance(found, bool) or not isinstance(found, datetime | int):
         raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES)
@@ -230,7 +230,7 @@ def milliseconds(argument: str, value: object) -> int:
 
 
 def check_one_source(checkpoint_location: object, table: object, group_id: object) -> None:
-    """Raise InvalidArgument unless exactly one of the three is given."""
+    """Raise InvalidArgument unless a single source is given."""
     given = {"checkpoint_location": checkpoint_location, "table": table, "group_id": group_id}
     named = [name for name, value in given.items() if is_given(value)]
     if len(named) != 1:

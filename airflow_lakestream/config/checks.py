@@ -1,4 +1,4 @@
-"""The argument `checks`: how users write it, and what it does not go with. Imports no DuckDB: DAG files are parsed."""
+"""The argument `checks`: parser, and incompatible arguments. Does not import DuckDB: DAG files are parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAMPLE = 'Write {"not_null": ["id"]}.'
 
 
 def parse_checks(argument: str, value: object) -> Checks | None:
-    """Return what has to hold of a landing's rows; None where nothing is asked. Raises InvalidArgument."""
+    """Return the checks of a landing's rows, or None without checks. Raises InvalidArgument."""
     if not is_given(value) or value == {}:
         return None
     if not isinstance(value, Mapping):
@@ -41,7 +41,7 @@ def parse_checks(argument: str, value: object) -> Checks | None:
 
 
 def auditor_of(given: Mapping[str, Any]) -> Auditor | None:
-    """Return what looks at a landing's rows before they show; None where nothing does. Raises InvalidArgument.
+    """Return the auditor of a landing's rows, or None without checks. Raises InvalidArgument.
 
     :param given: the landing's arguments, `checks` among them.
     """
@@ -51,17 +51,17 @@ def auditor_of(given: Mapping[str, Any]) -> Auditor | None:
     return _auditor(asked)
 
 
-# Each topic of a regex, and each copy of a configuration, has the same.
+# Each topic of a regex, and each copy of a configuration, has the same auditor.
 @lru_cache(maxsize=4)
 def _auditor(asked: Checks) -> Auditor:
-    # Here, since DuckDB takes a tenth of a second to import, of each task that checks nothing, too.
+    # Imported here: DuckDB takes a tenth of a second to import, also in a task without checks.
     from airflow_lakestream.checks.audit import Audit
 
     return Audit(asked)
 
 
 def refuse_beside_checks(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of a landing that checks don't go with, as far as they are known. Raises InvalidArgument."""
+    """Refuse arguments of a landing incompatible with checks, as far as known. Raises InvalidArgument."""
     for argument, (is_it, why) in _NOT_WITH_CHECKS.items():
         value = given.get(argument)
         if is_given(value) and is_it(value):
@@ -73,7 +73,7 @@ def refuse_beside_checks(given: Mapping[str, Any]) -> None:
 
 
 def checks_of_mirror(argument: str, value: object) -> Checks | None:
-    """Return what has to hold of a mirror's new rows; None where nothing is asked. Raises InvalidArgument."""
+    """Return the checks of a mirror's new rows, or None without checks. Raises InvalidArgument."""
     found = parse_checks(argument, value)
     if found is not None and found.freshness is not None:
         raise InvalidArgument(f"{argument}.freshness", "is not for a mirror: its rows keep no time of Kafka's.")

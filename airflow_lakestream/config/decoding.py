@@ -1,6 +1,6 @@
-"""The arguments that say what becomes of a record's bytes: of a landing, and of whoever decodes its records again.
+"""Arguments for decoding records, in a landing and in any later decoding of the same records.
 
-Names and defaults stand here alone. The configuration of a landing, repairs, replays, the audit's operator and the
+Names and defaults are only here. The configuration of a landing, repairs, replays, the audit's operator and the
 commands take them from here. Imports nothing that a DAG's parser would have to wait for.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How keys and values are decoded, as users and templates write it; `KafkaExtractOperator` says what each means."""
+    """Settings for decoding keys and values, as in templates; `KafkaExtractOperator` explains each setting."""
 
     format: str = "json"
     key_format: str | None = None
@@ -42,7 +42,7 @@ class Decoding:
 
     @property
     def payload(self) -> Payload:
-        """What keys and values hold. Raises InvalidArgument."""
+        """Formats of keys and values. Raises InvalidArgument."""
         from airflow_lakestream.config import arguments
         from airflow_lakestream.decode.formats import Payload
         from airflow_lakestream.registry.config import RegistryConfig

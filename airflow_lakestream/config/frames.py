@@ -1,4 +1,4 @@
-"""What a landing by Spark is told that puts a function of DataFrames between records and table."""
+"""Configuration of a landing by Spark with a function of DataFrames between records and table."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, type_text
 
-# Types that Spark's DataFrames have not.
+# Types that Spark's DataFrames do not have.
 _NOT_OF_SPARK = (iceberg.TimeType, iceberg.UUIDType, iceberg.FixedType)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameConfig(ExtractConfig):
-    """Arguments of `ExtractConfig`, and the function of an app that lands.
+    """Arguments of `ExtractConfig`, and the app's function of DataFrames.
 
-    With a function, `schema` names the columns that records are decoded into: those that the function reads. The
-    table's columns are those of what it returns; `partition_by`, `sort_order` and `schema_evolution` are about these.
+    With a function, `schema` names the columns of decoded records, which the function reads. The table's columns are
+    those of the function's result; `partition_by`, `sort_order` and `schema_evolution` are about these.
 
     :param transform: "module:function"; it takes a batch of decoded rows as a DataFrame, and the Spark session, and
         returns the rows of the table. None lands the decoded rows.
     :param stream_transform: the same for the stream of all batches, a streaming DataFrame: Spark keeps the state.
-    :param state_store: of `stream_transform`: "memory" or "rocksdb". None: what Spark's settings say.
+    :param state_store: of `stream_transform`: "memory" or "rocksdb". None: by Spark's settings.
     :param output_mode: of `stream_transform`: "append".
     """
 
@@ -52,17 +52,17 @@ class FrameConfig(ExtractConfig):
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the function is one of the stream."""
+        """Whether the function is for the stream of all batches."""
         return is_given(self.stream_transform)
 
     @property
     def argument(self) -> str:
-        """The argument that names the function."""
+        """Name of the function's argument."""
         return STREAM_TRANSFORM if self.is_stateful else TRANSFORM
 
     @property
     def function(self) -> str | None:
-        """The function that makes the table's rows; None without one."""
+        """The function for the table's rows, as "module:function", or None."""
         given = getattr(self, self.argument)
         return str(given) if is_given(given) else None
 
@@ -102,7 +102,7 @@ class FrameConfig(ExtractConfig):
 
     @property
     def decoded(self) -> pa.Schema | None:
-        """The columns that the function reads, without metadata columns; None without a function."""
+        """Columns of the function's input without metadata columns, or None without a function."""
         if self.function is None:
             return None
         schema = super().design.schema
@@ -118,7 +118,7 @@ class FrameConfig(ExtractConfig):
 
     @property
     def design(self) -> TableDesign:
-        """How decoded rows are written down; with a function they are not the table's."""
+        """Design of decoded rows; with a function, these are not the table's rows."""
         design = super().design
         if self.function is None:
             return design
@@ -126,7 +126,7 @@ class FrameConfig(ExtractConfig):
 
     @property
     def table_design(self) -> TableDesign:
-        """What the table itself is held to, but for its columns, which the function's result tells."""
+        """Design of the table itself, without columns if a function makes the rows."""
         design = super().design
         if self.function is None:
             return design
@@ -135,7 +135,7 @@ class FrameConfig(ExtractConfig):
 
 
 def _foreign(kind: iceberg.IcebergType) -> iceberg.IcebergType | None:
-    """Return the first type within a type that Spark has not."""
+    """Return the first type within a type unknown to Spark, or None."""
     match kind:
         case iceberg.StructType():
             inside = [field.field_type for field in kind.fields]

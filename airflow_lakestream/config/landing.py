@@ -1,4 +1,4 @@
-"""What a landing by the extract path is told: one configuration, validated at once."""
+"""Configuration of a landing by the extract path, validated on construction."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _BELONGS_TO = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractConfig(Decoding):
-    """Everything that a landing by the extract path is told; see `KafkaExtractOperator` for what each means.
+    """All settings of a landing by the extract path; `KafkaExtractOperator` explains each setting.
 
     Takes values as users and templates write them (numbers as text, durations as "60s"), and raises InvalidArgument
-    naming the argument. What needs the topic or the table to judge is checked when they are looked at.
+    naming the argument. Checks that need the topic or the table come later, when these are read.
     """
 
     topic: str
@@ -96,7 +96,7 @@ class ExtractConfig(Decoding):
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            # From a template or a file they come as what these make of them.
+            # Templates and files may yield a value of another type.
             object.__setattr__(self, one.name, arguments.as_text(one.name, str(one.type), getattr(self, one.name)))
         check_topic_or_pattern(self.topic)
         check_group(self.consumer_group)
@@ -111,7 +111,7 @@ class ExtractConfig(Decoding):
 
     @property
     def payload(self) -> Payload:
-        """What keys and values hold."""
+        """Formats of keys and values."""
         given = () if self._given_schema is None else [column.name for column in self._given_schema.fields]
         return replace(
             super().payload,
@@ -157,7 +157,7 @@ class ExtractConfig(Decoding):
 
     @property
     def statement(self) -> Sql | None:
-        """The SQL that records go through, None without any."""
+        """SQL statement for the records, or None."""
         return Sql.parse(vars(self), self._given_schema, metadata_schema(self.metadata_columns))
 
     @property
@@ -166,20 +166,20 @@ class ExtractConfig(Decoding):
 
     @property
     def template(self) -> TableTemplate:
-        """Which table, or tables. A topic's own name is put in place as soon as it is known."""
+        """Template of the table's name, with the topic's name in place as soon as the topic is known."""
         if not self.lake.has_catalog:
             return TableTemplate(self.table, (self.lake.check_name(self.table),))
         template = TableTemplate.parse(self.table)
         return template if is_pattern(self.topic) else template.of_topic(self.topic)
 
     def of_topic(self, topic: str) -> ExtractConfig:
-        """Return the configuration of one topic, whose name is in place in those of the tables."""
+        """Return the configuration for a single topic, with the topic's name in the names of tables."""
         home = TableTemplate.parse(str(self.home_table)).of_topic(topic).text if is_given(self.home_table) else None
         return replace(self, topic=topic, table=self.template.of_topic(topic).text, home_table=home)
 
     @property
     def fan_out(self) -> FanOut | None:
-        """Where records go that choose their tables themselves; None where they don't."""
+        """Fan-out for records that choose a table, or None without a choice."""
         new_tables = choose(NewTables, "new_tables", self.new_tables)
         max_tables = arguments.count("max_tables", self.max_tables)
         template = self.template
@@ -202,7 +202,7 @@ class ExtractConfig(Decoding):
 
     @property
     def coverage(self) -> Mode:
-        """Which offsets the run covers."""
+        """Mode of the run, which decides about the covered offsets."""
         mode = choose(ModeName, "mode", self.mode)
         for argument, owner in _BELONGS_TO.items():
             if mode is not owner and is_given(getattr(self, argument)):
@@ -220,7 +220,7 @@ class ExtractConfig(Decoding):
 
     @property
     def replaces(self) -> bool:
-        """Whether what is landed already is read again."""
+        """Whether landed offsets are read again and replaced."""
         replaces = arguments.flag("replace", self.replace)
         if replaces and self.template.by_record:
             raise InvalidArgument("replace", f"does not go with {self.table!r}, a table that records choose.")
@@ -241,7 +241,7 @@ class ExtractConfig(Decoding):
 
     @property
     def limits(self) -> Limits:
-        """When the run commits, and when it ends."""
+        """Limits of the run: for each commit, and for the end."""
         idle_timeout = seconds("idle_timeout", self.idle_timeout)
         if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
             raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes say where they end.')
@@ -266,27 +266,27 @@ class ExtractConfig(Decoding):
 
     @property
     def auditor(self) -> Auditor | None:
-        """What looks at the rows before they show; None where nothing does. Raises InvalidArgument."""
+        """Auditor of the rows before the commit, or None without checks. Raises InvalidArgument."""
         return auditor_of({**vars(self), "table": self.template.text, "table_format": self.lake.format})
 
     @property
     def poll_seconds(self) -> float:
-        """Seconds after which a silent partition is a stall."""
+        """Seconds without records from a partition until a stall."""
         return arguments.positive_seconds("poll_timeout", self.poll_timeout)
 
     @property
     def processes(self) -> int | None:
-        """How many processes read; None for as many as the processors suggest."""
+        """Number of reading processes; None for a number by the processors."""
         return arguments.count("parallelism", self.parallelism, "processes")
 
     @property
     def overlaps(self) -> bool:
-        """Whether records are landed that another group's ledger on the table holds already."""
+        """Whether to land records already in another group's ledger on the table."""
         return arguments.flag("allow_group_overlap", self.allow_group_overlap)
 
     @property
     def start(self) -> StartAt:
-        """Where the group's first resume begins."""
+        """Start of the group's first resume."""
         offset = choose(StartOffset, "start_offset", self.start_offset)
         if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
@@ -301,17 +301,17 @@ class ExtractConfig(Decoding):
 
     @property
     def table_design(self) -> TableDesign:
-        """What the table itself is held to, whatever is written for it on the way."""
+        """Design of the table itself; subclasses may write files by another design."""
         return self.design
 
     @property
     def decoded(self) -> pa.Schema | None:
-        """The columns that records are decoded into, where these are not the table's own; None where they are."""
+        """Columns of decoded records, or None if these are the table's own columns."""
         return None
 
     @property
     def design(self) -> TableDesign:
-        """How the table is created when missing, and what an existing one is held to."""
+        """Design for creating a missing table, and for checking an existing table."""
         unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
         rescues, payload = unknown is UnknownFields.RESCUE, self._given_schema
         properties = arguments.properties(self.table_properties)

@@ -1,6 +1,6 @@
-"""Arguments that stand in a DAG file as they are: what is wrong with them is seen where the file is parsed.
+"""Literal arguments in a DAG file, checked when the file is parsed.
 
-Whatever is a template or another task's result is left to the run, which checks everything. Imports nothing that a
+Templates and results of another task are left to the run, which checks everything. Imports nothing that a
 DAG's parser would have to wait for; so DDL and SQL are left to the run, too.
 """
 
@@ -56,9 +56,9 @@ _TEMPLATE = re.compile(r"\{[{%#].*?(?:[}%#]\}|$)", re.DOTALL)
 
 
 def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | None = None) -> None:
-    """Refuse what can be seen to be wrong of arguments, by their names. Raises InvalidArgument.
+    """Refuse wrong literal arguments, by name. Raises InvalidArgument.
 
-    :param checks: of arguments that are not a landing's.
+    :param checks: for further arguments, which are not a landing's.
     """
     literal = {name: value for name, value in given.items() if is_given(value) and is_literal(value)}
     for name, check in {**_CHECKS, **(checks or {})}.items():
@@ -71,7 +71,7 @@ def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | No
 
 
 def is_literal(value: object) -> bool:
-    """Tell whether a value is as the run will have it: no template, and no other task's result."""
+    """Return whether a value is final: without a template, and not another task's result."""
     if isinstance(value, str):
         return not is_template(value)
     if isinstance(value, Mapping):
@@ -82,7 +82,7 @@ def is_literal(value: object) -> bool:
 
 
 def templates_in(name: str, value: object) -> Iterator[str]:
-    """Yield what Airflow would render of an argument; `{{ input }}` of a statement is no template."""
+    """Yield the parts of an argument rendered by Airflow; `{{ input }}` of a statement is not a template."""
     if isinstance(value, str):
         text = OF_INPUT.sub("", value) if name == "sql" else value
         yield from _TEMPLATE.findall(text)
@@ -95,7 +95,7 @@ def templates_in(name: str, value: object) -> Iterator[str]:
 
 
 def refuse_templates(given: Mapping[str, object]) -> None:
-    """Refuse templates where nothing renders them: outside of Airflow's tasks. Raises InvalidArgument."""
+    """Refuse templates outside of Airflow's tasks, since only a task renders templates. Raises InvalidArgument."""
     for name, value in given.items():
         for found in templates_in(name, value):
             problem = f"{found!r} is a template, and only a task of Airflow renders it."

@@ -1,4 +1,4 @@
-"""What a mirroring is told: what a landing is told of its topic, and what a mirror is."""
+"""Configuration of a mirror: arguments of a landing, and the mirror's own arguments."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from airflow_lakestream.tables.design import TableDesign
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorConfig(ExtractConfig):
-    """Arguments of `ExtractConfig` that make sense for a mirror, and its own.
+    """Arguments of `ExtractConfig` fit for a mirror, and the mirror's own arguments.
 
-    :param key: the columns of the primary key; None takes them from the records' keys, where those are JSON.
+    :param key: the columns of the primary key; None takes them from the records' keys, if these are JSON.
     :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
-    :param out_of_range: what becomes of a value that its column's type can't hold, such as a timestamp of the year
+    :param out_of_range: the policy for a value that its column's type can't hold, such as a timestamp of the year
         12000: "reject" makes the record bad, "clamp" takes the nearest value, "null" takes NULL.
-    :param rename_columns: the mirror's names of columns by those that they have in the database.
-    :param source_tables: a regular expression of the source's tables, `database.schema.table` each, where rows of
-        several come to one mirror, such as partitions; None takes those of one table only.
+    :param rename_columns: the mirror's names of columns, by the names in the database.
+    :param source_tables: a regular expression of the source's tables, `database.schema.table` each, if rows of
+        several tables are landed in one mirror, such as partitions; None takes the rows of one table only.
     :param merge_mode: how changed rows come into the table: "copy-on-write" rewrites the files that have them,
         "merge-on-read" deletes the old rows in place and writes the new ones into other files, and "auto" decides it
         for each file by how many of its rows have changed.
@@ -59,7 +59,7 @@ class MirrorConfig(ExtractConfig):
         for one in fields(ExtractConfig):
             default = type(self).__dataclass_fields__[one.name].default
             given = getattr(self, one.name)
-            # A copy of a configuration is given what the first one has come to.
+            # A copy of a configuration gets the columns that the original has set itself.
             is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
             if one.name in FIXED and given != default and not is_ours:
                 raise NotForMirror(one.name, FIXED[one.name])
@@ -88,7 +88,7 @@ class MirrorConfig(ExtractConfig):
 
     @property
     def payload(self) -> EventPayload:
-        """What values hold."""
+        """Formats of change events."""
         held = super().payload
         if held.times:
             problem = f"column {held.times[0][0][0]!r}: a mirror has the database's types, and makes no other times."
@@ -108,7 +108,7 @@ class MirrorConfig(ExtractConfig):
 
     @property
     def names(self) -> ColumnNames:
-        """What the mirror's columns are called."""
+        """Names of the mirror's columns."""
         return ColumnNames(
             self.table,
             arguments.names("rename_columns", self.rename_columns),
@@ -119,7 +119,7 @@ class MirrorConfig(ExtractConfig):
 
     @property
     def mirror(self) -> MirrorDesign:
-        """How the mirror is made, and what one that is there is held to."""
+        """Design of the mirror, for creating the mirror or for checking an existing mirror."""
         return MirrorDesign(
             super().design,
             key=arguments.items("key", self.key) or None,
@@ -134,7 +134,7 @@ class MirrorConfig(ExtractConfig):
 
     @property
     def design(self) -> TableDesign:
-        """How executors write events: with all columns that come up in them."""
+        """Design for files of events, with all columns of the events."""
         return TableDesign(metadata=super().design.metadata, evolution=SchemaEvolution.WIDEN, grows=True)
 
     @property

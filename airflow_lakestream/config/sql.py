@@ -1,6 +1,6 @@
-"""The statement of a landing: what it reads, what it makes, and which other arguments it goes with.
+"""The statement of a landing: input, output, and the arguments fit for a statement.
 
-Both are known before the first record, so a statement that does not fit fails before anything is read.
+Input and output are known before the first record, so a statement that does not fit fails before anything is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, check_made
 if TYPE_CHECKING:
     from airflow_lakestream.transform import SqlTransform
 
-# A table property: this group lands through SQL, and from which input. Whoever decodes its records again needs to know.
+# A table property: the group lands through SQL, from this input. Needed for decoding its records again.
 PROPERTY_PREFIX = "lakestream.sql."
 
 _DECODING = ("key_format", "envelope", "schema_registry", "writer_schemas")
@@ -33,7 +33,7 @@ _DECODING = ("key_format", "envelope", "schema_registry", "writer_schemas")
 class Sql:
     """A statement over raw records or over decoded columns.
 
-    :param given: the schema that the user gave: of the table that the statement makes, or of the decoded columns.
+    :param given: the user's schema: of the table that the statement makes, or of the decoded columns.
     :param metadata: the metadata columns, which each row has anyway.
     """
 
@@ -44,7 +44,7 @@ class Sql:
 
     @classmethod
     def parse(cls, arguments: Mapping[str, object], given: Schema | None, metadata: pa.Schema) -> Sql | None:
-        """Return what the arguments of a landing say, None without a statement. Raises InvalidArgument."""
+        """Return the statement in a landing's arguments, or None without a statement. Raises InvalidArgument."""
         named = choose(SqlInput, "sql_input", arguments["sql_input"])
         if not is_given(arguments["sql"]):
             if named is not SqlInput.RAW:
@@ -68,7 +68,7 @@ class Sql:
 
     @property
     def takes_given_schema(self) -> bool:
-        """Whether the table is made for the schema that the user gave."""
+        """Whether the table gets the schema given by the user."""
         return self.input is SqlInput.RAW and self.given is not None
 
     @property
@@ -81,7 +81,7 @@ class Sql:
 
     @property
     def schema(self) -> Schema:
-        """The payload's columns of the table. Raises InvalidArgument where a given schema says something else."""
+        """The payload's columns of the table. Raises InvalidArgument if the given schema is different."""
         made = pa.schema([field for field in self.transform.schema if field.name not in self.metadata.names])
         for name in made.names:
             if name.startswith(METADATA_PREFIX):
@@ -97,12 +97,12 @@ class Sql:
         return to_schema(made, "sql")
 
     def properties(self, consumer_group: str) -> Mapping[str, str]:
-        """Return what the table says of it."""
+        """Return the table property for the statement."""
         return {PROPERTY_PREFIX + consumer_group: str(self.input)}
 
 
 def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | None:
-    """Return from which input a group landed in a table through SQL, None where it did without."""
+    """Return the input of a group's statement by the table's properties, or None for a landing without SQL."""
     names = (PROPERTY_PREFIX + name for name in names_of(properties, consumer_group))
     return next((properties[name] for name in names if name in properties), None)
 
@@ -123,10 +123,10 @@ def _refuse_decoding(arguments: Mapping[str, object]) -> None:
         raise InvalidArgument("unknown_fields", problem, remedy)
 
 
-# Making one costs a tenth of a second; each topic of a regex, and each copy of a configuration, has the same.
+# A transform takes a tenth of a second to make; each topic of a regex, and each copy of a configuration, uses the same.
 @lru_cache(maxsize=4)
 def _transform(text: str, columns: pa.Schema | None) -> SqlTransform:
-    # Here, since DuckDB takes a tenth of a second to import, of each task that has no statement, too.
+    # Imported here: DuckDB takes a tenth of a second to import, also in a task without a statement.
     from airflow_lakestream.transform import SqlTransform
 
     return SqlTransform(text, input_schema=columns)

@@ -1,1 +1,1 @@
-"""Kafka Connect as an engine: a connector applied, judged by its tasks, restarted, and its branch published."""
+"""Kafka Connect as an engine: connectors applied, judged by tasks, restarted, and branches published."""

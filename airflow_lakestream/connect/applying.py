@@ -1,4 +1,4 @@
-"""How a connector comes to run as its task wants it: made, corrected, started where the ledger ends, or left alone."""
+"""Application of a connector's configuration: created, corrected, started at the ledger's end, or unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.kafka.groups import Groups
 
 log = logging.getLogger(__name__)
 
-# Settings that a connector keeps as long as it lives: its ledger, branch and offsets hang on them.
+# Settings that a connector keeps for its whole life: its ledger, branch and offsets depend on them.
 _KEPT = (
     "connector.class",
     "topics",
@@ -31,15 +31,15 @@ _EVERY_S = 0.2
 
 
 class DoesNotChange(LakestreamError, Transient):
-    """Connect took a request, and nothing came of it."""
+    """Error of a request without effect in Connect."""
 
 
 class Applying:
-    """Applies one connector.
+    """Applies the configuration of a connector.
 
-    :param groups: where offsets are set; for a sink with a ledger.
-    :param publisher: for a sink with a ledger.
-    :param publish: publishes what the sink has committed, given whether it is stopped; likewise.
+    :param groups: Kafka's consumer groups, for setting offsets; for a sink with a ledger.
+    :param publisher: the publisher of the branch; for a sink with a ledger.
+    :param publish: publishes the sink's commits, given whether the sink is stopped; for a sink with a ledger.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
@@ -60,7 +60,7 @@ class Applying:
         self._wait = wait
 
     def apply(self) -> str:
-        """See to it that the connector is as it is wanted, and not stopped; return in words what was done.
+        """Make the connector run as configured; return the change in words.
 
         An equal configuration is not sent again: that would restart all tasks.
         """
@@ -79,7 +79,7 @@ class Applying:
         if sink is not None and (
             state is State.STOPPED or (status.failed and self._is_ahead(sink)) or self._is_refused(is_stopped=False)
         ):
-            # One that is stopped somebody may have resumed a moment ago, which its state does not show yet.
+            # A stopped connector may have been resumed a moment ago, which its state does not show yet.
             self._client.stop(self._spec.name)
             if changed:
                 self._client.configure(self._spec.name, self._spec.config)
@@ -92,14 +92,14 @@ class Applying:
         return f"it was corrected: {', '.join(changed)}" if changed else "found it as it is wanted"
 
     def restart(self, only_failed: bool) -> None:
-        """Restart tasks, and wait until those that had failed are on their way: what is seen then is news."""
+        """Restart tasks, and wait until no task shows an old failure."""
         self._client.restart(self._spec.name, only_failed)
         deadline = time.monotonic() + _WITHIN_S / 6
         while self.status().failed and time.monotonic() < deadline:
             self._wait(_EVERY_S)
 
     def status(self) -> ConnectorStatus:
-        """Return the status; of a connector that is just made there is none for a moment."""
+        """Return the connector's status, with retries while a new connector has no status yet."""
         deadline = time.monotonic() + _WITHIN_S
         while True:
             try:
@@ -110,7 +110,7 @@ class Applying:
                 self._wait(_EVERY_S)
 
     def await_state(self, *states: State) -> None:
-        """Wait until the connector is in one of these states. Raises DoesNotChange."""
+        """Wait until the connector is in any of these states. Raises DoesNotChange."""
         deadline = time.monotonic() + _WITHIN_S
         while (found := self.status()).state not in states or (State.STOPPED in states and found.tasks):
             if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ class Applying:
             self._wait(_EVERY_S)
 
     def _check(self) -> None:
-        """Check the configuration as far as that can be done without making the connector. Raises ConfigRefused."""
+        """Check the configuration as far as possible without creating the connector. Raises ConfigRefused."""
         config = {"name": self._spec.name, **self._spec.config}
         if (kind := config.get("connector.class", "")) not in (plugins := self._client.plugins()):
             known = ", ".join(sorted(one.rpartition(".")[2] for one in plugins))
@@ -129,14 +129,14 @@ class Applying:
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
 
     def _is_ahead(self, sink: IcebergSink) -> bool:
-        """Tell whether the ledger is ahead of the tasks: by a receipt for what they can't read, or by an extract."""
+        """Return whether the ledger is ahead of the tasks, through a receipt or an extract."""
         assert self._groups is not None, "a sink with a ledger has them"
         assert self._publisher is not None, "likewise"
         begins, committed = self._publisher.begin(), self._groups.committed(sink.group, sink.topic)
         return any(begin > committed.get(p, begin) for p, begin in begins.items())
 
     def _is_refused(self, *, is_stopped: bool) -> bool:
-        """Publish; tell whether the branch has what nobody may land, and a sink that begins anew reads again."""
+        """Publish; return whether the branch has rows unfit for main, to be read again from the ledger's end."""
         try:
             self._publish(is_stopped)
         except (RecordDoubted, RowsDiffer, RowsOnMain) as e:
@@ -157,22 +157,22 @@ class Applying:
             self._client.configure(name, self._spec.config)
             return "made it"
         assert self._publisher is not None, "a sink with a ledger has it"
-        # What is wrong with the table is told before anything is made.
+        # Faults of the table are reported before the connector is created.
         self._publisher.begin()
-        # Stopped: a task that runs before its offsets are set would read what the ledger has.
+        # Stopped: a task that runs before its offsets are set would read records that the ledger has.
         self._client.create_stopped(name, self._spec.config)
         return f"made it; {self._start(sink)}"
 
     def _start(self, sink: IcebergSink) -> str:
-        """Start a stopped sink where the ledger ends.
+        """Start a stopped sink at the ledger's end.
 
-        1. Make its control topic, and publish what it has committed to its branch, which then begins anew: what nobody
-           may land of it is read again.
-        2. Let its coordinator begin at that topic's end: else the first round of a coordinator
-           that is killed would never be seen. What earlier tasks wrote and no coordinator committed is read again.
+        1. Make its control topic, and publish the commits on its branch, which then begins again: rows unfit for main
+           are read again.
+        2. Let its coordinator begin at the control topic's end: otherwise the first round of a coordinator
+           that is killed would never be seen. Rows that no coordinator has committed are read again.
         3. Let its tasks begin at the first offset that the ledger lacks.
 
-        Raises LandedAhead where the ledger has offsets above that: the sink stays stopped.
+        Raises LandedAhead if the ledger has offsets above that: the sink stays stopped.
         """
         assert self._groups is not None, "a sink with a ledger has them"
         assert self._publisher is not None, "likewise"

@@ -1,4 +1,4 @@
-"""A client of Kafka Connect's REST interface, on the standard library. It logs no body: bodies hold configurations."""
+"""A client of Kafka Connect's REST interface, on the standard library. Bodies are not logged, because of secrets."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _MOST_BYTES = 16 << 20
 _BUSY_FOR_S = 60.0
 _PAUSE_S = 0.5
 _CONFLICT, _NOT_FOUND = 409, 404
-# What a gateway answers for a worker that is not there, and a worker that is busy.
+# Answers of a gateway for a missing worker, and of a busy worker.
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 
 class ConnectUnknown(LakestreamError, Transient):
-    """No worker gave an answer that could be understood: nothing is known, and nothing follows from it."""
+    """Error of a request without a usable answer from any worker: the connector's state is unknown."""
 
 
 class ConnectRefused(LakestreamError, Terminal):
-    """A worker refused a request."""
+    """Error of a request refused by a worker."""
 
 
 class NoSuchConnector(ConnectRefused):
-    """The workers know no connector of this name."""
+    """Error of a name without a connector."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where the workers of one Connect cluster answer; any of them does.
+    """Addresses and login of the workers of a Connect cluster; any worker can answer.
 
-    :param urls: one after the other is asked until one answers.
+    :param urls: asked in order until a worker answers.
     """
 
     urls: Sequence[str]
@@ -57,7 +57,7 @@ class Workers:
 
 
 class ConnectClient:
-    """Asks the workers. All methods raise ConnectUnknown and ConnectRefused."""
+    """Requests to the workers. All methods raise ConnectUnknown and ConnectRefused."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -70,7 +70,7 @@ class ConnectClient:
         return ", ".join(self._workers.urls)
 
     def status(self, name: str) -> ConnectorStatus:
-        """Return what connector and tasks are doing. Raises NoSuchConnector."""
+        """Return the status of a connector with tasks. Raises NoSuchConnector."""
         answer = self._ask("GET", _path(name, "status"))
         try:
             return ConnectorStatus.parse(answer)
@@ -78,7 +78,7 @@ class ConnectClient:
             raise ConnectUnknown(f"Kafka Connect at {self.where}: the status of {name!r} is not one.") from e
 
     def config(self, name: str) -> dict[str, str] | None:
-        """Return a connector's configuration as it was given; None where there is no such connector."""
+        """Return a connector's configuration as given; None if the connector does not exist."""
         try:
             answer = self._ask("GET", _path(name, "config"))
         except NoSuchConnector:
@@ -88,14 +88,14 @@ class ConnectClient:
         return {str(key): str(value) for key, value in answer.items()}
 
     def plugins(self) -> set[str]:
-        """Return the classes of the connectors that can be made."""
+        """Return the workers' connector classes."""
         answer = self._ask("GET", "/connector-plugins")
         if not isinstance(answer, list):
             raise ConnectUnknown(f"Kafka Connect at {self.where} did not list its plugins.")
         return {str(one.get("class")) for one in answer if isinstance(one, Mapping)}
 
     def validate(self, config: Mapping[str, str]) -> tuple[set[str], dict[str, list[str]]]:
-        """Return the names of all settings that the connector's class knows, and what is wrong, by setting."""
+        """Return the names of all settings of the connector's class, and the errors by setting."""
         plugin = urllib.parse.quote(config["connector.class"], safe="")
         answer = self._ask("PUT", f"/connector-plugins/{plugin}/config/validate", dict(config))
         try:
@@ -106,31 +106,31 @@ class ConnectClient:
             raise ConnectUnknown(f"Kafka Connect at {self.where} did not validate a configuration.") from e
 
     def create_stopped(self, name: str, config: Mapping[str, str]) -> None:
-        """Make a connector that does nothing yet."""
+        """Create a stopped connector."""
         self._ask("POST", "/connectors", {"name": name, "config": dict(config), "initial_state": "STOPPED"})
 
     def configure(self, name: str, config: Mapping[str, str]) -> None:
-        """Give a connector another configuration: its tasks begin anew."""
+        """Change a connector's configuration, with a restart of the tasks."""
         self._ask("PUT", _path(name, "config"), dict(config))
 
     def restart(self, name: str, only_failed: bool) -> None:
-        """Restart the connector and its tasks: all of them, or those that have failed."""
+        """Restart the connector with all tasks, or with failed tasks only."""
         self._ask("POST", _path(name, f"restart?includeTasks=true&onlyFailed={str(only_failed).lower()}"))
 
     def stop(self, name: str) -> None:
-        """End all tasks; the connector stays, and so do its offsets."""
+        """End all tasks; the connector and the offsets stay."""
         self._ask("PUT", _path(name, "stop"))
 
     def pause(self, name: str) -> None:
-        """Let the tasks wait."""
+        """Pause the tasks."""
         self._ask("PUT", _path(name, "pause"))
 
     def resume(self, name: str) -> None:
-        """Let a stopped or paused connector work."""
+        """Resume a stopped or paused connector."""
         self._ask("PUT", _path(name, "resume"))
 
     def set_offsets(self, name: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set where a stopped sink reads on, by partition."""
+        """Set the next offsets of a stopped sink, by partition."""
         moved = [
             {"partition": {"kafka_topic": topic, "kafka_partition": p}, "offset": {"kafka_offset": offset}}
             for p, offset in sorted(offsets.items())
@@ -145,7 +145,7 @@ class ConnectClient:
             except _Busy as e:
                 if time.monotonic() > until:
                     raise ConnectUnknown(f"{e} It went on for {_BUSY_FOR_S:.0f} s.") from None
-                time.sleep(_PAUSE_S)  # Nothing tells when the workers have agreed.
+                time.sleep(_PAUSE_S)  # The API has no call that waits for the end of a rebalance.
 
     def _ask_any(self, method: str, path: str, body: Any) -> Any:
         unknown: ConnectUnknown | None = None
@@ -186,7 +186,7 @@ class ConnectClient:
 
 
 class _Busy(LakestreamError, Transient):
-    """The workers rebalance: the same request works in a moment."""
+    """Error of a rebalance of the workers: the same request works in a moment."""
 
 
 def _path(name: str, what: str) -> str:
@@ -197,12 +197,12 @@ def _parsed(said: bytes, where: str) -> Any:
     try:
         return json.loads(said) if said else None
     except ValueError:
-        # A worker that starts, and many a gateway, answers a page for people.
+        # A starting worker, or a gateway, may answer with an HTML page.
         raise ConnectUnknown(f"{where} gives an answer that is no JSON: it starts, or is none of Connect's.") from None
 
 
 def _explained(where: str, path: str, error: urllib.error.HTTPError) -> LakestreamError:
-    """Tell what an error means; only Connect's own JSON counts as its word."""
+    """Return the error for an HTTP error; only Connect's own JSON is trusted as a worker's answer."""
     try:
         answer = json.loads(error.read(_MOST_BYTES))
         said = str(answer["message"])[:500] if "error_code" in answer else None

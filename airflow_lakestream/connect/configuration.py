@@ -1,4 +1,4 @@
-"""A connector's configuration: as Connect keeps it, without literal secrets, and without keys that nobody reads."""
+"""A connector's configuration in Connect's form, without literal secrets, and without misspelt keys."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ log = logging.getLogger(__name__)
 
 ICEBERG_SINK = "org.apache.iceberg.connect.IcebergSinkConnector"
 _REFERENCE = re.compile(r"\$\{[^}]*\}")
-# Settings of clients and converters, which Connect hands on unread.
+# Settings of clients and converters, which Connect passes through unread.
 _HANDED_ON = (
     *(f"{client}.override." for client in ("consumer", "producer", "admin")),
     *(f"{what}.converter." for what in ("key", "value", "header")),
 )
-# How alike an unknown key and a known one are, where one is taken for the other misspelt.
+# Least similarity of an unknown key to a known key that counts as misspelt.
 _ALIKE = 0.86
 
 
 class ConfigRefused(InvalidArgument, Terminal):
-    """A connector's configuration that Connect takes, and that does not do what it says; or that Connect refuses."""
+    """Error of a connector's configuration refused by Connect, or taken without the intended effect."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__("config", problem, remedy)
 
 
 def as_text(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a configuration as Connect keeps it: all values are text. Raises ConfigRefused."""
+    """Return a configuration in Connect's form: all values are text. Raises ConfigRefused."""
     text = {}
     for key, value in config.items():
         if isinstance(value, Mapping | list | tuple | set) or value is None:
@@ -42,9 +42,9 @@ def as_text(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refuse_literal_secrets(config: Mapping[str, Any]) -> None:
-    """Refuse secrets that stand in the configuration: Connect shows it to everybody. Raises ConfigRefused.
+    """Refuse literal secrets in the configuration, visible to everybody in Connect. Raises ConfigRefused.
 
-    References to a config provider, such as `${file:/etc/connect/lake.properties:password}`, are what is wanted.
+    A secret has to be a reference to a config provider, such as `${file:/etc/connect/lake.properties:password}`.
     """
     if found := sorted(set(_literal_secrets(config))):
         remedy = "Name it by a config provider of the workers', such as ${file:/path/lake.properties:password}."
@@ -62,19 +62,19 @@ def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def difference(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Return the names of the settings in which two configurations differ; Connect adds the name to each."""
+    """Return the names of the settings with different values; Connect's own addition, the name, is left out."""
     names = (set(wanted) | set(there)) - {"name"}
     return sorted(name for name in names if wanted.get(name) != there.get(name))
 
 
 def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Collection[str] = ()) -> None:
-    """Refuse keys that the connector does not know and that look like one it does. Raises ConfigRefused.
+    """Refuse unknown keys that look like a known key. Raises ConfigRefused.
 
-    Connect passes them in silence. What is like none is let through with a warning: some connectors hand settings on
-    to a library.
+    Connect ignores unknown keys. An unknown key without a similar key gets a warning only: some connectors pass
+    settings to a library.
 
-    :param known: the names that Connect tells when it validates.
-    :param handed_on: further prefixes of settings that are read by others.
+    :param known: the names that Connect returns from its validation.
+    :param handed_on: further prefixes of settings for other readers.
     """
     prefixes = (*_HANDED_ON, *handed_on)
     for key in sorted(set(config) - set(known) - {"name"}):
@@ -90,7 +90,7 @@ def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Col
 
 
 def check_errors(errors: Mapping[str, Collection[str]]) -> None:
-    """Refuse what Connect's own validation finds. Raises ConfigRefused, without values: they may be secret."""
+    """Refuse errors of Connect's own validation. Raises ConfigRefused without values, because of secrets."""
     if errors:
         told = "; ".join(f"{name}: {' '.join(_REFERENCE.sub('...', one) for one in errors[name])}" for name in errors)
         raise ConfigRefused(f"Connect refuses {told[:1000]}")

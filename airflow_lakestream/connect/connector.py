@@ -1,4 +1,4 @@
-"""A connector as a task wants it, and the parts that its supervision is made of."""
+"""A connector as configured by a task, and the ports of the supervision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConnectorKind(StrEnum):
-    """What a connector is: Iceberg's sink with a ledger, any other sink, or a source such as Debezium's."""
+    """Kind of a connector: Iceberg's sink with a ledger, any other sink, or a source such as Debezium's."""
 
     ICEBERG_SINK = "iceberg_sink"
     SINK = "sink"
@@ -24,7 +24,7 @@ class ConnectorKind(StrEnum):
 
 
 class OnKillConnector(StrEnum):
-    """What happens to the connector when somebody clears or marks the task: it is stopped, paused, or goes on."""
+    """Action on the connector when a user clears or marks the task: stop, pause, or no action."""
 
     STOP = "stop"
     PAUSE = "pause"
@@ -33,9 +33,9 @@ class OnKillConnector(StrEnum):
 
 @dataclass(frozen=True)
 class ConnectorSpec:
-    """A connector, before anything is asked of Connect. Times are in seconds. `sink` is that with a ledger, if any.
+    """A connector's configuration, before any request to Connect. Times are in seconds.
 
-    `coordinator_group`: see `IcebergSink`; the triggerer knows no more of a sink.
+    `sink` is the sink with a ledger, if any. `coordinator_group`: see `IcebergSink`; the triggerer needs no more.
     """
 
     name: str
@@ -49,12 +49,12 @@ class ConnectorSpec:
 
     @property
     def location(self) -> str:
-        """Its name for people, and in reports."""
+        """The connector's name for people, and in reports."""
         return self.name
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that a sink reads, where they are listed."""
+        """The topics of a sink, if listed in the configuration."""
         if self.kind is ConnectorKind.SOURCE:
             return ()
         return tuple(name for one in self.config.get("topics", "").split(",") if (name := one.strip()))
@@ -66,27 +66,27 @@ class ConnectorSpec:
 
 
 class HeadUnknown(LakestreamError, Transient):
-    """The catalog did not say where the sink's branch is."""
+    """Error of a catalog without an answer about the head of the sink's branch."""
 
 
 class Publisher(Protocol):
-    """Puts on main what a sink has committed to its branch."""
+    """Publishes a sink's commits from branch to main."""
 
     def begin(self) -> Mapping[int, int]:
-        """Make table and branch ready; return, by partition, the first offset that the ledger lacks."""
+        """Prepare table and branch; return, by partition, the first offset lacking in the ledger."""
 
     def begin_anew(self) -> Mapping[int, int]:
-        """Let the branch begin anew at main's head; return, by partition, where the sink is to begin.
+        """Reset the branch to main's head; return, by partition, the sink's first offset.
 
-        Raises LandedAhead where the ledger has offsets above the first one that it lacks.
+        Raises LandedAhead if the ledger has offsets above the first offset that it lacks.
         """
 
     def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:
-        """Publish what is new; return what that was, or None for nothing.
+        """Publish new commits; return the batch, or None without new commits.
 
-        :param told: what this run is known to have published.
-        :param is_stopped: the sink is stopped: what its coordinator has committed is the whole truth.
+        :param told: the sums already published by this run.
+        :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
 
     def head(self) -> str:
-        """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""
+        """Return a text that changes with each commit of the sink; empty without a branch. Raises HeadUnknown."""

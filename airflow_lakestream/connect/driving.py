@@ -1,4 +1,4 @@
-"""One task's connector: applied, followed, restarted, published, stopped."""
+"""Supervision of a task's connector: applied, followed, restarted, published, stopped."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NOTHING: dict[str, Any] = {}
 
 
 class ConnectDriving:
-    """The connector of a task, while one process looks after it; it is a `driver.drives.Drives`.
+    """Supervision of a task's connector in a process; a `driver.drives.Drives`.
 
-    Connect itself keeps one connector of a name: two tasks for it look after the same one.
+    Connect itself keeps one connector of a name: two tasks with the same name supervise the same connector.
 
-    :param groups: None where no lag is known.
+    :param groups: None if no lag is known.
     :param publisher: for a sink with a ledger.
-    :param memory: what an earlier process of the task remembered, see `to_hand_on`.
+    :param memory: state of an earlier process of the task, see `to_hand_on`.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
@@ -67,28 +67,28 @@ class ConnectDriving:
         self._batches: list[BatchProgress] = []
 
     def to_hand_on(self) -> dict[str, Any]:
-        """Return what another process of the task goes on with, JSON-ready and without secrets."""
+        """Return the state for the task's next process, JSON-ready and without secrets."""
         return {"memory": self._watch.memory.to_dict(), "sums": self._progress.sums()}
 
     def before(self) -> dict[str, Any]:
-        """Return the sums before the run: none. What earlier runs published is in the ledger."""
+        """Return the sums before the run: zero, because the ledger has the landings of earlier runs."""
         return Progress().sums()
 
     def progress(self) -> Progress:
-        """Return the sums as they are now."""
+        """Return the current sums."""
         return self._progress
 
     def told(self) -> dict[str, Any]:
-        """Return the sums that earlier tries have told: none are counted, for each try counts what it published."""
+        """Return the sums already reported by earlier tries: zero, because each try counts afresh."""
         return self.before()
 
     def has_told(self, sums: Mapping[str, Any]) -> None:
-        """Do nothing: the next try counts anew."""
+        """Ignore the sums: the next try counts from zero."""
 
     def begin(self, history: History | None = None) -> None:
-        """Make, adopt or correct the connector; restart its tasks where a history says that they failed or stall.
+        """Create, adopt or correct the connector; with a history of failures or a stall, restart the tasks.
 
-        Raises ConnectorAtDamage where they do so at a damaged batch.
+        Raises ConnectorAtDamage if the tasks fail or stall at a damaged batch.
         """
         failing = self._observer.see() if history is not None else Seen()
         if history is not None and (at_damage := self.at_damage(failing)) is not None:
@@ -100,7 +100,7 @@ class ConnectDriving:
             is_failing = failing.status is not None and (failing.status.failed or failing.status.state is State.FAILED)
             self._applying.restart(only_failed=bool(is_failing))
         elif self._applying.status().failed:
-            # Found so: perhaps for days, by what has passed since.
+            # Found failed, perhaps for days, for a reason that may have passed.
             memory = memory.restarted(self._observer.see())
             self._applying.restart(only_failed=True)
         memory = replace(memory, has_run=False)
@@ -113,23 +113,23 @@ class ConnectDriving:
         )
 
     def at_damage(self, seen: Seen | None = None) -> ConnectorAtDamage | None:
-        """Return the error of tasks that fail or stand still at a damaged batch; None for any other reason."""
+        """Return the error of tasks failing or stalled at a damaged batch; None if not at damage."""
         damaged = self._observer.damaged(seen or self._observer.see())
         if damaged is None:
             return None
         return ConnectorAtDamage(self.spec.name, damaged, has_ledger=self.spec.sink is not None)
 
     def resume(self, history: History) -> None:
-        """Take over from another process: all else that it knew was handed on."""
+        """Continue the supervision of another process with the history."""
         self._watch.history = history
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
-        """Look and report, and publish, until something is to be done or, with `until_started`, it works."""
+        """Look, report and publish until an action is due or, with `until_started`, until the connector works."""
         while True:
             look = self._watch.look()
             decision = look.decision
             is_over = decision.action is Action.FINISH
-            # One that fails may fail since the catalog does: its branch waits for a better time.
+            # A connector may fail because the catalog fails: then the publication waits.
             if is_over or (decision.action is Action.WAIT and self._watch.is_due(self.spec.publish_interval)):
                 self._publish(is_stopped=is_over)
             batches, self._batches = tuple(self._batches), []
@@ -146,18 +146,18 @@ class ConnectDriving:
         self._wait(max(0.0, until - time.time()))
 
     def clear_away(self) -> None:
-        """Do nothing: failed tasks are restarted where they are, and others go on."""
+        """Keep all tasks: failed tasks are restarted in place."""
 
     def finish(self) -> Progress:
         """Return the sums."""
         return self.progress()
 
     def stop(self, action: Any) -> str:
-        """Carry out `on_kill_action`; return in words what was done."""
+        """Carry out `on_kill_action`; return the result in words."""
         return stop_connector(self._client, self.spec.name, action)
 
     def log_tail(self) -> list[str]:
-        """Return the traces of the tasks that have failed."""
+        """Return the traces of the failed tasks."""
         status = self._watch.seen.status
         return [line for task in (status.failed if status else ()) for line in task.trace.splitlines()[:20]]
 
@@ -173,7 +173,7 @@ class ConnectDriving:
 
 
 def stop_connector(client: ConnectClient, name: str, action: OnKillConnector) -> str:
-    """Do what `action` says to a connector; return in words what was done."""
+    """Carry out `action` on a connector; return the result in words."""
     try:
         if action is OnKillConnector.STOP:
             client.stop(name)

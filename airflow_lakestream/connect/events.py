@@ -1,4 +1,4 @@
-"""The events of Iceberg's sink in its control topic: how they are written, and what they say of source offsets."""
+"""The events of Iceberg's sink in the control topic: encoding, and source offsets."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class EventType(IntEnum):
 
 
 class NotAnEvent(ValueError):
-    """The record is no event of the sink."""
+    """Error of a record that is not an event of the sink."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event at its place in the control topic.
+    """An event with a position in the control topic.
 
-    `ends` are, of DATA_COMPLETE, the offsets up to which a task's records are in the files that it told of before: by
+    `ends`, for DATA_COMPLETE only, are the offsets up to which a task's records are in the files reported before, by
     source topic and partition.
     """
 
@@ -67,7 +67,7 @@ def parse_event(partition: int, offset: int, value: bytes) -> Event:
 def events_of(records: Iterable[Message]) -> list[Event]:
     """Read the records of a control topic.
 
-    What is no event is left out: it is another program's, or of a later version, and what it tells is not proven.
+    Other records are left out: they are another program's, or of a later version, and prove nothing.
     """
     found = []
     for record in records:
@@ -79,9 +79,9 @@ def events_of(records: Iterable[Message]) -> list[Event]:
 
 
 def ends_below(events: Iterable[Event], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
-    """Return, by partition, the offset up to which a topic's records are in files told of below some control offsets.
+    """Return, by partition, the end of a topic's records in files reported below `until`.
 
-    The highest that a task told of: a commit takes whatever events it has read, also those of an earlier round.
+    The highest offset of any task: a commit takes all events that it has read, also events of an earlier round.
     """
     ends: dict[int, int] = {}
     for event in events:
@@ -100,7 +100,7 @@ def _ends(payload: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 @lru_cache(maxsize=256)
 def _schema(text: bytes) -> Node:
-    # Java writes names without their namespace within one, and refers to them so from without: all go without.
+    # Java writes names without their namespace within a namespace, but refers to them with it: all are removed.
     return parse(json.dumps(_without_namespaces(json.loads(text))))
 
 

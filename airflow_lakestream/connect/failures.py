@@ -1,4 +1,4 @@
-"""How the supervision of a connector ends badly."""
+"""Errors at the end of a connector's supervision."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _LEFT = "What it has committed is published, or is by the next run."
 
 
 class ConnectorFailed(LakestreamError, Terminal):
-    """The connector's tasks fail with an error that comes again."""
+    """Error of tasks that fail again and again with the same error."""
 
     def __init__(self, connector: str, reason: str) -> None:
         super().__init__(f"connector {connector}: it {reason}. {_LEFT}")
 
 
 class ConnectorGaveUp(LakestreamError, Transient):
-    """The connector's tasks failed more often than `max_restarts` allows, without a healthy period in between."""
+    """Error of tasks that failed more often than `max_restarts` allows, without a healthy period in between."""
 
     def __init__(self, connector: str, reason: str, restarts: int) -> None:
         super().__init__(f"connector {connector}: its tasks were restarted {restarts} times and it {reason}. {_LEFT}")
 
 
 class SinkLacksRecords(DataLoss):
-    """Records have left Kafka before the sink has read them: the ledger's receipt is the extract's to write."""
+    """Error of records lost in Kafka before the sink's read: only the extract writes the ledger's receipt."""
 
     def __init__(self, ranges: RangeSet, table: str, group: str) -> None:
         super().__init__(ranges, table)
@@ -37,9 +37,9 @@ class SinkLacksRecords(DataLoss):
 
 
 class ConnectorAtDamage(LakestreamError, Terminal):
-    """The connector's tasks can't read a batch of records, and neither can we.
+    """Error of tasks at a batch of records that neither Connect nor we can read.
 
-    :param has_ledger: the connector is Iceberg's sink, which begins where the ledger ends.
+    :param has_ledger: whether the connector is Iceberg's sink, which begins at the ledger's end.
     """
 
     def __init__(self, connector: str, damaged: DamagedBatch, *, has_ledger: bool) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of Iceberg's sink for a table with a ledger: what is added to the user's, and what is refused."""
+"""Configuration of Iceberg's sink for a table with a ledger: additions to the user's settings, and refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
 from airflow_lakestream.core.names import is_own_branch
 
 _PREFIX = "iceberg."
-# Prefixes of settings that the sink hands on to the catalog, to Hadoop, to its Kafka clients, and to tables.
+# Prefixes of settings that the sink passes to the catalog, to Hadoop, to its Kafka clients, and to tables.
 HANDED_ON = (
     "iceberg.catalog.",
     "iceberg.hadoop.",
@@ -33,7 +33,7 @@ _COMMIT_INTERVAL = "iceberg.control.commit.interval-ms"
 _COMMIT_TIMEOUT = "iceberg.control.commit.timeout-ms"
 SESSION = "iceberg.kafka.session.timeout.ms"
 _USUAL_SESSION_MS = 45_000
-# Brokers take none below; a coordinator looks at its control topic each time that the worker's flush interval is over.
+# Brokers take no lower value; a coordinator polls its control topic once in each of the worker's flush intervals.
 _LEAST_SESSION_MS = 6_000
 _REFUSED = {
     "topics.regex": "A ledger belongs to one topic: give topics, and one connector to each.",
@@ -45,7 +45,7 @@ _REFUSED = {
     "errors.tolerance": 'Records that are left out are in no table: leave it at "none".',
     "transforms.lakestreamPosition.type": "That name is taken.",
 }
-# Records of a partition that is added later would be lost by the one, and aborted ones landed by the other.
+# The first keeps records of a partition that is added later, the second leaves out records of aborted transactions.
 _CONSUMER = {
     "consumer.override.auto.offset.reset": "earliest",
     "consumer.override.isolation.level": "read_committed",
@@ -55,7 +55,7 @@ _OFF = ("", "false", "none")
 
 @dataclass(frozen=True)
 class IcebergSink:
-    """A sink as it is applied: its complete configuration, and what follows from it."""
+    """A sink's complete configuration, with derived names."""
 
     connector: str
     config: Mapping[str, str]
@@ -66,32 +66,32 @@ class IcebergSink:
 
     @property
     def group(self) -> str:
-        """The consumer group of its tasks; its offsets are committed before the table is: an upper bound."""
+        """The consumer group of the sink's tasks. Offsets are committed before the table is: an upper bound."""
         return f"connect-{self.connector}"
 
     @property
     def coordinator_group(self) -> str:
-        """The consumer group by which its coordinator reads the control topic."""
+        """The consumer group of the coordinator, for reading the control topic."""
         return f"{self.group}-coord"
 
     @property
     def commit_bound(self) -> float:
-        """Seconds within which two rounds are over: that long a sink with records to take has to move."""
+        """Seconds for two rounds of commits: within this time a sink with records to take has to move."""
         interval, timeout = (int(self.config[name]) / 1000 for name in (_COMMIT_INTERVAL, _COMMIT_TIMEOUT))
         return 2 * (interval + timeout)
 
 
 def session_of(config: Mapping[str, str]) -> float:
-    """Return the session's time-out of a sink's coordinator, in seconds; without one Kafka's own default."""
+    """Return the session time-out of a sink's coordinator, in seconds; without a setting Kafka's default."""
     return int(config.get(SESSION, _USUAL_SESSION_MS)) / 1000
 
 
 def complete(connector: str, given: Mapping[str, str], catalog: str, publish_interval: float) -> IcebergSink:
-    """Return the sink that writes a branch with positions in its rows. Raises ConfigRefused.
+    """Return a sink for writing a branch with positions in the rows. Raises ConfigRefused.
 
     :param given: the user's configuration.
     :param catalog: the catalog's name: the id of Airflow's connection, which a SQL catalog keeps with each table.
-    :param publish_interval: seconds between two publications; the sink commits as often, unless told otherwise.
+    :param publish_interval: seconds between two publications; the sink commits at the same interval by default.
     """
     _refuse(given)
     branch = f"lakestream-{re.sub('[^A-Za-z0-9_-]', '-', connector)}"
@@ -120,7 +120,7 @@ def complete(connector: str, given: Mapping[str, str], catalog: str, publish_int
 
 def _with_positions(given: Mapping[str, str]) -> dict[str, str]:
     names = [name.strip() for name in given.get("transforms", "").split(",") if name.strip()]
-    # Last: others may replace the value by a part of it.
+    # Last: other transformations may replace the value by a part of it.
     added = {f"transforms.{POSITION_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()}
     return {
         "transforms": ",".join([*names, POSITION_TRANSFORM]),
@@ -147,7 +147,7 @@ def _check_transform(name: str, value: str) -> None:
     if re.search(r"(RegexRouter|TimestampRouter|ByLogicalTableRouter|ExtractTopic\$?\w*)$", value):
         raise ConfigRefused(f"{name}: {value} renames topics; the ledger knows them by their names in Kafka.")
     if re.search(r"\.Filter$", value):
-        # It would be indistinguishable from a record that was lost.
+        # A filtered record could not be distinguished from a lost record.
         raise ConfigRefused(f"{name}: a filter leaves records out that no row stands for.", "Filter in the readers.")
 
 

@@ -1,6 +1,6 @@
-"""What a look at a connector means. Pure: nothing here asks anybody.
+"""Judgement of a look at a connector. Pure functions, without requests.
 
-A connector is judged by its tasks: its own state stays RUNNING while one task after the other fails.
+A connector is judged by its tasks: its own state stays RUNNING while task after task fails.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from airflow_lakestream.connect.traces import Culprit, cause_of, culprit_of
 from airflow_lakestream.core.publishing.refusals import BY_THE_EXTRACT
 from airflow_lakestream.driver.supervisor import DriverState, Sight
 
-# Tasks that blame a record so often, each time after a restart, fail at it for good.
+# Tasks that name the same record this often, each time after a restart, fail at the record for good.
 _TRACES = 2
-# By whether it is a sink with a ledger.
+# By whether the connector is a sink with a ledger.
 _REMEDIES = {
     True: BY_THE_EXTRACT.removesuffix("."),
     False: (
@@ -28,14 +28,14 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """One look. `status` is None where no worker gave an answer; then `problem` says why.
+    """A look at a connector. `status` is None if no worker answered; then `problem` has the reason.
 
-    :param committed: how far the tasks' consumer group is, by topic and partition, such as `orders[0]`.
-    :param lag: how many offsets are left to them; None where nobody can tell.
-    :param commits: changes with each commit of the sink to its branch.
-    :param coordinators: how many of the sink's coordinators are at work.
-    :param unreadable: the record that a converter can't read, found by a look into the topic; empty where none was.
-    :param has_ledger: it is Iceberg's sink, which begins where the ledger ends.
+    :param committed: offsets of the tasks' consumer group, by topic and partition, such as `orders[0]`.
+    :param lag: number of offsets left to read; None if unknown.
+    :param commits: a text that changes with each commit of the sink to its branch.
+    :param coordinators: number of the sink's coordinators at work.
+    :param unreadable: the record that a converter can't read, found by a look into the topic; empty if not found.
+    :param has_ledger: whether the connector is Iceberg's sink, which begins at the ledger's end.
     """
 
     status: ConnectorStatus | None = None
@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Memory:
-    """State that one look hands on to the next, as plain values.
+    """State for the next look, as plain values.
 
     `blamed` counts the records that failed tasks named before their restarts. `crowded_since` is the time since which
     there is more than one coordinator; 0 for one coordinator, negative once the warning was logged.
@@ -67,7 +67,7 @@ class Memory:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Memory:
-        """Read what `to_dict` gave; unknown keys of a later version are ignored."""
+        """Read the result of `to_dict`; unknown keys of a later version are ignored."""
         return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Memory:
         return asdict(self)
 
     def restarted(self, seen: Seen) -> Memory:
-        """Return what is remembered once the failed tasks are restarted."""
+        """Return the memory after a restart of the failed tasks."""
         counts = dict(self.blamed)
         for name in blamed(seen):
             counts[name] = counts.get(name, 0) + 1
@@ -83,7 +83,7 @@ class Memory:
 
 
 def judge(seen: Seen, memory: Memory) -> tuple[Sight, Memory]:
-    """Return what a look means, and what to remember of it."""
+    """Return the judgement of a look, and the memory for the next look."""
     if seen.is_gone:
         return Sight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
     if seen.status is None:
@@ -100,7 +100,7 @@ def judge(seen: Seen, memory: Memory) -> tuple[Sight, Memory]:
 
 
 def blamed(seen: Seen) -> set[str]:
-    """Return the records that failed tasks name; where they name none, the error and how far the group was."""
+    """Return the records named by failed tasks, or without a name the error and the group's offsets."""
     found = set()
     for task in seen.status.failed if seen.status else ():
         if (culprit := culprit_of(task.trace)) is not None:
@@ -113,7 +113,7 @@ def _name(culprit: Culprit, seen: Seen) -> str:
         return str(culprit)
     if seen.unreadable:
         return seen.unreadable
-    # The group has committed nothing of or behind the record: what is not known to move is taken to stand.
+    # The group has committed no offset at or behind the record: a record without a known move counts as the same.
     at = ", ".join(f"{where} {offset}" for where, offset in sorted(seen.committed.items()))
     return f"a record at or behind {at or 'the beginning'} ({culprit.error})"
 
@@ -131,7 +131,7 @@ def _failed(seen: Seen, status: ConnectorStatus, memory: Memory, doing: str) -> 
 
 
 def _moved(seen: Seen, memory: Memory) -> Memory:
-    """Count a sign of life: it got on, or committed, or has nothing to do."""
+    """Count a sign of life: progress of the sink, a commit, or an idle sink."""
     mark = f"{sorted(seen.committed.items())} {seen.commits}"
     is_idle = not seen.lag or (seen.status is not None and seen.status.state is State.PAUSED)
     if is_idle or mark != memory.mark:

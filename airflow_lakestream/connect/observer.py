@@ -1,4 +1,4 @@
-"""Looks at a connector: its tasks by Connect, its offsets by Kafka, its commits by the table."""
+"""Observation of a connector: tasks by Connect, offsets by Kafka, commits by the table."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 
 log = logging.getLogger(__name__)
 
-# What Confluent's converters say of a value that does not begin as one with an id.
+# The error of Confluent's converters for a value that does not begin with a schema id.
 _WITHOUT_ID = "magic byte"
 
 
 class Observer:
-    """Looks, and decides nothing.
+    """Looks at a connector, without decisions.
 
-    :param kafka: None for a source, or where no Kafka connection is given: then no lag is known.
+    :param kafka: None for a source, or without a Kafka connection: then no lag is known.
     :param head: see `Publisher.head`.
     """
 
@@ -44,7 +44,7 @@ class Observer:
         self._head = head
 
     def see(self) -> Seen:
-        """Look. What gives no answer makes the look an unknown one, and is no error. Raises what is refused."""
+        """Look at the connector; without an answer the look is unknown, not an error. Raises ConnectRefused."""
         try:
             status = self._status()
             if status is None:
@@ -59,7 +59,7 @@ class Observer:
         try:
             return self._client.status(self._spec.name)
         except NoSuchConnector:
-            # One that is just made has no status yet.
+            # A new connector has no status yet.
             there = self._client.config(self._spec.name) is not None
             return ConnectorStatus(State.UNASSIGNED) if there else None
 
@@ -84,9 +84,9 @@ class Observer:
         )
 
     def _unreadable(self, status: ConnectorStatus, groups: Groups, offsets: Mapping[str, Mapping[int, int]]) -> str:
-        """Look for the record that a converter can't read, where its trace does not name it: by what it has to be.
+        """Return the record unreadable for a converter, if unnamed in the trace; empty if not found.
 
-        A converter of JSON takes what is JSON; one that misses the id of a schema fails where a header has it.
+        JSON's converter needs JSON; a converter that finds no schema id in a value fails if the id is in a header.
         """
         culprits = {culprit_of(task.trace) for task in status.failed}
         errors = " ".join(one.error for one in culprits if one is not None and not one.is_placed)
@@ -103,7 +103,7 @@ class Observer:
         return ""
 
     def damaged(self, seen: Seen) -> DamagedBatch | None:
-        """Return the damaged batch at which tasks fail or stand still; None where they do so for another reason."""
+        """Return the damaged batch of failing or stalled tasks; None if not at damage."""
         failed = seen.status.failed if seen.status is not None else ()
         told = DamageTold.of("\n".join(task.trace for task in failed))
         if self._kafka is None or seen.status is None or (failed and told is None):
@@ -115,7 +115,7 @@ class Observer:
             return None
 
     def _look_for(self, told: DamageTold | None, groups: Groups) -> DamagedBatch | None:
-        """Look at what the tasks' group has before it: where a trace says, else as far as they may have read ahead."""
+        """Search the records before the tasks' group: at the place in a trace, else in the range of reading ahead."""
         offsets = groups.watch.group(self._spec.group).offsets
         for topic in self._spec.topics:
             state, ranges = groups.watch.topic(topic), RangeSet()
@@ -132,7 +132,7 @@ class Observer:
         state = kafka.topic(topic)
         behind = {p: max(at.get(p, 0), marks.low) for p, marks in state.marks.items()}
         behind = {p: offset for p, offset in behind.items() if offset < state.marks[p].end}
-        # The ends of transactions are no records: who has read all before them is not behind.
+        # The ends of transactions are not records: a group that has read all records before them is not behind.
         readable = {p for p, first in kafka.firsts(state, behind).items() if first is not None} if behind else set()
         return sum(state.marks[p].end - offset for p, offset in behind.items() if p in readable)
 

@@ -1,4 +1,4 @@
-"""How far Iceberg's sink has read: what a publication checks its branch against."""
+"""Offsets read by Iceberg's sink, for the check of a publication's branch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _COMMIT = "kafka.connect.commit-id"
 
 
 class ConnectPositions:
-    """The sink's own account, by the events in its control topic.
+    """Positions of a sink's snapshots, by the events in the control topic.
 
-    A snapshot's summary says how far the coordinator had read the control topic; the events below that say which
-    offsets the tasks had reached. The group's committed offsets are no proof: they come before the table's commit.
+    A snapshot's summary has the coordinator's offsets in the control topic; the events below these have the offsets of
+    the tasks. The group's committed offsets prove nothing: they come before the table's commit.
 
     :param events: reads the control topic.
     :param committed: reads the offsets that the coordinator of a stopped sink has committed: all below is in the
@@ -35,19 +35,19 @@ class ConnectPositions:
         self._events: Sequence[Event] | None = None
         self._newest: dict[int, int] = {}
 
-    # Nothing is left out on purpose, so what the branch lacks is seen in Kafka.
+    # No record is left out on purpose, so records lacking in the branch are found in Kafka.
     line = None
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
-        """Tell by its summary whether this sink has made a snapshot."""
+        """Return whether this sink has made a snapshot, by the snapshot's summary."""
         return _COMMIT in summary and self._key in summary
 
     def is_of_line(self, summary: Mapping[str, str]) -> bool:
-        """Tell the same: nothing is noted of single tasks."""
+        """Return the same as `is_own`: single tasks are not noted."""
         return self.is_own(summary)
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return how far the sink had read for a snapshot; None if its control topic says so no more."""
+        """Return the offsets of a snapshot; None if gone from the control topic."""
         try:
             until = {int(p): int(o) for p, o in json.loads(snapshot.summary[self._key]).items()}
         except (KeyError, ValueError, TypeError, AttributeError):
@@ -56,10 +56,10 @@ class ConnectPositions:
         return self._ends(until) or None
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return how far it has read by what its coordinator has committed, with rows or without."""
+        """Return the offsets up to the coordinator's last commit, with or without rows."""
         if self._committed is None:
             return None
-        # The coordinator commits its own offsets after those of the table: it may have been stopped in between.
+        # The coordinator commits its own offsets after the table's commit: it may have been stopped in between.
         until = self._committed()
         until = {p: max(until.get(p, 0), self._newest.get(p, 0)) for p in {*until, *self._newest}}
         return self._ends(until) or None

@@ -1,4 +1,4 @@
-"""The proof of what a sink has written: its rows are compared with those that the extract makes of the same records."""
+"""Proof of a sink's rows: comparison with the extract's rows of the same records."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _JSON = "org.apache.kafka.connect.json.JsonConverter"
 
 
 def proof_of(config: Mapping[str, str], reader: Callable[[], Reader], share: float) -> Proof | None:
-    """Return the proof of a sink; None where nobody is to compare, or its rows are nothing that we can make.
+    """Return the proof of a sink; None without a share, or for rows that we can't make ourselves.
 
     :param config: the sink's complete configuration.
-    :param share: of the records that are compared.
+    :param share: the share of the records that are compared.
     """
     if not share:
         return None
@@ -31,12 +31,12 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], Reader], share: flo
     # Connect's own default is to expect a schema in each value.
     wrapped = config.get("value.converter.schemas.enable", "true").strip().lower() != "false"
     payload = Payload(format=Format.JSON, envelope=Envelope.CONNECT if wrapped else None)
-    # What a sink has read over has no row: it spoils no other, and the ledger calls it missing.
+    # A record that a sink has left out has no row: it does not spoil other rows, and the ledger calls it missing.
     return DecodedAgain(reader=reader(), decoder=payload.decoder, beyond_rows=False, share=share)
 
 
 def unproven_because(config: Mapping[str, str]) -> str:
-    """Say why the rows of a sink are nothing that we can make; empty where they are."""
+    """Return the reason against a proof of a sink's rows; empty if we can make these rows ourselves."""
     others = [name.strip() for name in config.get("transforms", "").split(",") if name.strip() != POSITION_TRANSFORM]
     if others:
         return f"transforms ({', '.join(others)}) make others of them."

@@ -1,4 +1,4 @@
-"""Publishes the branch of Iceberg's sink: `core.publishing` with the sink's own account of how far it has read."""
+"""Publication of the branch of Iceberg's sink: `core.publishing` with the positions of the sink."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ _POLL_TIMEOUT_S = 30.0
 
 
 def head_of(catalog: Catalog, table: str, branch: str) -> str:
-    """Return the snapshot that a branch is at; empty without such a table or branch. Raises HeadUnknown."""
+    """Return the snapshot at a branch's head; empty without the table or the branch. Raises HeadUnknown."""
     try:
         refs = catalog.load_table(table).refs()
     except NoSuchTableError:
         return ""
     except Exception as e:
-        # Whatever a catalog's client raises: a look that fails is no reason to end the task.
+        # Any error of a catalog's client: a failed look is not a reason to end the task.
         raise HeadUnknown(f"{table}: the catalog gives no answer ({type(e).__name__}).") from e
     return str(refs[branch].snapshot_id) if branch in refs else ""
 
 
 class BranchPublisher:
-    """Publishes for one task run; see `connector.Publisher`.
+    """Publications of a task run; see `connector.Publisher`.
 
     :param kafka: librdkafka's configuration of the connection.
     :param where: the connection's name, for errors.
-    :param group: whose ledger it is.
+    :param group: the consumer group of the ledger entry.
     :param run_id: the same in every try of one task run.
-    :param auditor: checks the rows before they show; None: nothing does.
-    :param share: of the records whose rows are compared with the extract's before they show.
+    :param auditor: checks the rows before publication; None for no checks.
+    :param share: the share of records whose rows are compared with the extract's before publication.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BranchPublisher:
         self._groups = Groups(kafka, where)
 
     def check_table(self) -> None:
-        """Refuse a table that can't hold what the sink writes with positions. Raises ConfigRefused."""
+        """Refuse a table without the columns for the sink's positions. Raises ConfigRefused."""
         table = self._sink.table
         try:
             columns = load_table(self._catalog, table).schema().column_names
@@ -93,28 +93,28 @@ class BranchPublisher:
             raise ConfigRefused(f"the table {table} has no {' and '.join(missing)}.", remedy)
 
     def begin(self) -> Mapping[int, int]:
-        """Make table and branch ready; return, by partition, the first offset that the ledger lacks."""
+        """Prepare table and branch; return, by partition, the first offset lacking in the ledger."""
         self.check_table()
         with self._losses():
             return begin(self._publication(is_stopped=False))
 
     def begin_anew(self) -> Mapping[int, int]:
-        """Let the branch begin anew at main's head; return, by partition, where the sink is to begin.
+        """Reset the branch to main's head; return, by partition, the sink's first offset.
 
-        Raises LandedAhead where the ledger has offsets above the first one that it lacks, and SinkLacksRecords.
+        Raises LandedAhead if the ledger has offsets above the first offset that it lacks, and SinkLacksRecords.
         """
         with self._losses():
             return begin_anew(self._publication(is_stopped=True))
 
     def head(self) -> str:
-        """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""
+        """Return a text that changes with each commit of the sink; empty without a branch. Raises HeadUnknown."""
         return head_of(self._catalog, self._sink.table, self._sink.branch)
 
     def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:
-        """Publish what is new; return what that was, or None for nothing.
+        """Publish new commits; return the batch, or None without new commits.
 
-        :param told: what this run is known to have published.
-        :param is_stopped: the sink is stopped: what its coordinator has committed is the whole truth.
+        :param told: the sums already published by this run.
+        :param is_stopped: whether the sink is stopped: then its coordinator's committed offsets are final.
         """
         started = time.monotonic()
         with self._losses():
@@ -155,7 +155,7 @@ class BranchPublisher:
 
 
 def _news(report: LandingReport, told: Progress, seconds: float) -> BatchProgress | None:
-    """Return what a report says beyond what was told: what this publication did, and an earlier try of the run."""
+    """Return the unreported part of a report: this publication, and unreported landings of an earlier try."""
     before = Counts(told.rows_in, told.rows_out, rejected=told.rejected, skipped=told.skipped, filtered=told.filtered)
     new = report.counts - before
     landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in told.landed)

@@ -1,4 +1,4 @@
-"""What Kafka Connect says of a connector and its tasks."""
+"""Status of a connector and of tasks, from Kafka Connect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class State(StrEnum):
-    """A state of a connector or a task. OTHER: one that a later version has."""
+    """A state of a connector or a task. OTHER: a state of a later version."""
 
     UNASSIGNED = "UNASSIGNED"
     RUNNING = "RUNNING"
@@ -27,7 +27,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """A task; `trace` says why it failed."""
+    """A task; `trace` has the reason of a failure."""
 
     task: int
     state: State
@@ -37,7 +37,7 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class ConnectorStatus:
-    """A connector and its tasks."""
+    """A connector with tasks."""
 
     state: State
     tasks: tuple[TaskStatus, ...] = ()
@@ -55,12 +55,12 @@ class ConnectorStatus:
 
     @property
     def failed(self) -> tuple[TaskStatus, ...]:
-        """The tasks that have failed."""
+        """The failed tasks."""
         return tuple(task for task in self.tasks if task.state is State.FAILED)
 
     @property
     def all_run(self) -> bool:
-        """Whether the connector and each of its tasks run, of which there is at least one."""
+        """Whether the connector and all tasks run, with at least a single task."""
         return (
             self.state is State.RUNNING and bool(self.tasks) and all(one.state is State.RUNNING for one in self.tasks)
         )

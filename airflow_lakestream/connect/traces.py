@@ -1,4 +1,4 @@
-"""What the trace of a failed task says of the record that it failed at."""
+"""The record at fault in the trace of a failed task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from airflow_lakestream.kafka.java import DamageTold
 
-# As Iceberg's sink writes it, as Connect's own messages do, and as most other sinks do.
+# The forms of Iceberg's sink, of Connect's own messages, and of most other sinks.
 _PLACES = (
     re.compile(
         r"topic:? '?(?P<topic>[\w.-]+)'?, partition:?,? '?(?P<partition>\d+)'?,?"
@@ -28,7 +28,7 @@ _PASSING = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Culprit:
-    """A record that a task failed at; without its place where the trace does not tell it, but then with the error."""
+    """A record at which a task failed: with the place, or with the error if the trace has no place."""
 
     topic: str = ""
     partition: int = -1
@@ -37,7 +37,7 @@ class Culprit:
 
     @property
     def is_placed(self) -> bool:
-        """Whether it is known which record it is."""
+        """Whether the record's place is known."""
         return self.offset >= 0
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Culprit:
 
 
 def culprit_of(trace: str) -> Culprit | None:
-    """Return the record that a task failed at; None where the trace tells of none, or of a whole batch."""
+    """Return the record at which a task failed; None for a whole batch, or without a record in the trace."""
     if (damage := DamageTold.of(trace)) is not None and damage.topic:
         return None
     for place in _PLACES:
@@ -57,6 +57,6 @@ def culprit_of(trace: str) -> Culprit | None:
 
 
 def cause_of(trace: str) -> str:
-    """Return the innermost error of a trace, in one line."""
+    """Return the innermost error of a trace, in a single line."""
     innermost = _NESTED.split(trace)[-1].strip()
     return innermost.splitlines()[0].strip()[:300] if innermost else ""

@@ -1,4 +1,4 @@
-"""A connector watched: looked at, judged, and what to do about it. Its looks are those of `driver.watch`."""
+"""The watch over a connector: looks, judgements and decisions, with the looks of `driver.watch`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TOLD = -1.0
 
 
 class ConnectorWatch:
-    """Watches one connector.
+    """The watch over a connector.
 
     :param see: see `Observer.see`.
-    :param history: what earlier looks left, perhaps in another process; so is `memory`.
-    :param session: seconds for which a coordinator that has ended is still in its group.
+    :param history: history of earlier looks, perhaps of another process; likewise `memory`.
+    :param session: seconds for which an ended coordinator stays in its group.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ConnectorWatch:
         if self.seen.coordinators <= 1:
             self.memory = replace(self.memory, crowded_since=0.0)
         elif not since:
-            # One that was restarted leaves its last life in the group until that one's session is over.
+            # A restarted coordinator leaves its old member in the group until that member's session is over.
             self.memory = replace(self.memory, crowded_since=now)
         elif 0 < since < now - 2 * self._session:
             self.memory = replace(self.memory, crowded_since=_TOLD)
@@ -58,6 +58,6 @@ class ConnectorWatch:
         return Look(decision, sight, None, Progress(doing=sight.doing), ())
 
     def is_due(self, publish_interval: float) -> bool:
-        """Tell whether the sink has committed something that was not published yet, and the time for it has come."""
+        """Return whether the sink has an unpublished commit, and the interval between publications is over."""
         is_new = bool(self.seen.commits) and self.seen.commits != self.memory.published
         return is_new and time.time() - self.memory.published_at >= publish_interval

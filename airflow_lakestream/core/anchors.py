@@ -1,4 +1,4 @@
-"""Anchors: the ledger at snapshots whose ancestors expire.
+"""Ledger at snapshots without a parent, for rollbacks after an expiry.
 
 After a rollback the ledger is found by walking from the new head to a snapshot at which it is known. Expiry cuts that
 walk short. So the landing that expires snapshots notes the ledger at each snapshot that loses its parent: the table can
@@ -14,25 +14,25 @@ from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.lineage import SnapshotFacts, TableFacts
 
-# main needs one; the others are for tags and branches below it. Each is a whole ledger.
+# main needs one anchor; the rest are for older tags and branches. Each anchor is a whole ledger.
 MAX_ANCHORS = 32
 
 
 def anchors_after(
     history: Callable[[], Iterable[TableFacts]], consumer_group: str, expiring: Collection[int]
 ) -> dict[int, Ledger]:
-    """Return the group's anchors after `expiring` have expired: those still useful, and the new ones.
+    """Return the group's anchors after `expiring` have expired, known and new.
 
-    `history` yields the table's metadata files from the newest on, at each call. No anchor is set where the ledger
-    can't be decided.
+    `history` yields the table's metadata files from the newest on, at each call. A snapshot gets no anchor if its
+    ledger can't be decided.
     """
     return _noted(history, consumer_group, lambda snapshot, _: snapshot.parent_id in expiring, expiring)
 
 
 def anchors_of_newcomer(history: Callable[[], Iterable[TableFacts]], consumer_group: str) -> dict[int, Ledger]:
-    """Return the anchors of a group that is new to the table: at each snapshot that already lost its parent.
+    """Return the anchors of a group new to the table, at each snapshot without a parent.
 
-    Call it while the table has no ledger of the group: the ledger is then known at each of them.
+    Call it while the table has no ledger of the group: the ledger is then known at each snapshot.
     """
     return _noted(history, consumer_group, lambda snapshot, facts: snapshot.parent_id not in facts.snapshots)
 

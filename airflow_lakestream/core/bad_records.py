@@ -1,6 +1,6 @@
-"""The bad records of a run: how many, why, with examples, and how many the run may have.
+"""Bad records of a run, with counts, reasons and examples, and the limit of a run.
 
-A bad record is one that can't become a row without loss: it is rejected, or skipped with `on_error="skip"`.
+A bad record cannot become a row without loss: it is rejected, or skipped with `on_error="skip"`.
 The figures go from the decoder, through other processes, to the committing run. Pure values, no I/O.
 """
 
@@ -25,13 +25,13 @@ _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d[\d.,:eE+-]*")
 
 
 def kind_of(reason: str) -> str:
-    """Return a reason without the values that it quotes."""
+    """Return a reason without quoted values."""
     return _VALUES.sub("...", reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Bad records with one kind of reason, found at one stage; `examples` are texts."""
+    """Bad records of a stage with a kind of reason; `examples` are texts."""
 
     stage: str
     reason: str
@@ -44,10 +44,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class BadRecords:
-    """How many records are bad, and why, as far as known.
+    """Number of bad records and the most frequent reasons, as far as known.
 
     `kinds` are the most frequent kinds of reasons. `causes` counts the likely causes of the records that were
-    examined; the empty text stands for no cause.
+    examined; the empty text means no cause.
     """
 
     count: int = 0
@@ -71,12 +71,12 @@ class BadRecords:
 
     @property
     def reasons(self) -> str:
-        """The most frequent kinds of reasons, without values, for the log of a run that goes on."""
+        """The most frequent kinds of reasons, without values, for the log of a continuing run."""
         return "; ".join(f"{kind.count} at stage {kind.stage}: {kind.reason}" for kind in self.kinds[:_SHOWN])
 
     @property
     def likely_cause(self) -> str | None:
-        """The likely cause of most examined records; None if there is none."""
+        """The likely cause of most examined records, or None."""
         cause, count = max(self.causes.items(), key=lambda item: item[1], default=("", 0))
         return cause if cause and 2 * count > sum(self.causes.values()) else None
 
@@ -87,7 +87,7 @@ class BadRecords:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BadRecords:
-        """Read what `to_dict` gave. Raises KeyError, TypeError and ValueError."""
+        """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
         kinds = tuple(Kind(stage, reason, int(n), tuple(texts)) for stage, reason, n, texts in data["kinds"])
         return cls(int(data["count"]), kinds, dict(data["causes"]))
 
@@ -103,7 +103,7 @@ def _most_frequent(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
 
 
 class TooManyRejected(LakestreamError, Terminal):
-    """More records are bad than the run may have."""
+    """The run has more bad records than the limit allows."""
 
     def __init__(self, table: str, read: int, bad: BadRecords, limit: str, landed: int) -> None:
         self.table, self.read, self.bad, self.landed = table, read, bad, landed
@@ -121,7 +121,7 @@ class TooManyRejected(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class RejectLimit:
-    """How many bad records a run may have: a count, or a share of the records that it read.
+    """Limit of bad records of a run: a count, or a share of the records read.
 
     A share counts only from `least` bad records on.
     """
@@ -131,7 +131,7 @@ class RejectLimit:
     least: int = 0
 
     def allows(self, read: int, bad: int, *, at_commit: bool) -> bool:
-        """Tell whether the run may have so many. A share is checked before each commit only."""
+        """Return whether the run may have `bad` bad records. A share is checked before commits only."""
         if self.count is not None and bad > self.count:
             return False
         if not at_commit or self.share is None or bad < max(1, self.least):
@@ -140,7 +140,7 @@ class RejectLimit:
         return bad / read <= self.share
 
     def check(self, table: str, read: int, bad: BadRecords, landed: int, *, at_commit: bool) -> None:
-        """Raise TooManyRejected if there are more. `landed` of the records read were committed before."""
+        """Raise TooManyRejected above the limit. `landed` of the records read were committed before."""
         if not self.allows(read, bad.count, at_commit=at_commit):
             raise TooManyRejected(table, read, bad, self._exceeded, landed)
 
@@ -153,5 +153,5 @@ class RejectLimit:
 
 
 # The default. Up to half bad may be a faulty producer; beyond that a wrong argument of the run is likelier. Fewer than
-# ten bad records say little about a topic: somebody may have sent them by hand.
+# ten bad records do not show a topic's state: somebody may have sent them by hand.
 USUAL = RejectLimit(share=0.5, least=10)

@@ -1,4 +1,4 @@
-"""Checks of a landing's rows before they show on main: what can be asked, and what is told when one fails."""
+"""Checks of a landing's rows before publication, and errors of failed checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The relation with the landing's rows, by which a statement reads them.
 RELATION = "landing"
-# What to do about rows that did not pass, where the task itself reads the records.
+# Remedy for failed checks if the task itself reads the records.
 AGAIN = (
     "Mend what writes the records, the decoding or the check, and run the task again (clear it): it reads the same "
     "offsets anew, and replaces the branch."
@@ -20,7 +20,7 @@ AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """How many rows a landing may have: fixed, and as a multiple of what the last week's landings had on average."""
+    """Allowed number of rows of a landing, fixed or as a multiple of the last week's mean."""
 
     least: int | None = None
     most: int | None = None
@@ -29,11 +29,11 @@ class RowCount:
 
     @property
     def asks_history(self) -> bool:
-        """Whether the landings before count."""
+        """Whether the check needs the counts of earlier landings."""
         return self.least_of_week is not None or self.most_of_week is not None
 
     def problem(self, rows: int, usual: float | None) -> str | None:
-        """Say what is wrong with a number of rows; None if nothing is. Without landings before, only what is fixed."""
+        """Return the problem with a number of rows, or None. Only fixed limits apply without `usual`."""
         if self.least is not None and rows < self.least:
             return f"{rows} rows, fewer than {self.least}"
         if self.most is not None and rows > self.most:
@@ -49,12 +49,12 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What has to hold for the rows of each commit.
+    """Conditions for the rows of each commit.
 
-    :param statements: each has to return no rows.
+    :param statements: SQL statements, each of which must return no rows.
     :param not_null: columns without NULL.
     :param unique: columns that together are a key.
-    :param freshness: the most seconds since the newest record's time.
+    :param freshness: the maximal number of seconds since the newest record's time.
     """
 
     statements: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check that failed; `rows` are a few of those that broke it."""
+    """A failed check, with a few of the failing rows."""
 
     check: str
     problem: str
@@ -78,13 +78,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A landing's rows as they are to be committed: Parquet files with these columns.
+    """Rows of a landing before the commit, in Parquet files with these columns.
 
-    :param files: the size of each, by its path.
-    :param open: opens one for reading.
-    :param rows: how many rows there have to be.
-    :param usual: how many the last week's landings had on average; None if there are none, or nobody asks.
-    :param values: of columns that a file's partition has and the file itself lacks, as text, by the file's path.
+    :param files: the size of each file, by path.
+    :param open: opens a file for reading.
+    :param rows: the expected number of rows.
+    :param usual: the mean number of rows of the last week's landings; None without landings, or if no check needs it.
+    :param values: values of partition columns that a file lacks, as text, by the file's path.
     """
 
     columns: RowSchema
@@ -96,19 +96,19 @@ class Written:
 
 
 class Auditor(Protocol):
-    """Looks at a landing's rows before they show."""
+    """Checker of a landing's rows before publication."""
 
     checks: Checks
 
     def check_columns(self, columns: RowSchema) -> None:
-        """Raise InvalidArgument where the checks don't fit the columns."""
+        """Raise InvalidArgument if the checks don't fit the columns."""
 
     def findings(self, written: Written) -> Sequence[Finding]:
-        """Return the checks that failed. Raises InvalidArgument, and what reading the files raises."""
+        """Return the failed checks. Raises InvalidArgument, and errors of reading the files."""
 
 
 class ChecksFailed(LakestreamError, Terminal):
-    """Rows did not pass: they are on a branch, or there are none, and the ledger is where it was."""
+    """Rows of a landing failed checks. The rows are on a branch, if any, and the ledger is unchanged."""
 
     def __init__(
         self, table: str, offsets: str, branch: str | None, findings: Sequence[Finding], remedy: str = AGAIN
@@ -125,7 +125,7 @@ class ChecksFailed(LakestreamError, Terminal):
 
 
 class BranchDropped(Conflict):
-    """The branch with a landing's rows was dropped before they were published."""
+    """The branch with a landing's rows was dropped before the publication."""
 
     def __init__(self, table: str, branch: str) -> None:
         super().__init__(f"{table}: the branch {branch} was dropped before its rows were published.")

@@ -42,29 +42,29 @@ SUMMARY_COUNTS = "lakestream.counts"
 SUMMARY_NOTED = "lakestream.noted"
 SUMMARY_ENGINE = "lakestream.engine"
 SUMMARY_BAD = "lakestream.bad"
-# The function that made the rows, and how many: rows that keep no positions.
+# The function that made the rows, and the number of rows, which keep no positions.
 SUMMARY_TRANSFORM = "lakestream.transform"
 SUMMARY_MADE = "lakestream.transform-rows"
-# For people: the batch of a streaming query, with the offsets up to which it read; the ledger's own is in the topics.
+# For people: the batch of a streaming query, with its end offsets. The ledger's own copy is in the topics.
 SUMMARY_STREAM = "lakestream.stream"
-# The tool, and the position of it, that a landing without rows took the rows before it over from.
+# The tool and its position from which a landing without rows took over the earlier rows.
 SUMMARY_ADOPTED = "lakestream.adopted-from"
-# Columns that got their first value, and those that should have got one.
+# Columns with their first value, and columns that should have got a value.
 SUMMARY_FILLED = "lakestream.filled-columns"
 SUMMARY_SILENT = "lakestream.silent-columns"
-# What columns of the source are, where it is new.
+# New and changed types of the source's columns.
 SUMMARY_TYPES = "lakestream.source-types"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
 PLAIN_CHARACTERS = 1000
-# A table may have many anchors, and only a far rollback needs one: always compress.
+# The noted ids that an anchor keeps. A table may have many anchors, and only a far rollback needs one.
 NOTED_OF_ANCHOR = 16
 PACKED = "zlib85:"
 
 
 class UnreadableLedger(LakestreamError, Terminal):
-    """A ledger's text that this version can't read; `where` names the snapshot or property."""
+    """Ledger text unreadable for this version, with the name of the snapshot or property."""
 
     def __init__(self, where: str, problem: str) -> None:
         self.where = where
@@ -73,7 +73,7 @@ class UnreadableLedger(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """A snapshot at which the ledger is known. `landing` is what it added; None for another group's landing."""
+    """A snapshot with a known ledger. `landing` is the change, or None for another group's landing."""
 
     snapshot_id: int
     landing: Landing | None
@@ -81,7 +81,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class LedgerProperty:
-    """The table property's value: the ledger at `base_id`, and the landings since, oldest first.
+    """Value of the table property: the ledger at `base_id`, and the landings since, oldest first.
 
     `base_id` is None if the group's first landing was the table's first snapshot.
     """
@@ -92,12 +92,12 @@ class LedgerProperty:
 
 
 def property_key(consumer_group: str) -> str:
-    """Return the name of the table property that holds a group's ledger."""
+    """Return the name of the table property with a group's ledger."""
     return PROPERTY_PREFIX + consumer_group
 
 
 def anchors_key(consumer_group: str) -> str:
-    """Return the name of the table property with a group's ledger at snapshots that lost their parents."""
+    """Return the name of the table property with a group's anchors."""
     return ANCHORS_PREFIX + consumer_group
 
 
@@ -170,7 +170,7 @@ def encode_property(value: LedgerProperty) -> str:
 
 @functools.lru_cache(maxsize=16)
 def decode_property(text: str, consumer_group: str) -> LedgerProperty:
-    """Read the table property. Raises UnreadableLedger.
+    """Parse the table property. Raises UnreadableLedger.
 
     Cached: a commit reads the same text with every look at the table's head. The value is never changed.
     """
@@ -188,7 +188,7 @@ def decode_property(text: str, consumer_group: str) -> LedgerProperty:
 
 
 def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
-    """Return the property's text for the ledgers at some snapshots."""
+    """Return the property's text for anchors."""
     items = []
     for snapshot, ledger in anchors.items():
         short = replace(ledger, noted=ledger.noted.newest(NOTED_OF_ANCHOR), filled=frozenset())
@@ -198,7 +198,7 @@ def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
-    """Read the ledgers at snapshots that lost their parents. Raises UnreadableLedger."""
+    """Parse the property of anchors into ledgers by snapshot. Raises UnreadableLedger."""
     where = f"table property {anchors_key(consumer_group)}"
     try:
         data = json.loads(text)
@@ -210,7 +210,7 @@ def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
 
 
 def encode_ranges(ranges: RangeSet, topic: str) -> str:
-    """Return the text of one topic's ranges: `partition:gap+width,gap+width;...`."""
+    """Return the text of a topic's ranges: `partition:gap+width,gap+width;...`."""
     texts = {}
     for name, partition in ranges.partitions:
         if name != topic:
@@ -220,7 +220,7 @@ def encode_ranges(ranges: RangeSet, topic: str) -> str:
 
 
 def decode_ranges(text: str, topic: str) -> RangeSet:
-    """Read the text of one topic's ranges."""
+    """Parse the text of a topic's ranges."""
     ranges = []
     for partition, steps in _texts_by_partition(text):
         if not steps:
@@ -248,7 +248,7 @@ def _decode_intervals(text: str) -> tuple[Interval, ...]:
 
 
 def _encode_counts(landing: Landing) -> dict[str, str]:
-    """Return the key with the counts by partition; nothing for so many partitions that metadata would swell."""
+    """Return the key with the counts by partition, or an empty dict if the text is too long for metadata."""
     texts = []
     for identity in sorted(landing.topics):
         counts = landing.by_partition.get(identity, {})
@@ -267,7 +267,7 @@ def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIden
 
 
 def _encode_bad(landing: Landing) -> dict[str, str]:
-    """Return the key with the number of bad records, if it differs from the rejected ones: some were skipped."""
+    """Return the key with the number of bad records, or an empty dict if unknown or all were rejected."""
     known = landing.bad is None or landing.bad.count == landing.counts.rejected
     return {} if known or landing.bad is None else {SUMMARY_BAD: str(landing.bad.count)}
 
@@ -286,7 +286,7 @@ def _encode_stream(landing: Landing) -> dict[str, str]:
 
 
 def _engine(name: str | None) -> Engine | None:
-    # Informational only: an engine that only a newer version knows is no reason to refuse the ledger.
+    # Informational only: the ledger is not refused for an engine that only a newer version knows.
     return Engine(name) if name in list(Engine) else None
 
 

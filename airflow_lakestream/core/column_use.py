@@ -1,8 +1,8 @@
-"""The columns that records had values for, and the fields of theirs that have no column.
+"""Columns with values in records, and record fields without a column.
 
-A field without a column is left out, which is what `unknown_fields="ignore"` asks for; but a column that gets nothing
-may be the field's own, under another name. The figures go from the decoder, through other processes, to the committing
-run. Pure values, no I/O.
+A field without a column is left out, as `unknown_fields="ignore"` asks; but a column without a value may be meant for
+the field, under another name. The figures go from the decoder, through other processes, to the committing run. Pure
+values, no I/O.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from airflow_lakestream.core.source_types import SeenType, all_seen
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# The parts of a record whose fields are looked at.
+# The parts of a record whose fields are checked.
 VALUE, KEY = "value", "key"
-# Fields that an error names, and columns that a landing does.
+# Fields that an error names, and silent columns that a landing names.
 MOST_FIELDS = 8
 _MOST_SILENT = 50
-# Fewer records than these say little about a topic: somebody may have sent them by hand.
+# Fewer records than these do not show a topic's state: somebody may have sent them by hand.
 _LEAST = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Records whose fields have no column: how many, some of the fields, and the place of the first."""
+    """Records without a matching column: the count, a few fields, and the first record's place."""
 
     count: int
     fields: tuple[str, ...]
@@ -38,12 +38,12 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class ColumnUse:
-    """Which columns got values.
+    """Columns with and without values, and fields without a column.
 
-    `columns` are the rows' own, `filled` those that got one, and what is inside them by its path. `near` names, by
-    path, a field without a column whose name is almost that of a column without a value. `placed` are the parts of
-    records that have a field with a column, `foreign` describes the records of a part that have no such field. `types`
-    are what the records' schemas say of the columns, by path; see `core.source_types`.
+    `columns` are the rows' columns, `filled` the columns with a value and, by path, the nested fields with a value.
+    `near` maps the path of a column without a value to a field without a column that has almost the same name. `placed`
+    are the parts of records with a field that has a column; `foreign` describes the records of a part without such a
+    field. `types` are the columns' types in the records' schemas, by path; see `core.source_types`.
     """
 
     columns: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class ColumnUse:
         )
 
     def silent(self, known: Iterable[str]) -> dict[str, str]:
-        """Return the columns that should have got a value, with the field that is almost called so, or no text.
+        """Return the silent columns, each with the field of almost the same name, or an empty text.
 
         :param known: columns that got values before.
         """
@@ -92,7 +92,7 @@ class ColumnUse:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ColumnUse:
-        """Read what `to_dict` gave. Raises KeyError, TypeError and ValueError."""
+        """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
         foreign = {part: Foreign(int(n), tuple(fields), str(at)) for part, (n, fields, at) in data["foreign"].items()}
         columns, filled, placed = (frozenset(data[name]) for name in ("columns", "filled", "placed"))
         types = {str(path): SeenType.from_dict(one) for path, one in data["types"].items()}
@@ -117,9 +117,9 @@ class NoFieldHasColumn(LakestreamError, Terminal):
 
 
 def check_use(table: str, use: ColumnUse, *, is_first: bool) -> None:
-    """Refuse rows that would all be empty. Raises NoFieldHasColumn.
+    """Refuse rows without any value. Raises NoFieldHasColumn.
 
-    :param is_first: the group has landed nothing yet, so that a single record counts.
+    :param is_first: the group has landed nothing yet; a single record is then enough for a refusal.
     """
     for part, foreign in use.foreign.items():
         if part not in use.placed and (is_first or foreign.count >= _LEAST):
@@ -132,5 +132,5 @@ def silent_texts(silent: Mapping[str, str]) -> list[str]:
 
 
 def in_both(one: Mapping[str, str] | None, other: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the silent columns of two landings together; None stands for no landing."""
+    """Return the columns silent in both landings; without a first landing, the columns of the second."""
     return other if one is None else {name: near or one[name] for name, near in other.items() if name in one}

@@ -1,4 +1,4 @@
-"""The closed lists of what keys and values hold; `decode.known_formats` describes each."""
+"""Formats of keys and values, as closed lists; `decode.known_formats` describes each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 
 class Format(StrEnum):
-    """What a record's value holds."""
+    """Format of a record's value."""
 
     JSON = "json"
     AVRO = "avro"
@@ -20,7 +20,7 @@ class Format(StrEnum):
 
 
 class KeyFormat(StrEnum):
-    """What a record's key holds; `RAW` is bytes, `STRING` is text in UTF-8."""
+    """Format of a record's key; `RAW` is bytes, `STRING` is text in UTF-8."""
 
     STRING = "string"
     RAW = "raw"
@@ -42,7 +42,7 @@ class Envelope(StrEnum):
 
 
 def check_delimiter(text: str) -> None:
-    """Raise InvalidArgument for what can't stand between fields."""
+    """Raise InvalidArgument unless the text is an ASCII character fit to separate fields."""
     if not re.fullmatch(r"[\t -~]", text) or text == '"':
         raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')
 
@@ -52,7 +52,7 @@ UNAVAILABLE = "__debezium_unavailable_value"
 
 
 class UnavailableValues(StrEnum):
-    """What an extract does with an event that leaves a value out: a bad record, or NULL with a note."""
+    """Treatment of a value left out of an event, by an extract: a bad record, or NULL with a note."""
 
     REJECT = "reject"
     NULL = "null"

@@ -1,10 +1,10 @@
-"""The ledger: which Kafka offsets a table holds, for one consumer group.
+"""Ledger of a consumer group: the Kafka offsets in a table.
 
-The rule: an offset is landed once the ledger holds it, and a landing may commit only while the ledger holds none of
+The rule: an offset is landed once the ledger holds it, and a landing may commit only while the ledger lacks all of
 its offsets. The ledger is the sum of the landings in the history of the table's main branch, so it follows a
 rollback; each landing commits its rows, its own change and the new sum in one transaction.
 
-Pure values and arithmetic; the text form is `codec`, finding it in a table's metadata is `lineage`.
+Pure values and arithmetic; the text form is `codec`, the search in a table's metadata is `lineage`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.core.source_types import SourceType
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# The next run that looks settles the notes; so many landings may pass before.
+# The noted landings that a ledger keeps until a run settles the notes of the reject table.
 MOST_NOTED = 64
 MARKS = 8
 
 
 class Engine(StrEnum):
-    """What lands records."""
+    """Engine of a landing."""
 
     EXTRACT = "extract"
     SPARK = "spark"
@@ -36,7 +36,7 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicIdentity:
-    """One incarnation of a topic: a topic that is deleted and created again has another `topic_id` (KIP-516).
+    """An incarnation of a topic: a topic deleted and created again has another `topic_id` (KIP-516).
 
     Brokers before 2.8 have no topic ids: `topic_id` is then empty, and a topic created again is not noticed.
     """
@@ -48,7 +48,7 @@ class TopicIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Records by what became of them. The invariant: read = written + rejected + skipped + filtered."""
+    """Counts of records by outcome. The invariant: read = written + rejected + skipped + filtered."""
 
     read: int = 0
     written: int = 0
@@ -77,7 +77,7 @@ class Counts:
 
 
 class CountsDoNotAddUp(LakestreamError, Terminal):
-    """The counts of a batch do not add up: a defect of ours."""
+    """The counts of a batch do not add up, by a defect of airflow-lakestream."""
 
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
@@ -90,10 +90,10 @@ class CountsDoNotAddUp(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """The batch of a streaming query that a group landed last: what the state in the query's checkpoint stands at.
+    """The last landed batch of a group's streaming query, to match the query's checkpoint.
 
-    :param query_id: of Spark's checkpoint; another checkpoint has another one.
-    :param watermark: of event time, in milliseconds since the epoch, with which the batch was made; 0 without one.
+    :param query_id: the id in Spark's checkpoint; another checkpoint has another id.
+    :param watermark: the event time, in milliseconds since the epoch, with which the batch was made; 0 without one.
     """
 
     query_id: str
@@ -106,7 +106,7 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """The books of one topic: in a landing, what it changes; in a ledger, the sum.
+    """Ledger entry of a topic: in a landing the change, in a ledger the sum.
 
     `origin` is, by partition, the offset at which the group's first resume began; a partition added later begins
     at 0. `lost` are offsets that retention removed before they could be landed: their receipts. `epochs` is the last
@@ -114,20 +114,20 @@ class TopicEntry:
     asked for: half open, coalesced; see `core.landing.modes.ByInterval`.
 
     In a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed;
-    `removed` counts what was taken out.
+    `removed` counts the records taken out.
 
     `forgotten` is the receipt for offsets whose rows were deleted on purpose after they had landed. They stay
     landed and need no row. If a replace puts their rows back, only the counts show it. A landing that deletes on
     purpose counts the deleted rows in `removed`, too.
 
-    `streamed` is None for a group whose rows no streaming query makes. `published` says, by branch, how far what
-    another engine wrote to it is on main.
+    `streamed` is None for a group whose rows no streaming query makes. `published` has, by branch, the marker of the
+    last publication to main.
 
-    `adopted` are landed offsets that another tool wrote as rows without topic, partition and offset: which of them the
-    table has is known by that tool's own word, and no audit can verify it.
+    `adopted` are landed offsets that another tool wrote as rows without topic, partition and offset: only that tool
+    knows which of them the table has, and no audit can verify it.
 
-    `unproven` are landed offsets whose rows another engine has made, and whose values nobody has compared with ours.
-    They stay so if a replace makes the rows anew.
+    `unproven` are landed offsets whose rows another engine made, without a comparison of the values with the extract's.
+    They stay unproven if a replace makes the rows again.
     """
 
     landed: RangeSet = RangeSet()
@@ -146,14 +146,14 @@ class TopicEntry:
 
     @property
     def held(self) -> RangeSet:
-        """All offsets that no longer need landing."""
+        """All landed and lost offsets, without need of a landing."""
         return self.landed | self.lost
 
     def with_removed(self, rows: int, before: TopicEntry, rejects_gone: int = 0) -> TopicEntry:
-        """Return a replace's change with the counts of what it took out.
+        """Return a replace's change with the counts of the removed records.
 
-        :param rows: how many rows it took out.
-        :param before: the topic's books in the ledger before it.
+        :param rows: the number of rows taken out.
+        :param before: the topic's entry in the ledger before the replace.
         :param rejects_gone: see `Landing`.
         """
         removed = self.removed + Counts(read=rows, written=rows)
@@ -175,7 +175,7 @@ class TopicEntry:
             landed=self.landed | later.landed,
             lost=self.lost | later.lost,
             counts=self.counts + later.counts - later.removed,
-            # The first origin stands: a later one would move the beginning of what the group promises.
+            # The first origin is kept: a later origin would move the beginning of the group's promise.
             origin={**later.origin, **self.origin},
             epochs={**self.epochs, **later.epochs},
             covered=coalesce([*self.covered, *later.covered]),
@@ -195,7 +195,7 @@ class Noted:
     """The ids of the last landings with a note in the reject table, oldest first.
 
     The reject table asks which of its landings have landed, perhaps long after their snapshots expired.
-    `complete` says that these are all there ever were.
+    `complete`: no older id was left out.
     """
 
     ids: tuple[str, ...] = ()
@@ -203,31 +203,31 @@ class Noted:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The newest ids, for `has_all_since`: several, since the last ones may be rolled back."""
+        """The newest ids, for `has_all_since`: several, since the last landings may be rolled back."""
         return self.ids[-MARKS:]
 
     def add(self, landing_id: str) -> Noted:
-        """Return the ids with one more."""
+        """Return the ids with another id added."""
         return self if landing_id in self.ids else Noted((*self.ids, landing_id), self.complete).newest(MOST_NOTED)
 
     def newest(self, most: int) -> Noted:
-        """Return the newest of them."""
+        """Return the newest ids, at most `most`."""
         return self if len(self.ids) <= most else Noted(self.ids[-most:], complete=False)
 
     def place(self, landing_id: str) -> int | None:
-        """Return a landing's place: negative, growing along the history; None if it is not here."""
+        """Return a landing's place, negative and growing along the history; None for an unknown landing."""
         return self.ids.index(landing_id) - len(self.ids) if landing_id in self.ids else None
 
     def has_all_since(self, marks: Collection[str]) -> bool:
-        """Whether this has all landings with a note since the time when these marks were the newest."""
+        """Return whether the ids include all noted landings since a time with these newest marks."""
         return self.complete or any(mark in self.ids for mark in marks)
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How many rows a function made of a landing's records, where these rows keep no positions.
+    """Number of rows made by a function of a landing's records, without positions.
 
-    Which record is in which row can't be told. The records count as filtered: none has a row of its own.
+    The record of a row is not known. The records count as filtered, since no record has a row of its own.
     """
 
     function: str
@@ -239,12 +239,12 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """The net change that one snapshot makes to one group's ledger.
+    """Net change of a group's ledger by a snapshot.
 
-    `run_id` is the same in every try of one task run; `landing_id` is of this commit alone. `made` is None where each
-    row is one record's. `noted`: the reject table
-    has a note of it. `engine` is None if unknown: an older version, or no engine, wrote it. `bad` is None if only the
-    number of rejected records is known. `adopted` names the tool whose rows it takes over; it brings none of its own.
+    `run_id` is the same in every try of one task run; `landing_id` is of this commit alone. `made` is None if each row
+    is from one record. `noted`: the reject table has a note of the landing. `engine` is None if unknown: an older
+    version, or no engine, wrote it. `bad` is None if only the number of rejected records is known. `adopted` names the
+    tool whose rows the landing takes over, without rows of its own.
     """
 
     landing_id: str
@@ -255,40 +255,40 @@ class Landing:
     noted: bool = False
     # For sensors and `status`; only the snapshot's summary has it.
     engine: Engine | None = field(default=None, compare=False)
-    # The columns that got their first value of the group's.
+    # The columns that got their first value from this group.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
-    # What the source's columns are, where that is new. It may differ from before with `types_anew`: all rows are new.
+    # New and changed types of the source's columns. `types_anew`: any change is allowed, since all rows are new.
     types: Mapping[str, SourceType] = field(default_factory=dict, compare=False)
     types_anew: bool = field(default=False, compare=False)
     # The columns that should have got a value, see `core.column_use`; only the snapshot's summary has them.
     silent: Mapping[str, str] = field(default_factory=dict, compare=False)
     # For the limit of the whole run; the snapshot's summary keeps only the number of bad records.
     bad: BadRecords | None = field(default=None, compare=False)
-    # The first offset that each partition of the topic had when the batch was planned; nothing keeps it.
+    # The first offset of each partition of the topic when the batch was planned; not written to the table.
     lows: Mapping[int, int] = field(default_factory=dict, compare=False)
     # Only the snapshot's summary has it.
     made: Made | None = field(default=None, compare=False)
     # Only the snapshot's summary has it.
     adopted: str | None = field(default=None, compare=False)
-    # For a replace: how many records of its topic the ledger counts as rejected of which the reject table has no row. A
-    # replace that was rolled back has removed them.
+    # For a replace: the number of rejected records in the ledger without a row in the reject table. A replace that was
+    # rolled back has removed the rows.
     rejects_gone: int = field(default=0, compare=False)
-    # Asked before each try of the commit, after the look at the table; raises `core.ports.Conflict`.
+    # Called before each commit attempt, after the table was loaded; raises `core.ports.Conflict`.
     precondition: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     def check_precondition(self) -> None:
-        """Raise `core.ports.Conflict` where the landing must not be committed any more."""
+        """Raise `core.ports.Conflict` if the landing must not be committed any more."""
         if self.precondition is not None:
             self.precondition()
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:
-        """What this landing adds to the ledger, by topic."""
+        """The offsets added to the ledger, by topic."""
         return {identity: entry.held for identity, entry in self.topics.items()}
 
     @property
     def touched(self) -> RangeSet:
-        """The offsets that this landing adds to the ledger, or whose rows it replaces."""
+        """The offsets added to the ledger, or replaced."""
         return union(entry.held | entry.replaced for entry in self.topics.values())
 
     @property
@@ -298,26 +298,26 @@ class Landing:
 
     @property
     def rows(self) -> int:
-        """The rows that it put into the table, as far as they are known."""
+        """The number of rows added to the table, as far as known."""
         return self.counts.written + (0 if self.made is None else self.made.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The offsets that one table holds for one consumer group.
+    """Offsets of a consumer group in a table.
 
-    `filled` are the columns that got values, `types` what the source's columns are; see `core.source_types`.
+    `filled` are the columns that got values, `types` the types of the source's columns; see `core.source_types`.
     """
 
     consumer_group: str
     topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)
     noted: Noted = Noted()
-    # Not compared: no landing of an older version has it.
+    # Not compared: landings of an older version lack it.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
     types: Mapping[str, SourceType] = field(default_factory=dict, compare=False)
 
     def entry(self, identity: TopicIdentity) -> TopicEntry:
-        """Return the books of one topic; empty books for a topic never seen."""
+        """Return the entry of a topic, empty for an unknown topic."""
         return self.topics.get(identity, TopicEntry())
 
     def add(self, landing: Landing) -> Ledger:
@@ -330,12 +330,12 @@ class Ledger:
         return replace(self, topics=topics, noted=noted, filled=filled, types=types)
 
     def overlap(self, landing: Landing) -> RangeSet:
-        """Return the offsets of `landing` that this ledger already holds; only without any may it commit."""
+        """Return the offsets of `landing` already in this ledger; a commit requires an empty set."""
         held = (self.entry(identity).held & ranges for identity, ranges in landing.held.items())
         return union(held)
 
     def others_of(self, topic: str, identity: TopicIdentity) -> tuple[TopicIdentity, ...]:
-        """Return the other incarnations of a topic's name that this ledger has landed."""
+        """Return further landed incarnations of a topic's name."""
         return tuple(known for known in self.topics if known.topic == topic and known != identity)
 
 

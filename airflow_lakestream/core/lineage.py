@@ -1,11 +1,11 @@
-"""Finding a group's ledger in the metadata of its table.
+"""Search for a group's ledger in the metadata of a table.
 
 The ledger is the sum of the landings among the true ancestors of main's head. The search walks from the head along the
 parents, and adds up the landings on the way. It ends at an anchor, a snapshot at which the ledger is known (the table
 property's base and journal, and the anchors noted when snapshots expired), or at a snapshot that is proven to be the
-first of all. Snapshot expiry breaks the chain (Java leaves the id of a missing parent, PyIceberg erases it). Where the
+first of all. Snapshot expiry breaks the chain (Java leaves the id of a missing parent, PyIceberg erases it). If the
 walk is stuck, older metadata files are loaded one by one: a snapshot's parent is true in the file in which it first
-appears, and each file brings the anchors of its time. Nothing is assumed: what stays undecided is an error.
+appears, and each file brings the anchors of its time. Nothing is assumed: an undecided ledger is an error.
 
 Pure: the adapters turn a table's metadata into `TableFacts`.
 """
@@ -37,7 +37,7 @@ REPLACED = "it has rows but shares no history with any landing: the table was re
 
 
 class UndecidedLedger(LakestreamError, Terminal):
-    """The table's metadata no longer says which offsets its current snapshot holds."""
+    """The table's metadata no longer decides the offsets of the current snapshot."""
 
     def __init__(self, consumer_group: str, head_id: int, why: str) -> None:
         self.consumer_group = consumer_group
@@ -54,12 +54,12 @@ class UndecidedLedger(LakestreamError, Terminal):
 
 
 class ReplacedTable(UndecidedLedger):
-    """The table was replaced or cloned: it has rows, and a ledger property that belongs to another history."""
+    """The table was replaced or cloned: the ledger property belongs to another history than the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """What one metadata file says of one snapshot."""
+    """Facts about a snapshot from a metadata file."""
 
     snapshot_id: int
     parent_id: int | None
@@ -68,16 +68,16 @@ class SnapshotFacts:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the table has rows at this snapshot, deleted ones that are still in their files included.
+        """Whether the table has rows at this snapshot, including deleted rows still in files.
 
-        If unknown, True. How many are deleted no total tells: some delete files are of files that are gone.
+        True if unknown. No total gives the number of deleted rows: some delete files are of files that are gone.
         """
         return self.summary.get("total-records") != "0"
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What one metadata file says of the table: main's head, the snapshots it lists, the properties."""
+    """Facts about the table from a metadata file: main's head, the listed snapshots, the properties."""
 
     head_id: int | None
     snapshots: Mapping[int, SnapshotFacts]
@@ -86,7 +86,7 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The ledger at a head, and how it was found: a base and the landings since, oldest first."""
+    """The ledger at a head, as a base and the landings since, oldest first."""
 
     base_id: int | None
     base: Ledger
@@ -108,7 +108,7 @@ class Reading:
         return tuple(entry.landing for entry in self.path if entry.landing is not None)
 
     def property_after(self, snapshot_id: int, landing: Landing | None) -> LedgerProperty:
-        """Return the table property for a new snapshot on this head that adds `landing` (None: adds nothing)."""
+        """Return the table property for a new snapshot on this head, with `landing` unless None."""
         path = list(self.path)
         if path and path[-1].landing is None:
             path.pop()
@@ -124,7 +124,7 @@ class Reading:
 
 
 def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None = None) -> Reading:
-    """Return the ledger of `consumer_group` at the newest file's head, or at its snapshot `at`.
+    """Return the ledger of `consumer_group` at the newest file's head, or at snapshot `at`.
 
     `history` is the table's metadata, newest first and complete, loaded on demand. Raises
     UndecidedLedger, and UnreadableLedger for a text of a newer version.
@@ -153,7 +153,7 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
 
 
 def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Reading | None:
-    """Return the reading if the walk meets an anchor in the newest file; None if it needs more.
+    """Return the reading if the walk meets an anchor in the newest file, or None.
 
     A shortcut for the usual case, a last landing at the head or a few snapshots below: the full search first learns
     every snapshot of the table.
@@ -178,13 +178,13 @@ def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Rea
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """A snapshot at which the ledger is known: behind the first `count` entries of a journal."""
+    """A snapshot with a known ledger: behind the first `count` entries of a journal."""
 
     value: LedgerProperty
     count: int
 
     def reading(self, above: Sequence[JournalEntry]) -> Reading:
-        """Return the ledger at a snapshot above this one; `above` are the landings between, newest first."""
+        """Return the ledger at a later snapshot; `above` are the landings between, newest first."""
         journal = self.value.journal[: self.count]
         return Reading(self.value.base_id, self.value.base, (*journal, *reversed(above)))
 
@@ -208,7 +208,7 @@ def _restated(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
 
 
 class _Chain:
-    """What the loaded metadata files together say about parents, landings and anchors."""
+    """Facts about parents, landings and anchors from all loaded metadata files."""
 
     def __init__(self, consumer_group: str) -> None:
         self.consumer_group = consumer_group
@@ -223,7 +223,7 @@ class _Chain:
         self._texts: set[tuple[str | None, ...]] = set()
 
     def learn(self, facts: TableFacts) -> None:
-        """Take in the next older metadata file."""
+        """Add the facts of the next older metadata file."""
         for snapshot in self._newer.values():
             # The snapshot first appears in the newer file, without a parent; expiry erased parents only later.
             if snapshot.snapshot_id not in facts.snapshots and snapshot.parent_id is None:
@@ -248,7 +248,7 @@ class _Chain:
         landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {this}")
         self._landings[this] = landing
         self.group_seen |= landing is not None
-        # A cherry-pick carries its source's rows but none of its lakestream.* keys.
+        # A cherry-pick has its source's rows, but not its source's lakestream.* keys.
         if (source := snapshot.summary.get(_SOURCE)) is not None:
             self._sources[this] = int(source)
 
@@ -264,7 +264,7 @@ class _Chain:
                 self._landings.setdefault(snapshot_id, anchor.value.journal[anchor.count - 1].landing)
 
     def walk(self, head: SnapshotFacts) -> tuple[Reading | None, str]:
-        """Follow the parents from the head; return what was found, or why the walk could not go on."""
+        """Follow the parents from the head; return the reading, or the reason for a stuck walk."""
         above: list[JournalEntry] = []
         at = head.snapshot_id
         while True:
@@ -286,13 +286,13 @@ class _Chain:
                 break
             else:
                 return None, f"expiry erased the parent of snapshot {at}, and no older metadata file shows it"
-        # A table rolled back to before the first landing is empty; one replaced by unknown rows is not.
+        # A table rolled back to before the first landing is empty; a table replaced by unknown rows is not.
         if not above and head.has_rows and self.group_seen and not self._root_has_landings(at):
             return None, REPLACED
         return Reading(None, Ledger(self.consumer_group), tuple(reversed(above))), ""
 
     def _root_has_landings(self, root: int) -> bool:
-        """Tell whether a known landing of the group descends from `root`."""
+        """Return whether a known landing of the group descends from `root`."""
         known = set(self._anchors) | {s for s, landing in self._landings.items() if landing is not None}
         return any(self._oldest_known_ancestor(snapshot) == root for snapshot in known)
 

@@ -1,4 +1,4 @@
-"""Mirror tables: their rows are states of a database's rows, so whatever works record by record refuses them."""
+"""Mirror tables, with states of a database's rows: operations on single records refuse mirrors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 
 # Table property, set with each landing, as JSON: the key's columns, and whether deleted rows stay.
 MIRROR = "lakestream.mirror"
-# Arguments of a landing that a mirror leaves no choice of.
+# Arguments of a landing that are fixed for a mirror, with the reasons.
 FIXED = {
     "envelope": "a mirror is made of Debezium's events",
     "tombstones": "a tombstone says nothing that the event before it does not",
@@ -28,7 +28,7 @@ FIXED = {
 
 
 class NotForMirror(InvalidArgument):
-    """An argument of a landing that a mirror does not take."""
+    """An argument of a landing is not available for a mirror."""
 
     def __init__(self, argument: str, why: str) -> None:
         super().__init__(argument, f"is not for a mirror: {why}.", "Leave it out.")
@@ -53,6 +53,6 @@ def refuse_mirror(table: str, properties: Mapping[str, str], what: str) -> None:
 
 
 def check_mirror_name(table: TableTemplate) -> None:
-    """Refuse a table that records choose. Raises InvalidArgument."""
+    """Refuse a table chosen by records. Raises InvalidArgument."""
     if table.by_record:
         raise InvalidArgument("table", f"{table.text!r}: each topic has one mirror.", 'Write "lake.{topic}".')

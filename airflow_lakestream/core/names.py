@@ -1,4 +1,4 @@
-"""Names that users give, and their checks."""
+"""Checks of names given by users."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 # The default metadata columns of a row.
 DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
-# All that there are.
+# All metadata columns.
 METADATA_NAMES = (*DEFAULT_METADATA, "key", "headers")
 
-# Tables next to a table have its name with one of these suffixes: rejected records, deleted keys of a mirror, a
-# fan-out's books, and a mirror's new snapshot.
+# Suffixes of the tables next to a table: rejected records, deleted keys of a mirror, the ledger of a fan-out, and the
+# new snapshot of a mirror.
 REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "__resnapshot")
 
-# The arguments that name a function of DataFrames: of a batch as it is, and of the stream.
+# Arguments that name a function of DataFrames: for single batches, and for the whole stream.
 TRANSFORM, STREAM_TRANSFORM = FUNCTIONS = ("transform", "stream_transform")
 
-# Columns that readers of Iceberg find in each table: Spark reads and compacts no table with its own of such a name.
+# Metadata columns of Iceberg's readers: Spark neither reads nor compacts a table with a column of such a name.
 ICEBERG_COLUMNS = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
 
-# Where a Delta table can not be.
+# Schemes of file systems that can't hold a Delta table.
 _WITHOUT_DELTA = ("hdfs", "webhdfs", "viewfs")
-# delta-rs decodes the former twice, and takes a backslash for a slash; clients of stores leave the others out.
+# delta-rs decodes escapes twice, and takes a backslash for a slash; clients of stores leave out control characters.
 _ODD_IN_DELTA = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 
 def is_own_branch(branch: str) -> bool:
-    """Tell whether a name is that of an engine's own branch: not main's, however it is written.
+    """Return whether a name is an engine's own branch, and not main in any spelling.
 
-    Some catalogs tell `MAIN`, or `refs/heads/main`, from `main`, and others don't.
+    Some catalogs distinguish `MAIN`, or `refs/heads/main`, from `main`, and others don't.
     """
     is_main = branch.lower().removeprefix("refs/").removeprefix("heads/") == "main"
     return bool(branch) and branch == branch.strip() and not is_main
 
 
 def check_branch(argument: str, branch: object) -> None:
-    """Refuse main as the branch that an engine writes. Raises InvalidArgument."""
+    """Refuse main as an engine's branch. Raises InvalidArgument."""
     if not is_own_branch(str(branch)):
         problem = f"{branch!r} can't be the branch: the engine's rows would show before the ledger has them."
         raise InvalidArgument(argument, problem, "Leave it out, or give another name.")
 
 
 def check_topic(topic: str) -> str:
-    """Return a topic's name if Kafka allows it. Raises InvalidArgument."""
+    """Return a topic's name if valid in Kafka. Raises InvalidArgument."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):
         raise InvalidArgument(
             "topic", f"{topic!r} is not a topic's name.", "Kafka takes letters, digits, '.', '_', '-'."
@@ -55,7 +55,7 @@ def check_topic(topic: str) -> str:
 
 
 def check_table_name(table: str, argument: str = "table") -> str:
-    """Return a table's name if it is namespace.table. Raises InvalidArgument."""
+    """Return a table's name of the form namespace.table. Raises InvalidArgument."""
     parts = (table or "").split(".")
     if len(parts) < 2 or not all(_PART.fullmatch(part) for part in parts):
         plain = re.fullmatch(r"\w+", table or "")
@@ -68,7 +68,7 @@ def check_table_name(table: str, argument: str = "table") -> str:
 
 
 def check_location(table: str, argument: str = "table") -> str:
-    """Return where a Delta table lies, if it is an absolute path or a URI. Raises InvalidArgument."""
+    """Return the location of a Delta table, an absolute path or a URI. Raises InvalidArgument."""
     parts = urlsplit(table or "")
     if odd := _ODD_IN_DELTA.search(unquote(table) if parts.scheme == "file" else table or ""):
         raise InvalidArgument(
@@ -113,7 +113,7 @@ def check_group(group: str) -> str:
 
 
 def check_function(name: str, argument: str) -> str:
-    """Return the name of a function if it is module:function. Raises InvalidArgument."""
+    """Return a function's name of the form module:function. Raises InvalidArgument."""
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name or ""):
         raise InvalidArgument(
             argument, f"{name!r} is not of the form module:function.", 'Write such as "enrichment:with_categories".'

@@ -1,4 +1,4 @@
-"""The values that parameters may take, and how to write a number of seconds or bytes."""
+"""Values of parameters, and parsers of seconds and bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 
 class ModeName(StrEnum):
-    """Which offsets a run covers; see `core.landing.modes`."""
+    """Mode of a run: the choice of the offsets; see `core.landing.modes`."""
 
     RESUME = "resume"
     INTERVAL = "interval"
@@ -18,7 +18,7 @@ class ModeName(StrEnum):
 
 
 class StartOffset(StrEnum):
-    """Where a group's first resume begins."""
+    """Beginning of a group's first resume."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -27,7 +27,7 @@ class StartOffset(StrEnum):
 
 
 class OnDataLoss(StrEnum):
-    """What to do when retention removed offsets that should have been landed."""
+    """Reaction to offsets removed by retention before the landing."""
 
     FAIL = "fail"
     RECORD = "record"
@@ -41,12 +41,12 @@ class TableFormat(StrEnum):
 
     @classmethod
     def of(cls, table: str) -> TableFormat:
-        """Tell it by a table's name: a catalog's is namespace.table, a Delta table's is its path or URI."""
+        """Return the format by a table's name: namespace.table in a catalog, a path or URI for Delta."""
         return cls.DELTA if "/" in table else cls.ICEBERG
 
 
 class SchemaEvolution(StrEnum):
-    """How a landing may change the table's schema: not at all, by new columns, or also by wider types."""
+    """Allowed changes of a table's schema by a landing: no changes, new columns, or also wider types."""
 
     NONE = "none"
     ADD = "add"
@@ -54,7 +54,7 @@ class SchemaEvolution(StrEnum):
 
 
 class UnknownFields(StrEnum):
-    """What to do with a field that the table has no column for."""
+    """Treatment of a field without a column."""
 
     IGNORE = "ignore"
     RESCUE = "rescue"
@@ -63,14 +63,14 @@ class UnknownFields(StrEnum):
 
 
 class SqlInput(StrEnum):
-    """What a SQL statement reads: keys and values as text, or the decoded columns."""
+    """Input of a SQL statement: keys and values as text, or the decoded columns."""
 
     RAW = "raw"
     DECODED = "decoded"
 
 
 class OnError(StrEnum):
-    """What to do with a record that can't become a row without loss."""
+    """Treatment of a bad record."""
 
     FAIL = "fail"
     REJECT = "reject"
@@ -78,7 +78,7 @@ class OnError(StrEnum):
 
 
 class OutOfRange(StrEnum):
-    """What to do with a database value that the column's type can't hold: a bad record, the nearest value, or NULL."""
+    """Treatment of a database value outside the column's type: a bad record, the nearest value, or NULL."""
 
     REJECT = "reject"
     CLAMP = "clamp"
@@ -86,14 +86,14 @@ class OutOfRange(StrEnum):
 
 
 class TimestampsFiner(StrEnum):
-    """What to do with a timestamp or a time that is finer than microseconds: a bad record, or its microsecond."""
+    """Treatment of a timestamp or a time finer than microseconds: a bad record, or the microsecond."""
 
     REJECT = "reject"
     TRUNCATE = "truncate"
 
 
 class MergeMode(StrEnum):
-    """How a mirror's changed rows come into its table: by new files, by deletes in place, or as each file suggests."""
+    """Way of a mirror's changed rows into the table: new files, deletes in place, or a choice for each file."""
 
     AUTO = "auto"
     COPY_ON_WRITE = "copy-on-write"
@@ -101,14 +101,14 @@ class MergeMode(StrEnum):
 
 
 class StateStore(StrEnum):
-    """Where executors keep a streaming query's state while it runs; the checkpoint has it in either case."""
+    """Store of a streaming query's state in the executors; the checkpoint has the state in either case."""
 
     MEMORY = "memory"
     ROCKSDB = "rocksdb"
 
 
 class Tombstones(StrEnum):
-    """What a record without a value becomes: a row of nulls, only a count, or a bad record."""
+    """Outcome of a record without a value: a row of nulls, only a count, or a bad record."""
 
     KEEP = "keep"
     SKIP = "skip"
@@ -116,30 +116,30 @@ class Tombstones(StrEnum):
 
 
 class Missing(StrEnum):
-    """What to do while something that a look needs does not exist, or its connection does not work."""
+    """Reaction to a missing object of a look, or to a failing connection."""
 
     WAIT = "wait"
     FAIL = "fail"
 
 
 class OnEmpty(StrEnum):
-    """How a run without anything to land ends."""
+    """End of a run without anything to land."""
 
     SUCCESS = "success"
     SKIP = "skip"
 
 
 def is_given(value: object) -> bool:
-    """Tell whether there is a value. A template renders an empty param as the text "None", which is none."""
+    """Return whether a value is given. A template renders an empty param as the text "None": not a value."""
     return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
 
 
-# What stands for the records in a statement: rendered to itself, it is no template of Airflow's.
+# The placeholder of the records in a statement: rendered to itself, it is not a template of Airflow.
 OF_INPUT = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 
 
 def is_template(text: str) -> bool:
-    """Tell whether a text is rendered by Airflow before a run has it."""
+    """Return whether Airflow renders a text before the run."""
     return any(mark in text for mark in ("{{", "{%", "{#"))
 
 
@@ -147,20 +147,20 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def choose(kind: type[Choice], argument: str, value: object) -> Choice:
-    """Return the member of `kind` that `value` names. Raises UnknownValue, which lists the known ones."""
+    """Return the member of `kind` named by `value`. Raises UnknownValue with the known names."""
     try:
         return kind(str(value))
     except ValueError:
         raise UnknownValue(argument, value, [member.value for member in kind]) from None
 
 
-# What can be added to a time of today.
+# The most seconds that can be added to a time of today.
 _MOST_SECONDS = 1e10
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def seconds(argument: str, value: object) -> float:
-    """Return a positive number of seconds from a number, or from text such as "60", "60s", "5m", "500ms", "3d"."""
+    """Return a positive number of seconds from a number or a text: "60", "60s", "5m", "500ms", "3d"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
     if isinstance(value, bool) or match is None or match[2] not in _UNITS:
         raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s", "5m" or "3d".')
@@ -174,7 +174,7 @@ _BYTES |= {"g": 2**30, "gb": 2**30, "gib": 2**30}
 
 
 def size_in_bytes(argument: str, value: object) -> int:
-    """Return a positive number of bytes from a number, or from text such as "256 MiB"."""
+    """Return a positive number of bytes from a number, or from a text like "256 MiB"."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", str(value).lower())
     if isinstance(value, bool) or match is None or match[2] not in _BYTES or int(match[1]) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a positive size.", 'Write 268435456 or "256MiB".')

@@ -1,4 +1,4 @@
-"""Where the technologies meet: each of kafka, decode and iceberg knows these protocols, and none knows the others."""
+"""Ports between Kafka, the decoders and the table formats: each technology knows only these protocols."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
 RowSchema = Any
-# Returns which rows of a table can't be written, and why.
+# Returns the rows of a table that can't be written, by number, with the reason.
 Trial = Callable[[Rows], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Records read, and the range of offsets that they cover: all of its readable records, often none."""
+    """All readable records of an offset range; the batch is often empty."""
 
     covers: OffsetRange
     batch: RawBatch
@@ -32,18 +32,18 @@ class Chunk:
 
 
 class Conflict(LakestreamError, Transient):
-    """The table changed under a run so that what it read can't be committed: it plans again."""
+    """The table changed under a run, and the run has to plan again."""
 
 
 class HeadMoved(Conflict):
-    """Files of the table's head are gone while they were looked at: it is not the head any more."""
+    """Files of the table's former head disappeared while the table was read."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"{table} was changed while it was looked at, and files of what it was are gone.")
 
 
 class LedgerConflict(Conflict):
-    """Another run landed offsets of this landing first; `ranges` says which."""
+    """Another run landed offsets of this landing first; `ranges` are the offsets."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -58,7 +58,7 @@ class TypesConflict(Conflict):
 
 
 class StreamConflict(Conflict):
-    """Another run landed for the group since a batch of a streaming query was planned, or it was rolled back."""
+    """Another run landed for the group since a streaming batch was planned, or the table was rolled back."""
 
     def __init__(self, table: str, what: str, last: Streamed | None) -> None:
         super().__init__(
@@ -67,14 +67,14 @@ class StreamConflict(Conflict):
 
 
 class StaleFiles(Conflict):
-    """The table's schema or partitioning is no longer the one that the data files were written for."""
+    """The table's schema or partitioning changed after the data files were written."""
 
     def __init__(self, table: str, what: str) -> None:
         super().__init__(f"{table}: {what} between plan and commit, so the files written do not fit it any more.")
 
 
 class RejectsCondemned(Conflict):
-    """Another run took this landing for dead, since it found its offsets landed, and removes its rejected records."""
+    """Another run took this landing for dead, and removes the landing's rejected records."""
 
     def __init__(self, table: str, landing_id: str) -> None:
         super().__init__(
@@ -84,7 +84,7 @@ class RejectsCondemned(Conflict):
 
 
 class RangesNotLanded(Conflict):
-    """Ranges to replace are not, or not any more, in the group's ledger; `ranges` says which. Nothing was replaced."""
+    """Ranges to replace are not (any more) in the group's ledger; `ranges` are the missing offsets."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -92,7 +92,7 @@ class RangesNotLanded(Conflict):
 
 
 class ReplacedMeanwhile(LakestreamError, Terminal):
-    """Another run replaced the same offsets since this one planned: what this one read may be the older decoding."""
+    """Another run replaced the same offsets after this run's plan: this run's rows may be of an older decoding."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -103,11 +103,11 @@ class ReplacedMeanwhile(LakestreamError, Terminal):
 
 
 class CannotReplace(LakestreamError, Terminal):
-    """The rows of the ranges can't be told apart, read, or read again; nothing was changed."""
+    """The rows of the ranges can't be distinguished, read, or read again; no row was changed."""
 
 
 class OffsetsGone(Conflict):
-    """The log now begins above offsets that were still to be read."""
+    """The log now begins above offsets still to be read."""
 
     def __init__(self, topic: str, partition: int, position: int) -> None:
         self.topic, self.partition, self.position = topic, partition, position
@@ -115,23 +115,23 @@ class OffsetsGone(Conflict):
 
 
 class RowsNotWritable(LakestreamError, Terminal):
-    """A file could not be made of rows. `trial` finds those that can't be written; None where nobody can tell."""
+    """A file could not be made of rows. `trial` finds the unwritable rows, or is None if no trial can."""
 
     def __init__(self, table: str, cause: str, trial: Trial | None) -> None:
         self.trial = trial
         super().__init__(f"{table}: rows can't be written: {cause}")
 
 
-# Kafka knows no time before 1970: a negative timestamp stands for "none", or is a mistake of the producer.
+# Kafka knows no time before 1970: a negative timestamp means "none", or is a mistake of the producer.
 BEGINNING_MS = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where a time stands in a partition: its first offset with a timestamp at or after it.
+    """Boundary of a time in a partition: the first offset with a timestamp at or after the time.
 
-    Without such a record the boundary is open, and stands at the partition's end. A time at or before BEGINNING_MS
-    stands at the log's start, whatever is there, and is never open: nothing can come before it.
+    Without such a record the boundary is open, and at the partition's end. A time at or before BEGINNING_MS is at the
+    log's start and never open: no record can come before it.
     """
 
     offset: int
@@ -139,66 +139,66 @@ class Boundary:
 
 
 class Source(Protocol):
-    """One topic of one cluster, looked at from outside the log."""
+    """A topic of a cluster, seen from outside the log."""
 
     def look(self) -> TopicState:
-        """Return the topic's identity and watermarks, now."""
+        """Return the topic's present identity and watermarks."""
 
     def identity(self) -> TopicIdentity:
-        """Return which incarnation of the topic is there, now."""
+        """Return the topic's present identity."""
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return, by partition, where a group without an origin begins; one left out begins at the log's start."""
+        """Return the beginnings of a group without an origin, by partition; default: the log's start."""
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
-        """Return, by partition, where a time stands; nothing at or past the ends in `state`."""
+        """Return the boundary of a time by partition; records at or past the ends in `state` do not count."""
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets in Kafka, for lag tools; a failure is logged, never raised."""
 
 
 class Reader(Protocol):
-    """Reads exactly a plan's ranges."""
+    """Reader of exactly a plan's ranges."""
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
-        """Yield chunks that together cover the plan's ranges; the chunks of a partition come in offset order.
+        """Yield chunks to cover the plan's ranges; a partition's chunks come in offset order.
 
         Returns early once `cancelled` is set; closing it ends the reading.
 
-        Raises OffsetsGone when the log lost offsets that were still to be read.
+        Raises OffsetsGone if the log lost offsets that were still to be read.
         """
 
 
 class Decoder(Protocol):
-    """Turns raw records into rows; called by several threads at once."""
+    """Decoder of raw records into rows, called by several threads at once."""
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
-        """Return what becomes of each record, rows in their order. Raises BadRecord where a bad one is to fail."""
+        """Return the outcome of each record, rows in record order. Raises BadRecord if bad records are to fail."""
 
 
 class DecoderFactory(Protocol):
-    """Makes the decoder for a table's payload schema, or for the one inferred from the first batch."""
+    """Maker of the decoder for a table's payload schema, or for a schema inferred from the first batch."""
 
     def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> Decoder | None:
-        """Return a decoder; None when there is neither a schema nor a record to infer one from.
+        """Return a decoder; None without a schema and without a record to infer a schema from.
 
-        It is None for first records, too, that are no rows whatever the columns: they are skipped, unless they wait.
+        Also None for first records that can't be rows with any columns: they are skipped, unless they wait.
         """
 
     def waits(self, first: RawBatch) -> bool:
-        """Tell whether first records that tell no columns are to be decoded once other records have told them."""
+        """Return whether first records without columns are decoded later, once further records show the columns."""
 
     def trying(self, trial: Trial) -> DecoderFactory:
-        """Return the same, for decoders to which rows that the trial finds are bad."""
+        """Return the factory with a trial: rows found by the trial become bad records."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table as it was at one moment: its ledger, other groups' ledgers, and what this run landed already.
+    """State of a table at a moment: the group's ledger, further groups' ledgers, and this run's earlier landings.
 
-    `schema` is that of the rows to decode, None when neither a table nor a given schema says it. `part` says in a
-    sentence which part the table has in a fan-out, if any. `look_for_rows` finds rows that no ledger accounts for, in
-    the table as it was at that moment. `type_remedy` says what to do once a column of the source has another type.
+    `schema` is of the rows to decode; None if neither a table nor a given schema specifies it. `part` is a sentence
+    about the table's part in a fan-out, if any. `look_for_rows` finds rows that no ledger accounts for, in the table as
+    it was at that moment. `type_remedy` is the remedy if a column of the source gets another type.
     """
 
     ledger: Ledger
@@ -212,28 +212,28 @@ class TableState:
 
     @property
     def types(self) -> KeptTypes:
-        """What the ledger has of the source's columns."""
+        """The types of the source's columns in the ledger."""
         return KeptTypes(self.ledger.types, self.type_remedy)
 
 
 class Rejects(Protocol):
-    """Keeps records that became no row: written before, and counting from, the next commit of the sink."""
+    """Store of rejected records: written before the sink's next commit, and valid with the commit."""
 
     def reject(self, records: Rows) -> None:
-        """Take raw records with the reasons; columns as in `decode.rejected`."""
+        """Store raw records with the reasons; columns as in `decode.rejected`."""
 
 
 class Sink(Protocol):
-    """One table, written for one consumer group."""
+    """Writer of a table for a consumer group."""
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again."""
+        """Load the table's present state."""
 
     def write(self, rows: Rows, identity: TopicIdentity) -> None:
-        """Take rows for the next commit; files are written as enough has come together."""
+        """Take rows for the next commit; enough rows together become a file."""
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Take note of records that were read and became no row: a replace may take out the rows that they had.
+        """Note records read without a row: a replace may take out the rows of an earlier decoding.
 
         :param offsets: an Arrow array.
         """
@@ -241,83 +241,83 @@ class Sink(Protocol):
     def commit(self, landing: Landing) -> int:
         """Commit the rows taken since the last commit, with the ledger, and return the snapshot's id.
 
-        Raises Conflict when somebody else landed one of the landing's offsets, or changed the table's schema or
-        layout: nothing was committed then, and the rows taken are to be discarded.
+        Raises Conflict if another run landed one of the landing's offsets, or the table's schema or layout was changed:
+        nothing was committed then, and the rows taken are to be discarded.
         """
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Take out the rows of the landing's `replaced` ranges, put in those taken since the last commit: one snapshot.
+        """Replace the rows of the `replaced` ranges by the rows taken since the last commit, in a single snapshot.
 
-        The landing comes with the counts of what was read again, and without `removed`. Returned are the snapshot's id
-        and the landing as it was committed, with the counts of what was taken out at the head that it replaced.
+        The landing comes with the counts of the records read again, and without `removed`. Returned are the snapshot's
+        id and the landing as it was committed, with the counts of the rows taken out at the head that it replaced.
 
-        Raises Conflict when the ranges are not in the ledger any more, or the table's schema or layout was changed:
-        plan again. Raises ReplacedMeanwhile, after which no plan helps, when another replace touched them since `load`.
-        Raises CannotReplace where rows can't be told apart, or one to take out was not read again. Whatever is raised,
-        nothing was changed, and the rows taken are to be discarded.
+        Raises Conflict if the ranges are not in the ledger any more, or the table's schema or layout was changed: plan
+        again. Raises ReplacedMeanwhile, after which no plan helps, if another replace touched them since `load`. Raises
+        CannotReplace if rows can't be distinguished, or a row to take out was not read again. After any error nothing
+        was changed, and the rows taken are to be discarded.
         """
 
     def discard(self) -> None:
-        """Delete the files of rows taken since the last commit, and forget those adopted; never raises."""
+        """Delete the files of rows taken since the last commit, and forget adopted files; never raises."""
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what the commit of one of the run's snapshots changed in the table's schema, in words.
+        """Return the changes of the table's schema by a snapshot of the run, in words.
 
-        Of the table as it was at the last `load` or commit; nothing for a snapshot that has expired.
+        As of the last `load` or commit; empty for an expired snapshot.
         """
 
 
 @runtime_checkable
 class TakingSink(Sink, Protocol):
-    """A sink for which other processes of its run may write files."""
+    """A sink for files written by child processes of the run."""
 
     def outline(self) -> Any:
-        """Return what a sink in another process needs to write files for the table as it is, or is going to be.
+        """Return the table's present or future outline, for a sink in another process.
 
         Can be pickled.
         """
 
     def take_over(self, files: Files) -> None:
-        """Take files that a process of this run handed over, as if they had been written here."""
+        """Take files handed over by a process of this run, like files written here."""
 
     def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+        """Delete the files in this folder of the table's data without a snapshot; never raises."""
 
 
 @runtime_checkable
 class SharedSink(TakingSink, Protocol):
-    """A sink whose files may be written by several workers: tasks, processes or executors."""
+    """A sink for files written by several workers: tasks, processes or executors."""
 
     def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on: those that another worker is to commit."""
+        """Write files below this folder of the table's data from now on, for a commit by another worker."""
 
     def hand_over(self) -> Files:
-        """Write out the rows taken, and return what `adopt` needs of the files since the last call.
+        """Write out the rows taken, and return the metadata of the files since the last call, for `adopt`.
 
-        Until this worker has ended well they stay its own: `discard` deletes them.
+        The files stay this worker's own until it has ended well: `discard` deletes them.
         """
 
     def misfit(self, files: Files) -> str | None:
-        """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
+        """Return the reason why handed files don't fit the table of the last `load`, or None."""
 
     def let_go(self) -> None:
-        """Leave what was handed over to who took it: from now on `discard` does not delete it."""
+        """Leave handed-over files to the new owner: from now on `discard` does not delete the files."""
 
     def adopt(self, files: Files) -> None:
-        """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""
+        """Take files of another worker for the next commit; `discard` never deletes these files."""
 
 
 @runtime_checkable
 class FrameSink(SharedSink, Protocol):
-    """A sink of rows that a function makes of decoded ones; its result tells the table's columns."""
+    """A sink of rows made by a function from decoded rows; the function's result has the table's columns."""
 
     def outline_beside(self, columns: RowSchema) -> Any:
-        """Return the outline of a table that is nowhere: its files lie where those of the real one do."""
+        """Return the outline of a staging table, with files in the real table's folders."""
 
     def hold_to(self, payload: Any, metadata: RowSchema, made_by: Any) -> None:
         """Hold the table to the columns of a function's result; the next commit notes the function.
 
-        :param payload: the columns but for those of `metadata`, as a schema of PyIceberg's.
+        :param payload: the columns except `metadata`, as a schema of PyIceberg's.
         :param made_by: a `tables.transformed.Transformed`.
 
         Raises InvalidArgument if the table has no place for them.

@@ -1,4 +1,4 @@
-"""The marker of a publication: how far the branch that another engine writes is on main.
+"""Marker of a publication: the part of another engine's branch already on main.
 
 It is part of the ledger, so it is committed with the rows, and a rollback of main takes it back with them.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The newest snapshot of a branch whose files are on main.
+    """The newest published snapshot of a branch.
 
-    :param sequence: its sequence number. Numbers rise along a branch, so what is below needs no look, also once the
-        snapshots have expired.
+    :param sequence: the snapshot's sequence number. Numbers rise along a branch, so lower snapshots need no look, even
+        after their expiry.
     :param ends: by partition, the offset up to which the engine had read by then.
     """
 

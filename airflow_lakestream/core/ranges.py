@@ -1,6 +1,6 @@
-"""Offset ranges and sets of them: pure arithmetic, no I/O.
+"""Offset ranges and sets of ranges: pure arithmetic, no I/O.
 
-Plans, the ledger, receipts and audits all say "which records" with these two types.
+Plans, the ledger, receipts and audits specify records with these two types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PartitionKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """The half-open range [from_offset, until_offset) of one partition; never empty, never negative."""
+    """The half-open range [from_offset, until_offset) of a partition; never empty, never negative."""
 
     topic: str
     partition: int
@@ -53,14 +53,14 @@ class RangeSet:
 
     @classmethod
     def _of(cls, by_partition: Mapping[PartitionKey, Iterable[Interval]]) -> RangeSet:
-        """Build from intervals that are already disjoint, sorted and coalesced."""
+        """Build from disjoint, sorted and coalesced intervals."""
         new = cls.__new__(cls)
         new._by_partition = {key: kept for key in sorted(by_partition) if (kept := tuple(by_partition[key]))}
         return new
 
     @classmethod
     def of(cls, topic: str, partition: int, from_offset: int, until_offset: int) -> RangeSet:
-        """Build the set of one range; empty when `until_offset` is not above `from_offset`."""
+        """Build the set of a single range; empty unless `until_offset` is above `from_offset`."""
         if until_offset <= from_offset:
             return cls()
         return cls([OffsetRange(topic, partition, from_offset, until_offset)])
@@ -102,20 +102,20 @@ class RangeSet:
 
     @property
     def width(self) -> int:
-        """How many offsets the set holds; with holes in the log, more than there are records."""
+        """The number of offsets in the set, including holes in the log."""
         return sum(end - start for intervals in self._by_partition.values() for start, end in intervals)
 
     @property
     def partitions(self) -> tuple[PartitionKey, ...]:
-        """The (topic, partition) pairs that hold at least one offset, sorted."""
+        """The (topic, partition) pairs with offsets in the set, sorted."""
         return tuple(self._by_partition)
 
     def intervals(self, topic: str, partition: int) -> tuple[Interval, ...]:
-        """Return the (from, until) pairs of one partition, sorted."""
+        """Return the (from, until) pairs of a partition, sorted."""
         return self._by_partition.get((topic, partition), ())
 
     def of_partition(self, topic: str, partition: int) -> RangeSet:
-        """Return the part of the set that lies in one partition."""
+        """Return the part of the set in a partition."""
         return RangeSet._of({(topic, partition): self.intervals(topic, partition)})
 
     def gaps(self) -> RangeSet:
@@ -127,7 +127,7 @@ class RangeSet:
         return RangeSet._of(holes)
 
     def first_missing(self, topic: str, partition: int, from_offset: int) -> int:
-        """Return the least offset at or above `from_offset` that is not in the set."""
+        """Return the least missing offset at or above `from_offset`."""
         for start, end in self.intervals(topic, partition):
             if start <= from_offset < end:
                 return end
@@ -146,13 +146,13 @@ def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def shown(texts: Sequence[str], most: int, what: str = "ranges") -> str:
-    """Return the first texts in one, and how many more there are."""
+    """Return the first texts joined, with the number of further texts."""
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} {what} more" if more > 0 else "")
 
 
 def overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
-    """Return the intervals, of sorted and disjoint ones, that overlap [low, high]; None is no bound."""
+    """Return the intervals, sorted and disjoint, with an overlap of [low, high]; None means no bound."""
     first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])
     behind = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
     return intervals[first:behind]

@@ -1,4 +1,4 @@
-"""Raw records on their way from a reader to a decoder."""
+"""Raw and decoded records, between a reader, a decoder and a sink."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Rows = Any
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """Consecutive records of one partition, in offset order; parallel sequences of one length.
+    """Consecutive records of a partition, in offset order; parallel sequences of equal length.
 
     `offsets` is strictly increasing and may have holes (markers, compaction); a `range` if it has none.
     `timestamps` are milliseconds since the epoch, -1 for a record without one. `values` and `keys` are binary Arrow
-    arrays, null where the record's is null; `headers` is an Arrow array of `list<struct<key: string, value: binary>>`,
+    arrays, null if the record's is null; `headers` is an Arrow array of `list<struct<key: string, value: binary>>`,
     null for a record without headers. `keys` and `headers` are None if nobody asked for them.
     """
 
@@ -43,9 +43,9 @@ class RawBatch:
 class DecodedBatch:
     """A decoded batch: rows to land, raw records to reject, and the counts of all records.
 
-    `rejected` is None if there are none; its columns are those of `decode.rejected`. `rowless` is an Arrow array with
-    the offsets of all records that became no row; None if there are none. `bad` describes the rejected records, or
-    those skipped as bad, `use` the columns of the rows.
+    `rejected` is None if there are none, with columns as in `decode.rejected`. `rowless` is an Arrow array with the
+    offsets of all records that became no row; None if there are none. `bad` describes the records rejected or skipped
+    as bad, `use` the columns of the rows.
     """
 
     rows: Rows

@@ -1,4 +1,4 @@
-"""A restated ledger: a snapshot whose summary holds the whole ledger of some groups, replacing what was before.
+"""A restated ledger: a snapshot's summary with the whole ledgers of groups, in place of the history before.
 
 Renaming, removing and rebuilding a ledger write one: the change is part of the table's history, and is found without
 the table property. A table rolled back to before such a snapshot has the old ledger again.
@@ -16,13 +16,13 @@ SUMMARY_RESTATED = "lakestream.anew"
 
 
 def encode_restated(ledgers: Mapping[str, Ledger]) -> dict[str, str]:
-    """Return the summary keys that restate the ledgers of these groups at a snapshot."""
+    """Return the summary keys to restate groups' ledgers at a snapshot."""
     texts = {group: encode_property(LedgerProperty(None, ledger, ())) for group, ledger in ledgers.items()}
     return {SUMMARY_RESTATED: json.dumps(texts, separators=(",", ":"), ensure_ascii=False)}
 
 
 def decode_restated(summary: Mapping[str, str], consumer_group: str, where: str) -> Ledger | None:
-    """Return a group's ledger as a snapshot restates it, or None. Raises UnreadableLedger."""
+    """Return a group's restated ledger from a snapshot's summary, or None. Raises UnreadableLedger."""
     if (text := summary.get(SUMMARY_RESTATED)) is None:
         return None
     try:

@@ -31,14 +31,14 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class NewTables(StrEnum):
-    """What to do with a value whose table does not exist."""
+    """Treatment of a value without an existing table."""
 
     FAIL = "fail"
     CREATE = "create"
 
 
 class Origin(StrEnum):
-    """Where a placeholder's value comes from."""
+    """Source of a placeholder's value."""
 
     TOPIC = "topic"
     KEY = "key"
@@ -58,7 +58,7 @@ class Placeholder:
 
 
 class Unroutable(ValueError):
-    """A value that can't name a table; the text continues a sentence that begins with the value."""
+    """A value unfit to name a table; the text continues a sentence after the value."""
 
 
 class NoTopicMatches(LakestreamError, Terminal):
@@ -82,7 +82,7 @@ class TableTemplate:
 
     @classmethod
     def parse(cls, text: str, argument: str = "table") -> TableTemplate:
-        """Read a template, or a plain table name. Raises InvalidArgument."""
+        """Parse a template, or a plain table name. Raises InvalidArgument."""
         check_table_name(_PLACEHOLDER.sub("x", text or ""), argument)
         pieces = _PLACEHOLDER.split(text)
         if any("{" in literal or "}" in literal for literal in pieces[::2]):
@@ -103,7 +103,7 @@ class TableTemplate:
 
     @property
     def by_record(self) -> tuple[Placeholder, ...]:
-        """The placeholders that each record fills with its own value."""
+        """The placeholders filled with each record's own value."""
         return tuple(p for p in self.placeholders if p.origin is not Origin.TOPIC)
 
     @property
@@ -112,7 +112,7 @@ class TableTemplate:
         return len(self.by_record) < len(self.placeholders)
 
     def of_topic(self, topic: str) -> TableTemplate:
-        """Return the template with the topic's name filled in. Raises InvalidArgument if that makes no valid name."""
+        """Return the template with the topic's name filled in. Raises InvalidArgument for an invalid result."""
         if not self.by_topic:
             return self
         try:
@@ -136,7 +136,7 @@ class TableTemplate:
 
     @property
     def namespace(self) -> str:
-        """The namespace of all its tables; of a template over the topic, valid only after `of_topic`."""
+        """The namespace of all tables; with a topic in the namespace, valid only after `of_topic`."""
         return "".join(_text(part) for part in self.parts).rpartition(".")[0]
 
     def describe(self, route: str) -> str:
@@ -145,7 +145,7 @@ class TableTemplate:
         return " and ".join(f"{placeholder} {value!r}" for placeholder, value in pairs)
 
     def home(self, topic: str, consumer_group: str) -> str:
-        """Return the default home table: one per topic and group. Raises InvalidArgument."""
+        """Return the default home table of a topic and a group. Raises InvalidArgument."""
         name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}{HOME}"
         if len(name) > MAX_NAME:
             raise InvalidArgument(
@@ -182,7 +182,7 @@ def _text(part: str | Placeholder) -> str:
 def sanitized(value: str) -> str:
     """Return a value as part of a table's name: lower case; all but ASCII letters, digits and '_' become '_'.
 
-    Lower case, since Hive's and Glue's catalogs know no other. Raises Unroutable if no letter or digit is left.
+    Lower case, since Hive's and Glue's catalogs support no upper case. Raises Unroutable if no letter or digit is left.
     """
     name = _name(value)
     if not re.search(r"[a-z0-9]", name):
@@ -195,7 +195,7 @@ def _name(text: str) -> str:
 
 
 def is_pattern(topic: str) -> bool:
-    """Tell whether a topic is given as a regex: like in librdkafka, one begins with '^'."""
+    """Return whether a topic is a regex: like in librdkafka, with '^' at the start."""
     return (topic or "").startswith("^")
 
 
@@ -211,13 +211,13 @@ def check_topic_or_pattern(topic: str) -> str:
 
 
 def matching(pattern: str, topics: Iterable[str]) -> list[str]:
-    """Return the topics whose whole name the regex matches, sorted; none of Kafka's internal ones."""
+    """Return the topics with a whole name matched by the regex, sorted, without Kafka's internal topics."""
     compiled = re.compile(pattern)
     return sorted(topic for topic in topics if not topic.startswith("__") and compiled.fullmatch(topic))
 
 
 def near_names(pattern: str, topics: Collection[str]) -> list[str]:
-    """Return some topics that a regex without a match may have meant."""
+    """Return topics similar to a regex without a match."""
     shown = sorted(topic for topic in topics if not topic.startswith("__"))
     begin = [topic for topic in shown if re.match(pattern, topic)]
     alike = difflib.get_close_matches(re.sub(r"\W+", "-", pattern).strip("-"), shown, NAMES_SHOWN, 0.4)
@@ -225,7 +225,7 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
 
 
 def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
-    """Return, for each topic whose table another topic has as well, that other topic."""
+    """Return, for each topic in a shared table, another topic of the table."""
     by_table: dict[str, list[str]] = {}
     for topic in topics if template.by_topic else ():
         # A topic that can't name a table raises its error when it is landed.
@@ -236,7 +236,7 @@ def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
 
 
 def check_name_by_topic(table: str, topic: str) -> None:
-    """Refuse a table name, made from one of a regex's topics, that is reserved for the tables next to others.
+    """Refuse a table name from a topic of a regex if reserved for the tables next to a table.
 
     Raises InvalidArgument.
     """

@@ -1,4 +1,4 @@
-"""Finds secrets in arguments, which DAG files, Airflow's database and its UI show."""
+"""Search for secrets in arguments, since DAG files, Airflow's database and the UI show arguments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAME = re.compile(
     r"|(?:account|shared)[._-]?key|account[._-]key\..+|(?:fixed|sas)[._-]token\..+)$",
     re.IGNORECASE,
 )
-# Names that say where a secret is, or that are about a column of such a name.
+# Names of a secret's place, or about a column of such a name.
 _NO_SECRET = re.compile(r"\.secretKeyRef\.|\.secrets\.|\.column\.", re.IGNORECASE)
 _OF_URLS = re.compile(r"(?:sig|signature|key|auth)$", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;,]|-D)([\w.-]+)=[\"']?[^\s;,\"']")
-# What stands in the place of a secret.
+# The text in the place of a secret.
 HIDDEN = "***"
 # A name before its value: in quotes, also escaped ones, or bare.
 _NAMED = re.compile(r"""["']([^"'\\]*)\\*["']\s*:|(?<![\w.-])([\w.-]+)[ \t]*[=:]""")
@@ -36,7 +36,7 @@ def without_templates(text: str, instead: str = "x") -> str:
 
 
 def url_holds_secret(text: str) -> bool:
-    """Tell whether a text holds a URL with a password, or with a parameter whose name is a secret's."""
+    """Return whether a text has a URL with a password, or with a parameter of a secret's name."""
     return any(map(_url_holds_secret, _URL.findall(text)))
 
 
@@ -54,15 +54,15 @@ def _url_holds_secret(url: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether this is the name of a secret."""
+    """Return whether a name is a secret's name."""
     return bool(_NAME.search(name)) and not _NO_SECRET.search(name)
 
 
 def without_secrets(text: str) -> str:
-    """Return a text, such as a record's value, with what looks secret hidden: all behind a secret's name, and URLs.
+    """Return a text with likely secrets hidden: all text behind a secret's name, and URLs with secrets.
 
-    It knows names in quotes before a colon, as JSON has them, and `name=value` or `name: value`. Where such a value
-    ends is not asked: a record can make it look so.
+    Names are found in quotes before a colon, as in JSON, and in `name=value` or `name: value`. The end of such a value
+    is not searched, since a record can feign it.
     """
     for match in _NAMED.finditer(text):
         if is_secret_name(match[1] or match[2] or ""):
@@ -72,17 +72,17 @@ def without_secrets(text: str) -> str:
 
 
 def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool = False) -> Iterator[str]:
-    """Yield where an argument holds secrets, by names of keys and in URLs; never the secrets themselves.
+    """Yield the places of secrets in an argument, by names of keys and in URLs; never the secrets.
 
     :param at: the name of the argument.
-    :param rendered: replaces a template expression; empty where Airflow masks the rendered value.
-    :param assigned: look also at text such as `-Dpassword=...`, as settings of programs have it.
+    :param rendered: replaces a template expression; empty if Airflow masks the rendered value.
+    :param assigned: search text such as `-Dpassword=...`, too, as in settings of programs.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
             place = f"{at}.{key}" if at else str(key)
             if is_secret_name(str(key)) and isinstance(item, str | int) and not isinstance(item, bool):
-                # A path only says where a secret is.
+                # A path only shows the place of a secret.
                 text = without_templates(str(item), rendered)
                 yield from [place] if text and not text.startswith("/") else []
             else:
@@ -98,7 +98,7 @@ def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool 
 
 
 def refuse_shown(argument: str, value: Any, remedy: str = _REMEDY) -> None:
-    """Refuse secrets in an argument. Raises InvalidArgument, which says where they are, never what."""
+    """Refuse secrets in an argument. Raises InvalidArgument with the places, never with the secrets."""
     if found := list(secrets_in(value)):
         places = " and ".join(place or "its text" for place in found)
         raise InvalidArgument(argument, f"{places} holds a secret, which would be shown.", remedy)

@@ -1,8 +1,8 @@
-"""What a database's columns are by the schemas of their change events: the ledger keeps it for each column of a table.
+"""Types of a database's columns by the schemas of change events, as kept in the ledger of a table.
 
-JSON and Avro have a date, and a time, as a number: once a column is another one in the source, its values may fit the
-table's column, and mean something else. The figures go from the decoder, through other processes, to the committing
-run, as those of `core.column_use` do. Pure values, no I/O.
+JSON and Avro have a date, and a time, as a number: once a column has another type in the source, its values may still
+fit the table's column, with another meaning. The figures go from the decoder, through other processes, to the
+committing run, as in `core.column_use`. Pure values, no I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# What a table of events does; mirrors have another way on.
+# The remedy for a table of events; mirrors have another.
 NEW_TABLE = (
     "Land the topic from that offset on into a new table. What is before it and not landed yet goes into this one by "
     'mode="ranges".'
@@ -22,12 +22,12 @@ NEW_TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class SourceType:
-    """What the ledger keeps of a column.
+    """Type of a source's column, as kept in the ledger.
 
-    `meaning` is what a value stands for in the table's column, empty where each value says it by itself; `text` names
-    the source's type. Places are those of events in the source's log, as far as they are known: `since` is that of the
-    first event with the column, `dropped` that of the first one without it after that. `stale`: an event with the
-    column came again after that, so rows may keep values from before it was dropped.
+    `meaning` is the meaning of a value in the table's column, empty if each value is clear by itself; `text` names the
+    source's type. Places are positions of events in the source's log, as far as known: `since` of the first event with
+    the column, `dropped` of the first later event without it. `stale`: an event with the column came again after that,
+    so rows may keep values from before it was dropped.
     """
 
     meaning: str
@@ -41,15 +41,15 @@ class SourceType:
         return [self.meaning, self.text, self.since, self.dropped, self.stale]
 
 
-# The places of the first and the last of some events.
+# The log positions of the first and the last of some events.
 Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SeenType:
-    """A column in some events: the source's types by meaning, each with its name and the first record that has it.
+    """Types of a source's column in events, by meaning, each with the name and the first record.
 
-    `there` are the places of events with the column, `lacking` those of events without; None where none are known.
+    `there` are the log positions of events with the column, `lacking` of events without; None if unknown.
     """
 
     types: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class SeenType:
         return SeenType(types, _hull(self.there, later.there), _hull(self.lacking, later.lacking))
 
     def after(self, kept: SourceType | None) -> SourceType | None:
-        """Return what to keep of the column; None for one that is nowhere but in the table."""
+        """Return the type to keep of the column; None for a column unknown to the ledger and the events."""
         if not self.types:
-            # The events do not have it.
+            # The events lack the column.
             return kept and self._placed(kept)
         meaning = next(filter(None, self.types), "")
         if kept is None or (meaning and not kept.meaning):
@@ -76,7 +76,7 @@ class SeenType:
         if since is None and self.there is not None:
             since = self.there[0]
         if dropped is None and since is not None and self.lacking is not None:
-            # A partition that is behind has older events from before there was the column.
+            # A partition that is behind has older events from before the column existed.
             dropped = next((place for place in self.lacking if place > since), None)
         came_again = dropped is not None and self.there is not None and self.there[1] > dropped
         return replace(kept, since=since, dropped=dropped, stale=kept.stale or came_again)
@@ -88,7 +88,7 @@ class SeenType:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SeenType:
-        """Read what `to_dict` gave. Raises KeyError, TypeError and ValueError."""
+        """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
         types = {meaning: (str(text), str(at)) for meaning, (text, at) in data["types"].items()}
         return cls(types, _span(data["there"]), _span(data["lacking"]))
 
@@ -104,7 +104,7 @@ def _span(value: Any) -> Span | None:
 
 
 def all_seen(one: Mapping[str, SeenType], later: Mapping[str, SeenType]) -> dict[str, SeenType]:
-    """Return what was seen of the columns of both."""
+    """Return the types seen in two parts, by column."""
     found = dict(one)
     for path, seen in later.items():
         found[path] = found[path] + seen if path in found else seen
@@ -112,12 +112,12 @@ def all_seen(one: Mapping[str, SeenType], later: Mapping[str, SeenType]) -> dict
 
 
 def read_types(data: Mapping[str, Iterable[Any]]) -> dict[str, SourceType]:
-    """Read the columns that `SourceType.to_list` gave, by path. Raises TypeError."""
+    """Parse the values of `SourceType.to_list`, by path. Raises TypeError."""
     return {path: SourceType(*values) for path, values in data.items()}
 
 
 class SourceTypeChanged(LakestreamError, Terminal):
-    """A column of the source has another type than before, and values that mean something else in the table's."""
+    """A source column's type has changed, and values would have another meaning in the table."""
 
     reason = "type-changed"
 
@@ -133,13 +133,13 @@ class SourceTypeChanged(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class KeptTypes:
-    """The columns of the source as the ledger has them, by path; and what to do if one is another one now."""
+    """Types of the source's columns in the ledger, by path, and the remedy for a change."""
 
     columns: Mapping[str, SourceType] = field(default_factory=dict)
     remedy: str = NEW_TABLE
 
     def check(self, table: str, seen: Mapping[str, SeenType]) -> None:
-        """Refuse a column that means something else than before, or two things. Raises SourceTypeChanged."""
+        """Refuse a column with a new meaning, or with two meanings. Raises SourceTypeChanged."""
         for path, one in seen.items():
             found = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
             kept = self.columns.get(path)
@@ -150,7 +150,7 @@ class KeptTypes:
                     raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)
 
     def changes(self, seen: Mapping[str, SeenType]) -> dict[str, SourceType]:
-        """Return the columns of which the ledger has to keep something else after what was seen."""
+        """Return the columns to change in the ledger after the types seen."""
         after = {path: one.after(self.columns.get(path)) for path, one in seen.items()}
         return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}
 
@@ -160,12 +160,12 @@ class KeptTypes:
 
     @property
     def stale(self) -> list[str]:
-        """The columns that were dropped and added again, so that rows may have values from before."""
+        """The columns dropped and added again: rows may have values from before."""
         return [path for path, one in sorted(self.columns.items()) if one.stale]
 
 
 def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]) -> dict[str, SourceType]:
-    """Return the columns of a table whose rows were all read again: what the rows tell, and those that they lack.
+    """Return the columns of a table after all rows were read again: types read, and columns not read.
 
     A column that the source has no more is NULL in all rows: no value is left that could be stale.
     """
@@ -174,6 +174,6 @@ def in_new_rows(read: Mapping[str, SourceType], before: Mapping[str, SourceType]
 
 
 def other_meaning(one: Mapping[str, SourceType], other: Mapping[str, SourceType]) -> str | None:
-    """Return a column that means one thing here, and another one there; None without any."""
+    """Return a column with different meanings in two ledgers, or None."""
     both = ((path, kept, other[path]) for path, kept in one.items() if path in other)
     return next((path for path, a, b in both if a.meaning and b.meaning and a.meaning != b.meaning), None)

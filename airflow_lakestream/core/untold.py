@@ -1,8 +1,8 @@
-"""Which snapshots of a table's history nobody has been told of yet: those after a cursor, oldest first.
+"""Snapshots of a table's history not yet emitted as events: after a cursor, oldest first.
 
-A cursor is the last snapshot that was told. Usually main's history leads back to it. After a rollback it does not: then
-the two histories' fork counts, so that what came back is told again rather than not at all. Where the cursor's snapshot
-has expired, its sequence number decides: those numbers only grow.
+A cursor is the last emitted snapshot. Usually main's history leads back to it. After a rollback it does not: then the
+fork of the two histories counts, so that returned snapshots are emitted again rather than not at all. If the cursor's
+snapshot has expired, its sequence number decides: sequence numbers only grow.
 
 Pure: the adapters turn a table's metadata into `core.lineage.TableFacts`.
 """
@@ -22,9 +22,9 @@ _SOURCE = "source-snapshot-id"
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The last snapshot that was told; `snapshot_id` is None before the first one.
+    """The last emitted snapshot; `snapshot_id` is None before the first emission.
 
-    `table_id` is the table's own: one that is dropped and made anew has another. Empty where there was no table yet.
+    `table_id` is the table's own: a table dropped and created again has another. Empty if there was no table yet.
     """
 
     sequence: int = 0
@@ -38,12 +38,12 @@ class Cursor:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Cursor:
-        """Read what `to_json` gave."""
+        """Parse the values of `to_json`."""
         snapshot = value["snapshot"]
         return cls(int(value["sequence"]), None if snapshot is None else int(snapshot), str(value["table"]))
 
     def of(self, table_id: str) -> Cursor:
-        """Return the cursor of a table: the beginning of one that was made anew since."""
+        """Return the cursor of a table, reset if the table was created again."""
         return self if self.table_id == table_id else Cursor(table_id=table_id)
 
 
@@ -51,7 +51,7 @@ class Cursor:
 class Untold:
     """The snapshots after a cursor, oldest first.
 
-    `is_cut`: others may have expired before them. `leads_on`: the history goes on from the cursor, which may move to
+    `is_cut`: earlier ones may have expired. `leads_on`: the history goes on from the cursor, which may move to
     the last snapshot; otherwise the table was rolled back, and may come back.
     """
 
@@ -61,14 +61,14 @@ class Untold:
 
 
 def head_cursor(facts: TableFacts, table_id: str = "") -> Cursor:
-    """Return the cursor of one who has been told everything."""
+    """Return the cursor after all snapshots."""
     if facts.head_id is None:
         return Cursor(table_id=table_id)
     return Cursor(facts.snapshots[facts.head_id].sequence_number, facts.head_id, table_id)
 
 
 def untold(facts: TableFacts, cursor: Cursor) -> Untold:
-    """Return the snapshots of main's history that come after the cursor."""
+    """Return the snapshots of main's history after the cursor."""
     walk: list[SnapshotFacts] = []
     known, floor = {cursor.snapshot_id}, cursor.sequence
     at = _down(facts, facts.head_id, walk, floor, known)
@@ -76,27 +76,27 @@ def untold(facts: TableFacts, cursor: Cursor) -> Untold:
     if is_rolled_back:
         known, floor = _told(facts, cursor.snapshot_id)
         at = _down(facts, at, walk, floor, known)
-    # The walk ended in nothing: at the table's first snapshot, or where others have expired.
+    # The walk ended without a snapshot: at the table's first snapshot, or before an expired snapshot.
     ends_in_nothing = at is None or not (at in known or at in facts.snapshots)
     is_cut = bool(walk) and ends_in_nothing and walk[-1].sequence_number > floor + 1
     return Untold(tuple(reversed(walk)), is_cut, leads_on=not is_rolled_back)
 
 
 def landing_in(facts: TableFacts, snapshot: SnapshotFacts) -> tuple[str, Landing] | None:
-    """Return (consumer group, landing) of a snapshot that landed something; None for any other commit.
+    """Return (consumer group, landing) of a snapshot, or None for a commit without a landing.
 
     Raises UnreadableLedger.
     """
     summary = snapshot.summary
     source = summary.get(_SOURCE)
     if SUMMARY_GROUP not in summary and source is not None and int(source) in facts.snapshots:
-        # A cherry-pick has its source's rows but none of its lakestream.* keys.
+        # A cherry-pick has its source's rows, but not its source's lakestream.* keys.
         summary = facts.snapshots[int(source)].summary
     return landing_of_summary(summary, f"snapshot {snapshot.snapshot_id}")
 
 
 def landing_of_summary(summary: Mapping[str, str], where: str) -> tuple[str, Landing] | None:
-    """Return (consumer group, landing) of a summary; None where nothing was landed. Raises UnreadableLedger."""
+    """Return (consumer group, landing) of a summary, or None without a landing. Raises UnreadableLedger."""
     if (group := summary.get(SUMMARY_GROUP)) is None:
         return None
     landing = decode_summary(summary, group, where)
@@ -104,9 +104,9 @@ def landing_of_summary(summary: Mapping[str, str], where: str) -> tuple[str, Lan
 
 
 def _lands(landing: Landing) -> bool:
-    """Tell whether a change of the ledger lands something, or says where a group begins, what is lost or covered.
+    """Return whether a ledger change lands records, or has a group's origin, losses or covered time.
 
-    Rows that were deleted on purpose change the ledger, too, and so does taking over what another tool has landed.
+    Deletions on purpose and takeovers of another tool's rows change the ledger as well, but land no record.
     """
     entries = landing.topics.values()
     return landing.adopted is None and any(
@@ -117,7 +117,7 @@ def _lands(landing: Landing) -> bool:
 def _down(
     facts: TableFacts, start: int | None, walk: list[SnapshotFacts], floor: int, stop: set[int | None]
 ) -> int | None:
-    """Walk along the parents to one of `stop`, or to the floor's number; return where it ended."""
+    """Walk along the parents to a snapshot in `stop` or to the floor's number; return the end of the walk."""
     at = start
     while at is not None and at not in stop and at in facts.snapshots:
         snapshot = facts.snapshots[at]
@@ -129,7 +129,7 @@ def _down(
 
 
 def _told(facts: TableFacts, snapshot_id: int | None) -> tuple[set[int | None], int]:
-    """Return a snapshot with its ancestors, and the number below which nothing is known to be untold."""
+    """Return a snapshot with all ancestors, and the lowest known sequence number, 0 for a whole history."""
     chain: list[SnapshotFacts] = []
     end = _down(facts, snapshot_id, chain, 0, set())
     is_whole = end is None and chain[-1].sequence_number == 1

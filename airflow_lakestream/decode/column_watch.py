@@ -1,4 +1,4 @@
-"""A watch on columns that get no value: some of the records are looked at, for fields that may be meant for them."""
+"""Watch on columns without values: a sample of records is searched for fields with similar names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.values.outcome import Indices, near_name
 
-# Of each batch with empty columns so many records are looked at, spread over it; and so many batches with the very
-# same empty columns, since most such columns are simply seldom used.
+# Of each batch with empty columns this number of records is searched, spread over the batch; and this number of batches
+# with exactly the same empty columns, since most empty columns are simply seldom used.
 _LOOKED_AT = 16
 _MOST_LOOKS = 8
 _DEEPEST = 8
@@ -29,10 +29,11 @@ _NO_ROW = pa.array(["d", "t"])
 
 
 class ColumnWatch:
-    """Finds the columns that got values. Several threads may use it: at worst they look once more.
+    """Finder of columns with values.
 
-    :param schema: the columns that values and keys are decoded into; None where SQL reads raw records, and where each
-        field gets a column, so that none is looked for.
+    Several threads may use it: at worst they search more batches than needed.
+
+    :param schema: columns of decoded values and keys; None for no search (SQL of raw records, or a column per field).
     """
 
     def __init__(self, payload: Payload, schema: pa.Schema | None) -> None:
@@ -44,13 +45,13 @@ class ColumnWatch:
         self._looks: dict[frozenset[str], int] = {}
 
     def of(self, batch: RawBatch, rows: pa.Table, places: Indices) -> ColumnUse:
-        """Return which columns of the rows got values, and what their records have besides.
+        """Return the columns with values, and fields of the records without a column.
 
-        :param places: where the rows' records stand in the batch.
+        :param places: positions of the rows' records in the batch.
         """
         own = frozenset(self._payload.own_columns(rows.column_names)) if self._payload.gets_columns else self._own
         if own and self._payload.is_event and "_op" in rows.column_names and t.is_string(rows["_op"].type):
-            # Of a row that is gone the key alone may be known.
+            # A deleted row may have only its key.
             there = pc.fill_null(pc.invert(pc.is_in(rows["_op"], _NO_ROW)), True)
             rows, places = rows.filter(there), places[there.to_numpy()]
         if not own or not len(rows):
@@ -73,7 +74,7 @@ class ColumnWatch:
         return use if is_placed else use + _foreign(part, batch, values, places)
 
     def _near(self, part: _Part, values: pa.Array, places: Indices, empty: Sequence[_Path]) -> dict[str, str]:
-        """Look into some records for fields without a column that are almost called as an empty column."""
+        """Search a sample of records for fields without a column, with a name similar to an empty column's."""
         key = frozenset(map(str, empty))
         self._looks[key] = looks = self._looks.get(key, 0) + 1
         near: dict[str, str] = {}
@@ -86,14 +87,14 @@ class ColumnWatch:
 
 
 def filled_columns(rows: pa.Table) -> ColumnUse:
-    """Return which columns got values, of rows that are made of others."""
+    """Return the columns with values, of rows made by a statement."""
     filled, _ = _by_use(rows, rows.column_names, deep=False)
     return ColumnUse(frozenset(rows.column_names) if len(rows) else frozenset(), frozenset(filled))
 
 
 @dataclass(frozen=True)
 class _Path:
-    """A column, or a field inside one, with the names of its siblings that have values to go to."""
+    """A column, or a field inside a column, with the names of the siblings that have columns."""
 
     steps: tuple[str, ...]
     siblings: frozenset[str]
@@ -102,7 +103,7 @@ class _Path:
         return ".".join(self.steps)
 
     def near(self, fields: Fields) -> str | None:
-        """Return the field without a column that is almost called so, by its path; None without any."""
+        """Return the path of the field without a column and with a similar name, or None."""
         for step in self.steps[:-1]:
             fields = inside(fields.get(step))
         if self.steps[-1] in fields:
@@ -115,8 +116,8 @@ class _Path:
 class _Part:
     """The values, or the keys, of records.
 
-    :param columns: those that are for them.
-    :param fields: the names that a field with a column has.
+    :param columns: the columns of these values or keys.
+    :param fields: the names of the fields with a column.
     :param loses: fields without a column are left out.
     """
 
@@ -128,23 +129,23 @@ class _Part:
 
     @property
     def paths(self) -> Iterable[str]:
-        """The paths of the columns of these fields."""
+        """Paths of the columns of these fields."""
         return [f"{KEY_COLUMN}.{name}" for name in self.fields] if self.name == KEY else self.fields
 
     def has(self, path: _Path) -> bool:
-        """Whether a column is for them."""
+        """Whether the column belongs to these values or keys."""
         return path.steps[0] in self.columns
 
     def values(self, batch: RawBatch) -> pa.Array | None:
-        """Return them; None where they were not read."""
+        """Return the values or keys, or None if the batch was read without keys."""
         return batch.keys if self.name == KEY else batch.values
 
     def fields_of(self, value: bytes | None) -> Fields:
-        """Return the fields of one of them."""
+        """Return the fields of a value or key."""
         return {} if value is None else self.names.of(value)
 
     def placed(self, fields: Fields) -> Fields:
-        """Return fields by the paths of columns."""
+        """Return the fields by the paths of the columns."""
         return {KEY_COLUMN: fields} if self.name == KEY else fields
 
 
@@ -161,7 +162,7 @@ def _parts(payload: Payload, schema: pa.Schema, own: Sequence[str]) -> Iterator[
 
 
 def _foreign(part: _Part, batch: RawBatch, values: pa.Array, places: Indices) -> ColumnUse:
-    """Look at records until a field of one has a column."""
+    """Search records until a field has a column; return the fields without a column if no field has."""
     names: dict[str, None] = {}
     count, first = 0, -1
     for place in places.tolist():
@@ -178,7 +179,7 @@ def _foreign(part: _Part, batch: RawBatch, values: pa.Array, places: Indices) ->
 
 
 def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_Path]]:
-    """Return the paths of what got values, and what got none."""
+    """Return the paths of columns with values, and of columns without."""
     filled: list[str] = []
     empty: list[_Path] = []
 

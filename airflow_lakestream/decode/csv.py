@@ -1,7 +1,7 @@
-"""CSV, one row in each record: its fields are the columns in their order, split by Arrow's reader.
+"""CSV, with a row in each record: the fields are the columns in order, split by Arrow's reader.
 
-A record has to match the grammar of RFC 4180 as a whole before it is put between others; what does not becomes no row.
-What the text of a field means for its column is what it means in JSON.
+A record has to match the grammar of RFC 4180 as a whole before it is joined with the others; a record that does not
+match is bad. The text of a field has the same meaning for its column as in JSON.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from airflow_lakestream.tables.no_rows import no_rows
 _QUOTED = '"(?:[^"]|"")*"'
 _MOST_REPAIRS = 3
 
-# What is wrong with records, by their places.
+# Reasons of bad records, by position.
 Reasons = dict[int, str]
 
 
 class CsvDecoder(SchemaDecoder):
-    """Decodes CSV into tables of one Arrow schema; `nullable=False` makes a field required.
+    """Decoder of CSV into tables of an Arrow schema; `nullable=False` makes a field required.
 
-    A record has one field for each column. One without quotes and without text is null, `""` is the empty text. A
+    A record has one field for each column. A field without quotes and text is null, `""` is the empty text. A
     column of structs, lists or maps takes JSON. One line end behind a record is not part of it.
 
     :param schema: columns and their types.
-    :param unknown_fields: as of the other formats; it changes nothing, since no field has a name.
-    :param order: the columns of a record's fields, by default all of the schema; the others are null.
-    :param delimiter: what stands between fields, one ASCII character; see `check_delimiter`.
-    :param finer: what becomes of times that are finer than microseconds.
+    :param unknown_fields: as for other formats; without effect, since no field has a name.
+    :param order: the columns of a record's fields, by default all columns of the schema; other columns are null.
+    :param delimiter: text between fields, one ASCII character; see `check_delimiter`.
+    :param finer: treatment of times finer than microseconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CsvDecoder(SchemaDecoder):
         self._coercers = {field.name: field_coercer(field, fail_unknown=False, scalars=scalars) for field in schema}
         between, bare = re.escape(delimiter), rf'[^"\r\n{re.escape(delimiter)}]'
         self._grammar = rf"\A(?:{_QUOTED}|{bare}*)(?:{between}(?:{_QUOTED}|{bare}*))*\z"
-        # As far as a record keeps to it. It never goes back, so that it takes no longer for an odd one.
+        # The valid part of a record. The pattern never backtracks, so that a bad record takes no longer.
         one = f'(?:"(?:[^"]++|"")*+"|{bare}*+)'
         self._good_part = re.compile(f"(?:{one}{between})*+{one}")
 
@@ -77,7 +77,7 @@ class CsvDecoder(SchemaDecoder):
         return type(self), (self.schema, str(self.unknown_fields), self._order, self._delimiter, self._finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         tables: list[pa.Table] = [no_rows(self.schema)]
         bad: list[BadRow] = []
         for first, last in chunks(batch.values):
@@ -87,7 +87,7 @@ class CsvDecoder(SchemaDecoder):
         return Decoded(pa.concat_tables(tables), bad)
 
     def _rows(self, values: pa.Array) -> Decoded:
-        """Return the rows of the values that are not bad, and why the others are."""
+        """Return the rows of the good values, and the reasons of the bad values."""
         reasons: Reasons = {}
         required = [field.name for field in self.schema if not field.nullable]
         if required and values.null_count:
@@ -103,7 +103,7 @@ class CsvDecoder(SchemaDecoder):
         return Decoded.without(reasons, columns, self.schema)
 
     def _lines(self, values: pa.Array, reasons: Reasons) -> pa.Array:
-        """Return the values as text, each of which is one row of as many fields as needed; null for the others."""
+        """Return the values as text, null for bad values; each text is a row with the right number of fields."""
         try:
             lines = values.cast(pa.string())
         except pa.ArrowInvalid:
@@ -137,14 +137,14 @@ class CsvDecoder(SchemaDecoder):
         return f"a quote inside a field that does not begin with one, at character {end}"
 
     def _split(self, lines: pa.Array) -> dict[str, pa.Array]:
-        """Return the texts of each column, null where nothing is written."""
-        # A byte order mark at the very beginning would be skipped, and the last line need not be closed.
+        """Return the texts of each column, null for empty fields without quotes."""
+        # Guard lines: a byte order mark at the very beginning would be skipped, and the last line needs no line end.
         around = [pa.array([self._delimiter * (len(self._order) - 1)]), lines, pa.array([""])]
         joined = pa.ListArray.from_arrays(pa.array([0, len(lines) + 2], pa.int32()), pa.concat_arrays(around))
         data = pc.binary_join(joined, "\n")[0].as_buffer()
         table = pa.csv.read_csv(
             pa.BufferReader(data),
-            # A row has to be in one block.
+            # A row has to be in a single block.
             pa.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._order),
             pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True, ignore_empty_lines=False),
             pa.csv.ConvertOptions(
@@ -154,13 +154,13 @@ class CsvDecoder(SchemaDecoder):
                 quoted_strings_can_be_null=False,
             ),
         )
-        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        # Checked although impossible: a row fewer or more would put each later row under a wrong offset.
         if len(table) != len(lines) + 1:
             raise AssertionError(f"{len(table) - 1} rows of {len(lines)} records")
         return {name: table[name].combine_chunks().slice(1) for name in self._order}
 
     def _column(self, field: pa.Field, texts: pa.Array, reasons: Reasons) -> pa.Array:
-        """Return the column of these texts, with null where they do not fit it: the reasons say why."""
+        """Return the column of these texts, with null for misfits; `reasons` gets the reasons."""
         kind = field.type
         if not field.nullable and texts.null_count:
             self._one_by_one(field, texts, np.flatnonzero(mask_of(texts.is_null())).tolist(), reasons)
@@ -189,7 +189,7 @@ class CsvDecoder(SchemaDecoder):
 
 
 def _written(text: str, kind: pa.DataType) -> Json:
-    """Return the JSON value that a field's text stands for. Raises Misfit."""
+    """Return the JSON value for a field's text. Raises Misfit."""
     if _is_text(kind):
         return text
     try:
@@ -199,18 +199,18 @@ def _written(text: str, kind: pa.DataType) -> Json:
             raise
         found = None
     if found is None:
-        # Null has no text: the word "null" does not stand for it.
+        # Null has no text: the word "null" is not null.
         raise Misfit(f"{quoted(text)} is no value of the type {kind}")
     return found
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether JSON has such values as strings."""
+    """Return whether JSON has values of this type as strings."""
     return not (t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind))
 
 
 def _at_once(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> tuple[pa.Array, Mask]:
-    """Return a column of these texts, of which none is null; and which are odd, the column having no value for them."""
+    """Return a column of these texts, all valid, and a mask of the texts without a value of the column's type."""
     odd = mask_of(pc.or_(pc.equal(texts, ""), pc.equal(texts, "null")))
     convert = partial(from_texts, finer=finer) if _is_text(kind) else from_literals
     for _ in range(0 if t.is_nested(kind) or odd.all() else _MOST_REPAIRS):

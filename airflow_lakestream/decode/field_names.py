@@ -1,4 +1,4 @@
-"""The names of a record's fields, as a tree: by its document, or by the schema that it was written with."""
+"""Names of a record's fields, as a tree, from the document or from the writer's schema."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.protobuf.schema import compile_proto, is_map
 from airflow_lakestream.decode.values.outcome import Misfit, SchemaRefused
 
-# By name what is inside a field: such a mapping, several of them in a list, or anything else for no fields.
+# Inner fields by name: a mapping, a list of several mappings, or another value for no fields.
 Fields = Mapping[str, Any]
 
-# Records may hold records of their own type.
+# Records may contain records of their own type.
 _DEEPEST = 8
 
 
 class FieldNames:
-    """Finds the fields of records of a payload; keeps those of the schemas that it met."""
+    """Finder of field names in records of a payload; caches the names by schema."""
 
     def __init__(self, payload: Payload, format_name: str, *, is_key: bool = False) -> None:
         self._payload, self._format, self._is_key = payload, format_name, is_key
@@ -33,11 +33,11 @@ class FieldNames:
 
     @property
     def are_known(self) -> bool:
-        """Whether records of the format have names for their fields."""
+        """Return whether records of the format have names for fields."""
         return self._format in (Format.JSON, Format.JSON_SCHEMA) or self._format in _BY_SCHEMA
 
     def of(self, value: bytes) -> Fields:
-        """Return the fields of a record by the names that `rename_columns` gives them; none if they are unknown."""
+        """Return the fields of a record by the names after `rename_columns`, or an empty mapping if unknown."""
         try:
             fields = self._of_record(value)
         except (Misfit, SchemaRefused):
@@ -76,7 +76,7 @@ def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
     if not isinstance(node, avro_schema.Record) or depth > _DEEPEST:
         return None
     fields = {name: _inside_avro(kind, depth + 1) for name, kind in node.fields}
-    # A column may have another name of a field.
+    # A column may be named by an alias of a field.
     return {alias: fields[name] for name in fields for alias in node.field_aliases.get(name, ())} | fields
 
 
@@ -97,7 +97,7 @@ _BY_SCHEMA: Mapping[str, Callable[[Found], Fields]] = {Format.AVRO: _of_avro, Fo
 
 
 def inside(fields: Any) -> Fields:
-    """Return the fields of what is inside one: of a record, or of any record in a list."""
+    """Return the fields inside a field: of a record, or of any record in a list."""
     if isinstance(fields, Mapping):
         return fields
     if not isinstance(fields, list):

@@ -1,6 +1,6 @@
-"""From what a user says of keys and values to the decoder of a table's payload columns, and to columns for a new table.
+"""Settings of keys and values, the decoder of a table's payload columns, and the columns of a new table.
 
-What differs between formats stands in `decode.known_formats`.
+The differences between formats are in `decode.known_formats`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _checked(argument: str, check: Callable[[Any], object], value: object) -> No
 
 @dataclass(frozen=True)
 class Payload(PayloadSettings):
-    """What keys and values hold, as far as it goes together; raises InvalidArgument where it does not."""
+    """Formats of keys and values, checked for contradictions. Raises InvalidArgument on construction."""
 
     def __post_init__(self) -> None:
         choose(Format, "format", self.format)
@@ -107,23 +107,23 @@ class Payload(PayloadSettings):
 
     @property
     def row(self) -> FormatRow:
-        """What there is to know of the format of values."""
+        """Properties of the values' format."""
         return FORMATS[self.format]
 
     @property
     def uses_registry(self) -> bool:
-        """Whether anything here is looked up in a registry."""
+        """Whether keys or values have schemas from a registry."""
         return uses_registry(self.format, self.key_format)
 
     @property
     def named_sides(self) -> tuple[str, ...]:
-        """Which of keys and values have schemas that records name."""
+        """Sides (key, value) with schemas from a registry, named by the records."""
         formats = {KEY: self.key_format, VALUE: self.format}
         return tuple(side for side, name in formats.items() if uses_registry(name))
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """What else than the format decides on the rows, as text."""
+        """Further settings with an effect on the rows, as text."""
         own = ("key_format", "envelope", "timestamps_finer", "unavailable_placeholder", "unavailable_values")
         names = (*own, *self.row.options)
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
@@ -133,11 +133,11 @@ class Payload(PayloadSettings):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether records have to be read with their keys."""
+        """Whether records have to be read with keys."""
         return self.key_format is not None or "key" in self.row.fixed_columns.names
 
     def remedy(self, reason: str) -> str:
-        """Return what to do about a record that ends the run, given why it is bad."""
+        """Return advice for a run ended by a bad record, given the reason."""
         return (
             'Nothing of this batch was landed. Correct the producer or the schema; or on_error="reject" keeps such '
             "records in a table of their own and lands the others."
@@ -149,34 +149,34 @@ class Payload(PayloadSettings):
         return False
 
     def own_columns(self, names: Sequence[str]) -> list[str]:
-        """Return which of these columns are of fields of the row."""
+        """Return the columns for fields of the row."""
         return [
             name for name in names if self.envelope != Envelope.DEBEZIUM or name not in (*self._naming.beside, NOTE)
         ]
 
     def field_of(self, column: str) -> str:
-        """Return the name that a column of the row has in records."""
+        """Return the field's name in records for a column of the row."""
         return self._naming.source(next((old for old, new in self.renamed if new == column), column))
 
     @property
     def place_column(self) -> str | None:
-        """The column that tells a record's place in the log of its source; None without any."""
+        """Column with a record's log position in the source, or None."""
         return None
 
     def schema_of(self, format_name: str, value: bytes) -> Found | None:
-        """Return the schema that a value names; None where it names none that is known."""
+        """Return the schema named by a value, or None for an unknown schema."""
         return self.finder.by_head(format_name, value)
 
     def tells_columns(self, first: RawBatch) -> bool:
-        """Tell whether first records can be asked for the columns of a new table."""
+        """Return whether first records can define the columns of a new table."""
         return True
 
     def waits(self, first: RawBatch) -> bool:
-        """Tell whether first records that can't be asked for columns count all the same, once others have told them."""
+        """Return whether first records without columns are decoded later, with columns from further records."""
         return False
 
     def columns(self, first: RawBatch) -> pa.Schema:
-        """Return the columns of a new table, which the registry or the first records tell.
+        """Return the columns of a new table, from the registry or the first records.
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
@@ -189,7 +189,7 @@ class Payload(PayloadSettings):
         return columns.append(self._key_column(first))
 
     def foreseen_columns(self, topic: str) -> pa.Schema | None:
-        """Return what `columns` would, whatever the topic's first records; None where they have a say.
+        """Return the result of `columns` without records, or None if the result depends on the topic's first records.
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
@@ -203,11 +203,11 @@ class Payload(PayloadSettings):
         return None if found is None else self._with_rescued(self._columns_of(found))
 
     def newest_columns(self, topic: str, held: pa.Schema) -> pa.Schema | None:
-        """Return the columns of the values by the registry's newest schema for the topic; None where there is none.
+        """Return the columns of the values by the registry's newest schema for the topic, or None without a schema.
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
 
-        :param held: the table's columns; a field that has one by another name of its gets no other.
+        :param held: the table's columns; a field with a column under another of its names gets no second column.
         """
         if self.row.kind is None or self.registry is None:
             return None
@@ -220,9 +220,9 @@ class Payload(PayloadSettings):
         return self.row.held_names(found, versions_of(self.registry_client, topic, self.row.kind), columns, held)
 
     def prepare(self, topic: str) -> None:
-        """Find out what decoding the topic is likely to need, once for all processes that are forked from this one.
+        """Load the schemas for decoding the topic, once for all child processes.
 
-        That is Protobuf's schemas, compiled: 0.1 s for each. Raises nothing: who needs one says what is wrong.
+        Only Protobuf's schemas, as compiling takes 0.1 s each. Errors are only logged: decoding raises them again.
         """
         if self.registry is None:
             return
@@ -235,7 +235,7 @@ class Payload(PayloadSettings):
                     log.info("The schema of the %s of %s can't be had yet: %s", side, topic, e)
 
     def check(self, columns: Sequence[str]) -> None:
-        """Refuse columns that have no place for what keys hold. Raises InvalidArgument."""
+        """Refuse columns without the column for keys, if keys are decoded. Raises InvalidArgument."""
         if self.key_format is not None and KEY_COLUMN not in columns:
             raise InvalidArgument(
                 "key_format",
@@ -244,7 +244,7 @@ class Payload(PayloadSettings):
             )
 
     def check_names(self) -> None:
-        """Refuse new names that no column can have. Raises InvalidArgument."""
+        """Refuse new names unfit for columns. Raises InvalidArgument."""
         if self.renamed and self.row.positional:
             problem = f"fields have no names with format={self.format!r}, and columns have those of schema."
             raise InvalidArgument("rename_columns", problem, "Leave it out.")
@@ -252,7 +252,7 @@ class Payload(PayloadSettings):
         self.new_names.check(NameRules(kept, self.refused_characters, frozenset(self.taken_columns)))
 
     def decoder(self, schema: pa.Schema) -> Decoder:
-        """Return the decoder for these columns. Raises InvalidArgument for those that the format can't fill."""
+        """Return the decoder for these columns. Raises InvalidArgument for columns unfit for the format."""
         self.check(schema.names)
         if not self.times:
             return self._decoder(schema)
@@ -267,7 +267,7 @@ class Payload(PayloadSettings):
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
         if len(self.row.fixed_columns):
-            # Keys that are decoded have a column of their own.
+            # Decoded keys have a column of their own.
             fixed = [one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"]
             return self.new_names.columns(pa.schema(fixed))
         if self.row.first_columns is None:
@@ -276,12 +276,12 @@ class Payload(PayloadSettings):
 
     @property
     def _naming(self) -> Naming:
-        """What the columns of a change event's row are called, and what stands beside them."""
+        """Names of the columns of a change event's row, and of the columns for parts of the event."""
         return USUAL
 
     @property
     def _unavailable(self) -> Unavailable:
-        """What becomes of values that events leave out."""
+        """Policy for values left out of events."""
         return Unavailable(Placeholder(self.unavailable_placeholder), UnavailableValues(self.unavailable_values))
 
     def _columns_of(self, found: Found) -> pa.Schema:
@@ -295,7 +295,7 @@ class Payload(PayloadSettings):
     def _with_rescued(self, columns: pa.Schema) -> pa.Schema:
         if self.unknown_fields != UnknownFields.RESCUE:
             return columns
-        # A field of that name is one more that has no column.
+        # A field of this name is unknown, too: its value is rescued.
         others = [column for column in columns if column.name != RESCUED]
         return pa.schema([*others, pa.field(RESCUED, pa.string())])
 
@@ -317,7 +317,7 @@ class Payload(PayloadSettings):
         return self.row.decoder(self, fields)
 
     def _events(self, schema: pa.Schema) -> Decoder:
-        """Return the decoder of events, whose other members are nothing unknown."""
+        """Return the decoder of events; further members of an event are not unknown fields."""
         if self.row.events is not None:
             return self.row.events(self, schema)
         if self.unknown_fields == UnknownFields.IGNORE:
@@ -327,5 +327,5 @@ class Payload(PayloadSettings):
 
     @property
     def finder(self) -> SchemaFinder:
-        """What finds the schemas of records."""
+        """Finder of the schemas of records."""
         return SchemaFinder(self.registry_client, self.writer_schemas)

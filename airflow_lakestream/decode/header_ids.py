@@ -1,7 +1,7 @@
-"""Schemas that headers name: Confluent's serializers can write a schema's GUID there, and the key or the value bare.
+"""Schemas named by headers: Confluent's serializers can put a schema's GUID into a header, with a bare key or value.
 
-These headers are not read. What they call bare is decoded by no id that its first bytes look like, and no registry is
-asked for one: a plausible row might come of it.
+These headers are not read. A bare key or value is not decoded by first bytes that look like an id, nor is a registry
+asked for that id: the result could be a plausible wrong row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SERIALIZER = "io.confluent.kafka.serializers.schema.id.PrefixSchemaIdSerializer
 
 
 def named_by_header(side: str, format_name: str | None = None) -> str:
-    """Say what is the matter with a key or a value whose schema a header names, and what to do."""
+    """Return the problem of a key or a value with the schema in a header, and the remedy."""
     instead = ', or set format="json", which needs no schema' if format_name == Format.JSON_SCHEMA else ""
     return (
         f"the id of its schema stands in the header __{side}_schema_id, which is not read, and not in the {side}: set "
@@ -31,11 +31,11 @@ def named_by_header(side: str, format_name: str | None = None) -> str:
 
 
 def bare(batch: RawBatch, side: str) -> list[int]:
-    """Return the places of the records whose key or value is bare, since a header names its schema."""
+    """Return the positions of records with a bare key or value, due to a header with the schema."""
     there = batch.keys if side == KEY else batch.values
     if batch.headers is None or there is None or batch.headers.null_count == len(batch):
         return []
-    # As Confluent's own deserializers have it: the last header of the name counts, unless it has no value.
+    # Like Confluent's own deserializers: the last header of the name counts, unless it has no value.
     named = last_header(batch.headers, f"__{side}_schema_id")
     found = pc.and_(named.is_valid(), there.is_valid()).to_numpy(zero_copy_only=False)
     places: list[int] = np.flatnonzero(found).tolist()
@@ -43,7 +43,7 @@ def bare(batch: RawBatch, side: str) -> list[int]:
 
 
 def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Iterator[BadRow]:
-    """Yield the records that can't be decoded for such a header, each once."""
+    """Yield the records with such a header as bad rows, each once."""
     found = {at: f"the key: {named_by_header(KEY)}" for at in (bare(batch, KEY) if KEY in sides else ())}
     if VALUE in sides:
         found |= dict.fromkeys(bare(batch, VALUE), named_by_header(VALUE, format_name))
@@ -52,7 +52,7 @@ def bad_rows(batch: RawBatch, sides: Collection[str], format_name: str) -> Itera
 
 
 def without_bare(batch: RawBatch, sides: Collection[str], format_name: str) -> RawBatch:
-    """Return the records of a batch that tell columns. Raises InvalidArgument where none does, for such headers."""
+    """Return the batch without bare records. Raises InvalidArgument if all records with a value are bare."""
     bad = list(bad_rows(batch, sides, format_name))
     if bad and len(bad) == len(batch) - batch.values.null_count:
         argument = "key_format" if bad[0].reason.startswith("the key: ") else "format"

@@ -1,4 +1,4 @@
-"""Decoded keys: one column `_key` beside the value's columns, of the key's own type; a record's is a struct."""
+"""Decoded keys: a column `_key` next to the value's columns, of the key's own type; a struct for records."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _NULL = f"{KEY_COLUMN}: null, and the column is required"
 
 
 class Decoder(Protocol):
-    """Decodes values into the columns of a schema."""
+    """Decoder of values into the columns of a schema."""
 
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
 
 
 @dataclass(frozen=True)
 class KeyedDecoder:
-    """Puts the decoded keys beside the decoded values; a record is bad where either is.
+    """Decoder of keys and values; a bad key or a bad value makes the record bad.
 
     :param values: decodes the value's columns.
-    :param keys: decodes keys into the one column `_key`; it is given them as values.
+    :param keys: decodes keys, passed as values, into the single column `_key`.
     :param schema: all columns, in the table's order.
     """
 
@@ -52,7 +52,7 @@ class KeyedDecoder:
     schema: pa.Schema
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         if batch.keys is None:
             raise AssertionError("the records were read without their keys")
         values = self.values.decode(batch)
@@ -68,13 +68,13 @@ class KeyedDecoder:
 
 def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
     found = {row.index: BadRow(row.index, f"the key: {row.reason}", row.schema_id) for row in keys}
-    # Of two reasons the value's stands: it has the schema id that a replay looks for.
+    # Of two reasons the value's counts: it has the schema id that a replay looks for.
     found.update((row.index, row) for row in values)
     return [found[index] for index in sorted(found)]
 
 
 class BytesAsKey:
-    """Takes keys as they are, as bytes or as text."""
+    """Decoder of keys without a format, as bytes or as text."""
 
     def __init__(self, schema: pa.Schema) -> None:
         kind = schema.field(0).type
@@ -83,7 +83,7 @@ class BytesAsKey:
         self.schema = schema
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         keys, bad = batch.values, {}
         field = self.schema.field(0)
         if not field.nullable and keys.null_count:
@@ -98,9 +98,9 @@ class BytesAsKey:
 
 
 class RecordAsKey:
-    """Takes keys that are records, of any format, as a struct; a record without a key has null.
+    """Decoder of keys with records of any format, as a struct; a record without a key has null.
 
-    :param make: makes the decoder of the struct's fields.
+    :param make: returns the decoder of the struct's fields.
     """
 
     def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], Decoder]) -> None:
@@ -115,7 +115,7 @@ class RecordAsKey:
         return type(self), (self.schema, self._make)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         field = self.schema.field(0)
         there = batch.values.is_valid().to_numpy(zero_copy_only=False)
         places = np.flatnonzero(there)
@@ -136,10 +136,10 @@ class RecordAsKey:
 
 
 class JsonAsKey:
-    """Takes keys that are a single JSON value: a string, a number, an array.
+    """Decoder of keys with a single JSON value: a string, a number, an array.
 
-    :param wrapped: their schema may stand beside them, as Kafka Connect writes it.
-    :param finer: what becomes of times that are finer than microseconds.
+    :param wrapped: keys may contain their schema, as Kafka Connect writes it.
+    :param finer: treatment of times finer than microseconds.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class JsonAsKey:
         return partial(type(self), self.schema, wrapped=self._wrapped, finer=self._finer), ()
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         field, found, bad = self.schema.field(0), [], {}
         for index, key in enumerate(batch.values.to_pylist()):
             try:

@@ -1,4 +1,4 @@
-"""All formats of values and keys, one row each: what decodes them, and what else there is to know of one.
+"""All formats of values and keys: a row for each, with decoders and properties.
 
 A new format is a module with a decoder, a row here, and its name in `core.policies`.
 """
@@ -46,7 +46,7 @@ _WRITTEN = (Format.JSON, Format.JSON_SCHEMA, Format.CSV, KeyFormat.STRING)
 
 @dataclass(frozen=True)
 class Found:
-    """A schema for columns: its text, what it refers to, and which of a file's messages (Protobuf) is meant."""
+    """Schema for columns: the text, the references, and the index path of the message in a file (Protobuf)."""
 
     text: str
     references: tuple[tuple[str, str], ...] = ()
@@ -54,30 +54,30 @@ class Found:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of what it refers to."""
+        """Texts of the references."""
         return [text for _, text in self.references]
 
 
 @dataclass(frozen=True)
 class PayloadSettings:
-    """What a user says of keys and values; `decode.formats.Payload` checks it.
+    """Settings of keys and values by the user; `decode.formats.Payload` checks the combination.
 
     :param format: of the values, see `core.policies.Format`.
     :param key_format: of the keys, see `core.policies.KeyFormat`; None leaves them undecoded.
-    :param envelope: what is around the row in a value, see `core.policies.Envelope`.
-    :param registry: where schemas are, for the formats that need one.
+    :param envelope: the envelope of the row in a value, see `core.policies.Envelope`.
+    :param registry: the registry of schemas, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
-    :param refused_characters: those that the table takes in no name of a column.
-    :param taken_columns: names that the table's readers keep for themselves.
-    :param renamed: names of columns by those of fields, as pairs.
-    :param times: which columns' times are made from something else in the records, by path.
-    :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
-    :param timestamps_finer: see `core.policies.TimestampsFiner`; of times, too.
-    :param given: the columns that the user gave for values, in their order; empty where the table says them.
-    :param csv_delimiter: what stands between the fields of CSV.
-    :param unavailable_placeholder: of Debezium's events: the connector's `unavailable.value.placeholder`.
-    :param unavailable_values: what becomes of an event that leaves a value out, see `core.formats.UnavailableValues`.
-    :param decided: for one of several workers: whether all columns are there that unknown fields get. None: this
+    :param refused_characters: characters that the table allows in no name of a column.
+    :param taken_columns: names that the table's readers reserve.
+    :param renamed: pairs of the name of a field and the name of its column.
+    :param times: sources of time columns that are made from another type in the records, by path.
+    :param out_of_range: see `core.policies.OutOfRange`; for JSON with a database's values.
+    :param timestamps_finer: see `core.policies.TimestampsFiner`; for times, too.
+    :param given: the user's columns for values, in their order; empty if the table defines the columns.
+    :param csv_delimiter: the text between the fields of CSV.
+    :param unavailable_placeholder: the `unavailable.value.placeholder` of Debezium's connector.
+    :param unavailable_values: policy for events that leave a value out, see `core.formats.UnavailableValues`.
+    :param decided: for one of several workers: whether all columns for unknown fields exist. None: this
         process decides on them by itself.
     """
 
@@ -101,7 +101,7 @@ class PayloadSettings:
 
     @property
     def name_rules(self) -> NameRules:
-        """What fields of records can't be columns: a record is none to end a run by its names."""
+        """Rules for names of fields as columns. A record with a refused name is bad, but does not end the run."""
         reserved = {KEY_COLUMN} if self.key_format is not None else set()
         if self.unknown_fields == UnknownFields.RESCUE:
             reserved.add(RESCUED)
@@ -115,20 +115,20 @@ class PayloadSettings:
 
     @property
     def new_names(self) -> NewNames:
-        """Names of columns that are not those of fields."""
+        """Names of renamed columns."""
         return NewNames(self.renamed)
 
     @property
     def timed(self) -> Times:
-        """Columns of times that are made from something else."""
+        """Columns of times with a source of another type."""
         return Times(self.times, self.finer)
 
     def fields(self, columns: pa.Schema) -> pa.Schema:
-        """Return the fields of records for the table's columns. Raises InvalidArgument for one that no field fills."""
+        """Return the fields of records for the table's columns. Raises InvalidArgument for a column without a field."""
         return self.new_names.fields(self.timed.fields(columns, self._number))
 
     def _number(self, path: Path) -> pa.DataType:
-        """Return the type as which a number is read that a time is made from: with its fraction, where it is text."""
+        """Return the type for reading a number as the source of a time, with the fraction if the format is text."""
         name = self.key_format if self.key_format is not None and path[0] == KEY_COLUMN else self.format
         return EXACT if self.envelope is None and name in _WRITTEN else pa.int64()
 
@@ -139,12 +139,12 @@ class PayloadSettings:
 
     @property
     def finer(self) -> TimestampsFiner:
-        """What becomes of times that are finer than microseconds."""
+        """Policy for times finer than microseconds."""
         return choose(TimestampsFiner, "timestamps_finer", self.timestamps_finer)
 
     @cached_property
     def registry_client(self) -> RegistryClient | None:
-        """What looks schemas up; None without a registry."""
+        """Client of the registry, or None without a registry."""
         return None if self.registry is None else RegistryClient(self.registry)
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
@@ -158,7 +158,7 @@ class PayloadSettings:
         return make(schema, unknown_fields, out_of_range=policy, finer=self.finer)
 
     def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:
-        """Return the columns with those for what workers found to have none, as far as it can get one."""
+        """Return the columns, plus columns for fields found by workers without a column, as far as allowed."""
         lacking = Lacking()
         for one in found:
             lacking.unite(one)
@@ -166,7 +166,7 @@ class PayloadSettings:
         return self.timed.columns(self.new_names.columns(grown))
 
     def key_records(self, schema: pa.Schema) -> Decoder:
-        """Return the decoder of keys that are records, for the columns of these."""
+        """Return the decoder of keys with records, for the records' columns."""
         assert self.key_format is not None
         row = FORMATS[self.key_format]
         # Debezium's keys are plain records, in Connect's wrapping.
@@ -190,27 +190,27 @@ def _nothing(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
 
 @dataclass(frozen=True, kw_only=True)
 class FormatRow:
-    """What there is to know of a format. Callables get the payload's settings.
+    """Properties of a format. Callables get the payload's settings.
 
-    :param decoder: makes the decoder of values, for columns.
-    :param events: makes that of change events, whose other members are nothing unknown; None: by columns for these.
-    :param key: makes the decoder of keys, for the one column that they are put into.
-    :param first_columns: the columns of a new table by the first records; None where they do not tell.
-    :param fixed_columns: the columns of a new table, where they are always the same; empty where they are not.
-    :param first_key: the type of the keys' column by the first keys; None where they do not tell.
-    :param kind: the type that a registry says its schemas have; None: it needs no registry.
-    :param schema_columns: the columns of a new table by a registry's schema.
-    :param schema_key: the type of the keys' column by a registry's schema; by default a struct of the columns.
-    :param held_names: gives these columns the names that a table has for them, by all versions of the schema.
-    :param messages: how many kinds of records a registry's schema is for (with those nested in others, if asked);
-        counting them takes 0.1 s the first time. None: it is always one.
-    :param needs_id: a record says by an id which schema it was written with, without which it can't be read.
-    :param options: arguments that go with this format alone, and what refuses values of them.
+    :param decoder: returns the decoder of values, for columns.
+    :param events: likewise for change events; further members are not unknown. None: `decoder`, with columns for these.
+    :param key: returns the decoder of keys, for the single column of keys.
+    :param first_columns: returns the columns of a new table by the first records; None if they can't define columns.
+    :param fixed_columns: the columns of a new table if always the same, else empty.
+    :param first_key: returns the type of the keys' column by the first keys; None if they can't define a type.
+    :param kind: the registry's type of the format's schemas; None: the format needs no registry.
+    :param schema_columns: returns the columns of a new table by a registry's schema.
+    :param schema_key: returns the type of the keys' column by a registry's schema; by default a struct of the columns.
+    :param held_names: gives these columns the table's names for them, by all versions of the schema.
+    :param messages: returns the number of kinds of records in a registry's schema (with nested kinds, if asked);
+        counting takes 0.1 s the first time. None: always one.
+    :param needs_id: each record names its schema by an id, and can't be read without the schema.
+    :param options: arguments of this format alone, with the checks that refuse values.
     :param keeps_unknown: fields without a column can be rescued, or become columns.
-    :param envelopes: what may be around the row.
+    :param envelopes: the possible envelopes of the row.
     :param is_text: SQL may read its records undecoded.
-    :param positional: fields have no names: the order of the columns that the user gives says which is which.
-    :param modules: what decoding imports beyond the usual, with the distributions to install for it.
+    :param positional: fields have no names: they are in the order of the user's columns.
+    :param modules: additional modules for decoding, with the distributions to install for them.
     """
 
     decoder: Callable[[PayloadSettings, pa.Schema], Decoder] = _nothing
@@ -318,5 +318,5 @@ FORMATS: Mapping[str, FormatRow] = {
 
 
 def uses_registry(*names: object) -> bool:
-    """Tell whether records of one of these formats name schemas of a registry; None is no format."""
+    """Return whether records of any of these formats name schemas of a registry; None is not a format."""
     return any(FORMATS[str(name)].kind is not None for name in names if str(name) in FORMATS)

@@ -1,4 +1,4 @@
-"""The columns that say which Kafka record a row comes from."""
+"""Metadata columns: the Kafka record of each row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_TIMESTAMP = -1
 def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> pa.Schema:
     """Return the metadata columns of these names, in this order.
 
-    Raises UnknownValue for a name that is none, InvalidArgument for one given twice or one that the payload has too.
+    Raises UnknownValue for an unknown name, InvalidArgument for a name given twice or a column of the payload.
     """
     fields = []
     for name in names:
@@ -38,7 +38,7 @@ def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> p
 
 
 def metadata_columns(batch: RawBatch, names: Iterable[str]) -> list[pa.Array]:
-    """Return an array for each name, one entry for each record of the batch; all timestamps have to be in range."""
+    """Return an array for each name, with an entry for each record; all timestamps have to be in range."""
     names = list(names)
     metadata_schema(names)
     return [_COLUMNS[name][1](batch) for name in names]
@@ -67,7 +67,7 @@ def _integers(values: Sequence[int]) -> pa.Array:
 
 
 def bad_timestamps(batch: RawBatch) -> list[BadRow]:
-    """Return the records whose timestamps no column takes: producers may write any 64 bits."""
+    """Return the records with timestamps outside a column's range: producers may write any 64 bits."""
     millis = np.asarray(batch.timestamps, np.int64)
     if not len(millis) or MIN_MILLIS <= millis.min() <= millis.max() <= MAX_MILLIS:
         return []
@@ -94,11 +94,11 @@ def _headers(batch: RawBatch) -> pa.Array:
 
 
 def last_header(headers: pa.Array, name: str) -> pa.Array:
-    """Return the values of each record's last header of a name, as Kafka's own lastHeader() has it; null without."""
+    """Return the value of each record's last header of a name, like Kafka's lastHeader(), else null."""
     pairs = pc.list_flatten(headers)
     owners = pc.list_parent_indices(headers).to_numpy()
     named = np.flatnonzero(pc.equal(pairs.field("key"), name))
-    # Of numbers that come again, the last assignment counts.
+    # For a record with several such headers, the last assignment counts.
     places = np.full(len(headers), -1, np.int64)
     places[owners[named]] = named
     return pairs.field("value").take(pa.array(places, mask=places < 0))

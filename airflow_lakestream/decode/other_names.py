@@ -1,4 +1,4 @@
-"""The other names of a field: Avro's aliases, and what Protobuf's number of it was called in other versions."""
+"""Alternative names of a field: Avro's aliases, and names of a Protobuf field's number in further versions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from airflow_lakestream.registry.schemas import RegisteredSchema
 if TYPE_CHECKING:
     from airflow_lakestream.decode.known_formats import Found
 
-# Of Protobuf's versions the newest ones are looked at: each takes 0.1 s to compile the first time.
+# Only the newest versions of a Protobuf schema are used: each takes 0.1 s to compile the first time.
 _MOST_COMPILED = 32
 
 
 class OtherNames:
-    """Names of the same field of a record, and of the same type."""
+    """Groups of names of the same field of a record, and of the same type."""
 
     def __init__(self) -> None:
         self._groups: dict[Any, set[str]] = {}
 
     def join(self, key: Any, names: Iterable[str]) -> None:
-        """Note that these are names of one thing; `key` says whose."""
+        """Note names of the same field or type; `key` is the owner of the names."""
         joined = set(names)
         for name in list(joined):
             joined |= self._groups.get((key, name), set())
@@ -36,14 +36,14 @@ class OtherNames:
             self._groups[key, name] = joined
 
     def of(self, key: Any, name: str) -> set[str]:
-        """Return all names of a thing that has this one."""
+        """Return all names of the field or type with this name."""
         return self._groups.get((key, name), {name})
 
 
 class Naming:
-    """Finds the column of a field, by its name or else by another name of it.
+    """Finder of a field's column, by the field's name or else by an alternative name.
 
-    :ivar has_gaps: a column got no field, and a field no column: versions that were not asked may know more.
+    :ivar has_gaps: a column has no field, and a field no column: further versions may know more names.
     :ivar found: the columns with other names, by the paths of the fields.
     """
 
@@ -55,9 +55,9 @@ class Naming:
     def places(
         self, record: str, fields: Sequence[tuple[str, Any]], columns: Sequence[str], path: str
     ) -> dict[str, int]:
-        """Return the places of the columns that fields go into, by the fields' names.
+        """Return the positions of the fields' columns, by field name.
 
-        :param record: the name of the record that they are of.
+        :param record: the name of the fields' record.
         :param fields: names of fields, each with the other marks that distinguish fields of one record.
         """
         written = {name for name, _ in fields}
@@ -77,7 +77,7 @@ class Naming:
 
 
 def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ()) -> OtherNames:
-    """Return the names by the aliases in schemas, and in those of a registry."""
+    """Return the names by the aliases in schemas, and in a registry's versions."""
     names = OtherNames()
     known = [*nodes, *(node for one in versions if (node := _avro_node(one)) is not None)]
     types: list[_Named] = []
@@ -94,7 +94,7 @@ def avro_names(nodes: Iterable[Node], versions: Sequence[RegisteredSchema] = ())
 
 
 def _avro_node(schema: RegisteredSchema) -> Node | None:
-    """Return a registered schema's tree; None for one that is none."""
+    """Return a registered schema's tree, or None for an invalid schema."""
     try:
         return parse(schema.text, [needed.text for _, needed in schema.all_references()])
     except SchemaRefused:
@@ -124,7 +124,10 @@ def _inside_avro(node: Node) -> Iterator[Node]:
 
 
 def protobuf_names(versions: Sequence[RegisteredSchema]) -> OtherNames:
-    """Return the names by the numbers of fields in a registry's schemas. Raises what compiling them raises."""
+    """Return the names by the numbers of fields in a registry's schemas; invalid schemas are skipped.
+
+    Raises MissingExtra and CompilerTimedOut, see `compile_proto`.
+    """
     names = OtherNames()
     by_number: dict[tuple[str, Any], set[str]] = {}
     for version in versions[-_MOST_COMPILED:]:
@@ -144,7 +147,7 @@ def _messages(version: RegisteredSchema) -> list[Any]:
 
 
 def proto_of(schema: RegisteredSchema) -> Proto:
-    """Return a registered schema, compiled. Raises SchemaRefused, and what `compile_proto` raises."""
+    """Return a registered schema, compiled. Raises the errors of `compile_proto`."""
     return compile_proto(schema.text, tuple((name, needed.text) for name, needed in schema.all_references()))
 
 
@@ -156,14 +159,14 @@ def identity_of(field: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class RecordShape:
-    """A record of any format: its fields with their distinguishing marks, and the records inside them, if any."""
+    """A record of any format: the fields with distinguishing marks, and the records inside the fields."""
 
     name: str
     fields: Sequence[tuple[str, Any, Any]]
 
     @classmethod
     def of_avro(cls, node: Node) -> RecordShape | None:
-        """Return the shape of the record that values have, or have in them; None without one."""
+        """Return the shape of the only record in values, perhaps inside lists or unions, or None."""
         while not isinstance(node, Record):
             inside = [one for one in _inside_avro(node) if one.name != "null"]
             if len(inside) != 1:
@@ -173,7 +176,7 @@ class RecordShape:
 
     @classmethod
     def of_protobuf(cls, descriptor: Any) -> RecordShape | None:
-        """Return the shape of a message; None for a field without one."""
+        """Return the shape of a message, or None for a field without a message."""
         if descriptor is None:
             return None
         if descriptor.GetOptions().map_entry:
@@ -183,16 +186,16 @@ class RecordShape:
 
 @dataclass(frozen=True)
 class HeldNames:
-    """Gives columns of a registry's schema the names that a table has for them.
+    """Naming of columns of a registry's schema by a table's names.
 
-    :param shape: returns the shape of what is inside a field.
+    :param shape: returns the shape of the record inside a field.
     """
 
     naming: Naming
     shape: Callable[[Any], RecordShape | None]
 
     def columns(self, columns: Sequence[pa.Field], record: RecordShape, held: Sequence[pa.Field]) -> list[pa.Field]:
-        """Return the columns, which are those of the record, by the names of the held ones."""
+        """Return the record's columns, with the names of the held columns."""
         fields = [(name, identity) for name, identity, _ in record.fields]
         places = self.naming.places(record.name, fields, [one.name for one in held], "")
         found = []
@@ -220,7 +223,7 @@ class HeldNames:
 def held_names_of_avro(
     found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
-    """Return columns of an Avro schema by the names that a table has for them."""
+    """Return the columns of an Avro schema, with a table's names."""
     node = parse(found.text, found.texts)
     record, naming = RecordShape.of_avro(node), Naming(avro_names([node], versions))
     assert record is not None, "it has columns"
@@ -230,7 +233,7 @@ def held_names_of_avro(
 def held_names_of_protobuf(
     found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
-    """Return columns of a Protobuf schema by the names that a table has for them."""
+    """Return the columns of a Protobuf schema, with a table's names."""
     message = compile_proto(found.text, found.references).descriptor(found.message)
     record, naming = RecordShape.of_protobuf(message), Naming(protobuf_names(versions))
     assert record is not None, "it has columns"

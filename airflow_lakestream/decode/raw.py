@@ -1,4 +1,4 @@
-"""Records as they are: key and value, as bytes or as text."""
+"""Raw records: key and value, as bytes or as text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _COLUMNS = ("key", "value")
 
 
 def arrow_schema(kind: pa.DataType | None = None) -> pa.Schema:
-    """Return the columns of raw records, of one type: binary unless said otherwise."""
+    """Return the columns of raw records, all of type `kind`, by default binary."""
     return pa.schema([pa.field(name, kind or pa.binary()) for name in _COLUMNS])
 
 
 class RawDecoder(SchemaDecoder):
-    """Puts keys and values into columns of these names, `key` and `value`, of a binary type or a text.
+    """Decoder of keys and values into the columns `key` and `value`, of a binary type or text.
 
-    :param schema: one of them, or both; `nullable=False` makes one required.
-    :param unknown_fields: as of the other formats; it changes nothing, since raw records have no fields.
+    :param schema: one of the columns, or both; `nullable=False` makes a column required.
+    :param unknown_fields: as for other formats; without effect, since raw records have no fields.
     """
 
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str = UnknownFields.IGNORE) -> None:
@@ -44,7 +44,7 @@ class RawDecoder(SchemaDecoder):
         return type(self), (self.schema, str(self.unknown_fields))
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records: text that is none, or a null that may not be one.
+        """Return the rows and the bad records of a batch: invalid text, or a null in a required column.
 
         Raises InvalidArgument when the schema has keys and the records were read without them.
         """

@@ -1,4 +1,4 @@
-"""The schema that a table is made for, where neither the table nor the user gives one: what the registry knows."""
+"""Schemas from the registry for a new table, if neither the table nor the user specifies columns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
 log = logging.getLogger(__name__)
 
 SINGLE_OBJECT = b"\xc3\x01"
-# Records of the first batch whose schemas are looked at.
+# Number of records of the first batch whose schemas are read.
 _SAMPLE = 1_000
 _MOST_IDS = 20
 
 
 @dataclass(frozen=True)
 class SchemaFinder:
-    """Finds schemas for the keys or the values of a topic.
+    """Finder of schemas for the keys or the values of a topic.
 
     :param writer_schemas: Avro's, for records of single-object encoding.
     """
@@ -33,7 +33,7 @@ class SchemaFinder:
     writer_schemas: tuple[str, ...] = ()
 
     def find(self, format_name: str, topic: str, side: str, values: pa.Array) -> Found:
-        """Return the newest schema of the subject, or that of the first records. Raises InvalidArgument without any.
+        """Return the newest schema of the subject, or else of the first records. Raises InvalidArgument without any.
 
         :param side: "key" or "value".
         :param values: the first records' keys or values.
@@ -54,7 +54,7 @@ class SchemaFinder:
         return _found(format_name, schema, sample)
 
     def by_head(self, format_name: str, head: bytes) -> Found | None:
-        """Return the schema that a value names in its first bytes; None where it names none that is known."""
+        """Return the schema named by a value's first bytes, or None if unknown."""
         if head.startswith(SINGLE_OBJECT):
             text = self._by_fingerprint.get(head[2:10])
             return None if text is None else Found(text)
@@ -67,19 +67,19 @@ class SchemaFinder:
         return _found(format_name, schema, [head]) if schema.kind == FORMATS[format_name].kind else None
 
     def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> Found | None:
-        """Return the newest schema of the subject; None where the registry has none, or it does not say enough.
+        """Return the newest schema of the subject, or None if missing or ambiguous.
 
-        :param nested: it does not say enough, either, where records may be messages that stand inside others.
+        :param nested: also ambiguous if records may be messages inside other messages.
         """
         schema = None if self.registry is None else self._latest(self.registry, format_name, topic, side)
         if schema is None:
             return None
         found, messages = _found(format_name, schema, []), FORMATS[format_name].messages
-        # Only a record says which of several messages is meant.
+        # Only a record names the message, if the schema has several.
         return found if messages is None or messages(found, nested) == 1 else None
 
     def foreseen(self, format_name: str, topic: str) -> Found | None:
-        """Return what `find` would for the values, whatever the records; None where it depends on them."""
+        """Return the result of `find` for values if independent of the records, else None."""
         return None if self.writer_schemas else self.newest(format_name, topic, "value", nested=True)
 
     def _latest(self, registry: RegistryClient, format_name: str, topic: str, side: str) -> RegisteredSchema | None:
@@ -132,12 +132,12 @@ def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> F
 
 
 def is_framed(value: bytes) -> bool:
-    """Tell whether a value begins as Confluent's wire format does, and has something behind its header."""
+    """Return whether a value has Confluent's header, with more bytes behind."""
     return len(value) > HEADER and value[0] == 0
 
 
 def _message(value: bytes) -> tuple[int, ...]:
-    """Return which of a file's messages a framed Protobuf value says it is; the first where it makes no sense."""
+    """Return the index path of a framed Protobuf value's message, or of the first message if invalid."""
     numbers: list[int] = []
     number = shift = 0
     for byte in value[HEADER : HEADER + 64]:

@@ -1,4 +1,4 @@
-"""Raw records that became no row, as the reject table keeps them: all that is needed to try again, and why."""
+"""Raw records without a row, for the reject table: everything for another try, and the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.decode.metadata import NO_TIMESTAMP, bad_timestamps, met
 from airflow_lakestream.decode.values.outcome import BadRow, pick
 
 _RECORD = ("topic", "partition", "offset", "timestamp", "key", "headers")
-# The columns of a reject table that say what the record is, and why it was rejected.
+# The columns of a reject table: the record, and the reason of the rejection.
 RECORD_SCHEMA = pa.schema(
     [
         pa.field("value", pa.binary()),
@@ -27,20 +27,20 @@ RECORD_SCHEMA = pa.schema(
 )
 
 
-# The steps at which a record may be found to be a bad one.
+# The steps at which a record may turn out to be bad.
 STAGES = ("record", "decode", "sql", "route", "write")
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A bad record, and the step at which it was found to be one: of `STAGES`."""
+    """A bad record, with the step of `STAGES`."""
 
     row: BadRow
     stage: str
 
 
 def rejected_rows(batch: RawBatch, bad: Sequence[Bad]) -> pa.Table:
-    """Return the bad records of a batch with their reasons; `_kafka_timestamp` is null where it is out of range."""
+    """Return the bad records of a batch with reasons; `_kafka_timestamp` is null if out of range."""
     records = pick(batch, [one.row.index for one in bad])
     timestamps = list(records.timestamps)
     for row in bad_timestamps(records):
@@ -57,7 +57,7 @@ def rejected_rows(batch: RawBatch, bad: Sequence[Bad]) -> pa.Table:
 
 
 def timestamps_of(rows: pa.Table) -> list[int]:
-    """Return the timestamps of rejected records, in milliseconds, as the records had them."""
+    """Return the original timestamps of rejected records, in milliseconds."""
     # Not by Python's datetime, which ends with the year 9999.
     micros = rows["_kafka_timestamp"].cast(pa.int64()).to_pylist()
     written = rows["timestamp_ms"].to_pylist() if "timestamp_ms" in rows.column_names else [None] * len(rows)
@@ -65,7 +65,7 @@ def timestamps_of(rows: pa.Table) -> list[int]:
     return [_of_earlier_version(*row) if at is None else at for at, *row in zip(written, micros, errors, strict=True)]
 
 
-# Rows that were written before there was the column say it in their reason, where no column of timestamps takes it.
+# Rows of earlier versions have no such column; if the timestamp is out of range, their reason contains it.
 _BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$")
 
 

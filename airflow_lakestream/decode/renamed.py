@@ -1,4 +1,4 @@
-"""Columns with other names than the fields of records: decoders know the fields' names, the table the columns'."""
+"""Renaming: decoders know the names of fields, the table the names of columns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 @dataclass(frozen=True)
 class NewNames:
-    """Names of columns by those of the records' fields, as pairs."""
+    """Names of columns by names of the records' fields, as pairs (field, column)."""
 
     pairs: tuple[tuple[str, str], ...] = ()
 
     def check(self, rules: NameRules) -> None:
-        """Refuse new names that no column of the table can have. Raises InvalidArgument."""
+        """Refuse new names unfit for columns of the table. Raises InvalidArgument."""
         taken = Counter(new.lower() for _, new in self.pairs)
         for name, new in self.pairs:
             problem = rules.problem(new, top=True) or ("two columns get it" if taken[new.lower()] > 1 else None)
@@ -29,7 +29,7 @@ class NewNames:
                 raise InvalidArgument("rename_columns", f"{name!r} can't become {new!r}: {problem}.")
 
     def columns(self, fields: pa.Schema) -> pa.Schema:
-        """Return the columns for fields of records. Raises InvalidArgument for a name that two of them would have."""
+        """Return the columns for fields of records. Raises InvalidArgument for two columns of the same name."""
         if not self.pairs:
             return fields
         names = self.of(fields.names)
@@ -40,7 +40,7 @@ class NewNames:
         return pa.schema([field.with_name(name) for field, name in zip(fields, names, strict=True)])
 
     def fields(self, columns: pa.Schema) -> pa.Schema:
-        """Return the fields of records for the table's columns. Raises InvalidArgument for one that no field fills."""
+        """Return the fields of records for the table's columns. Raises InvalidArgument for a column without a field."""
         if not self.pairs:
             return columns
         renamed, old = dict(self.pairs), {new: name for name, new in self.pairs}
@@ -53,14 +53,14 @@ class NewNames:
         return pa.schema([column.with_name(old.get(column.name, column.name)) for column in columns])
 
     def of(self, names: list[str]) -> list[str]:
-        """Return the names of columns for those of fields."""
+        """Return the names of columns for names of fields."""
         renamed = dict(self.pairs)
         return [renamed.get(name, name) for name in names]
 
 
 @dataclass(frozen=True)
 class RenamedDecoder:
-    """Decodes fields of records into columns with other names."""
+    """Decoder of fields of records into columns with new names."""
 
     decoder: Decoder
     names: NewNames
@@ -71,6 +71,6 @@ class RenamedDecoder:
         return self.names.columns(self.decoder.schema)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         decoded = self.decoder.decode(batch)
         return Decoded(decoded.rows.rename_columns(self.names.of(decoded.rows.column_names)), decoded.bad)

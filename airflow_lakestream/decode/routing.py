@@ -1,4 +1,4 @@
-"""The columns that say which table each row goes to: the values of a template's placeholders, record by record."""
+"""Columns for routing: each record's values for the placeholders in the template of the table's name."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from airflow_lakestream.decode.metadata import last_header, metadata_columns
 from airflow_lakestream.decode.values.outcome import BadRow, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Given routes, and the columns of the rows: why records may not go by some of the routes.
+# From routes and the rows' columns to the reasons against some of the routes.
 Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class Router:
-    """Finds the route of each record: its values for the template's placeholders, which name its table.
+    """Finder of routes: a record's values for the template's placeholders, which name the table.
 
-    `refusals` is asked once for each route of a batch.
+    `refusals` gets each route of a batch once.
     """
 
     template: TableTemplate
@@ -31,16 +31,16 @@ class Router:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether records have to be read with their keys."""
+        """Whether records have to be read with keys."""
         return any(p.origin is Origin.KEY for p in self.template.by_record)
 
     @property
     def needs_headers(self) -> bool:
-        """Whether records have to be read with their headers."""
+        """Whether records have to be read with headers."""
         return any(p.origin is Origin.HEADER for p in self.template.by_record)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a payload without the fields to route by, or with types that name no table. Raises InvalidArgument."""
+        """Refuse a payload without the fields for routing, or of types unfit for tables. Raises InvalidArgument."""
         for placeholder in self.template.by_record:
             if placeholder.origin is not Origin.FIELD:
                 continue
@@ -60,7 +60,7 @@ class Router:
                 )
 
     def routes(self, batch: RawBatch, rows: pa.Table) -> tuple[pa.Array, Sequence[BadRow]]:
-        """Return the route of each row, and the records that have none: theirs is null."""
+        """Return the route of each row (null without a route), and the records without a route."""
         bad: dict[int, str] = {}
         parts = [self._values(placeholder, batch, rows, bad) for placeholder in self.template.by_record]
         encoded = pc.dictionary_encode(parts[0] if len(parts) == 1 else _joined(parts))
@@ -68,7 +68,7 @@ class Router:
         problems = {route: problem for route in routes if (problem := self._problem(route)) is not None}
         problems |= self.refusals([route for route in routes if route not in problems], rows.schema)
         if problems:
-            # Side by side for all rows: strangers can think up a route for each of them.
+            # For all rows at once: producers can invent a route for each record.
             refused = pa.array([route in problems for route in routes]).take(encoded.indices)
             for index in np.flatnonzero(refused.fill_null(False)):
                 bad.setdefault(int(index), problems[routes[encoded.indices[int(index)].as_py()]])
@@ -87,7 +87,7 @@ class Router:
         return None
 
     def _values(self, placeholder: Placeholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
-        """Return the texts to route by, null where there is none; say of each null why."""
+        """Return the texts for routing, null for a record without a text; `bad` gets the reason of each null."""
         if placeholder.origin is Origin.FIELD:
             values = rows[placeholder.name].combine_chunks().cast(pa.string())
             # A column of text takes documents as their text.
@@ -109,7 +109,7 @@ class Router:
 
 
 def route_columns(batch: RawBatch, routes: pa.Array) -> list[tuple[str, pa.Array]]:
-    """Return route, partition and offset of each row by the names of their columns."""
+    """Return route, partition and offset of each row, with the names of the columns."""
     return list(zip(ROUTE_COLUMNS, [routes, *metadata_columns(batch, ("partition", "offset"))], strict=True))
 
 

@@ -1,6 +1,6 @@
-"""Whole rows from raw records: the payload's columns or what SQL makes, the metadata columns, and where the row goes.
+"""Whole rows from raw records: the payload's columns or SQL's, the metadata columns, and the row's route.
 
-Each step may find records that can't become a row without loss; what becomes of those is one decision, made here.
+Each step may find records that can't become a row without loss; the policy for all of them is applied here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowDecoders:
-    """Makes row decoders for a payload: for a schema, or for the one that the registry or the first batch tells.
+    """Factory of row decoders for a payload, for a given schema or a schema from the registry or the first batch.
 
-    With a statement the schema says what the statement makes; what it reads is known to itself. `columns` are those of
-    the rows where these do not go into the table as they are, whatever its schema.
+    With a statement, the schema describes the statement's output; the statement knows its input. `columns` are the
+    columns of the rows if the rows do not go into the table as they are, for any schema of the table.
     """
 
     payload: Payload
@@ -56,7 +56,7 @@ class RowDecoders:
     columns: pa.Schema | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
-        """Return a decoder, None without a schema and a record that tells one; see `core.ports.DecoderFactory`."""
+        """Return a decoder, or None without a schema or records to define columns; see `core.ports.DecoderFactory`."""
         schema = schema if self.columns is None else self.columns
         if schema is None:
             if first is None or not self.payload.tells_columns(first):
@@ -79,33 +79,33 @@ class RowDecoders:
         )
 
     def waits(self, first: RawBatch) -> bool:
-        """Tell whether first records that tell no columns are to be decoded later; see `core.ports.DecoderFactory`."""
+        """Return whether first records without columns are decoded later; see `core.ports.DecoderFactory`."""
         return self.payload.waits(first)
 
     def trying(self, trial: Trial) -> RowDecoders:
-        """Return decoders to which rows that the trial finds are bad; see `core.ports.DecoderFactory`."""
+        """Return decoders with `trial` as a further check of rows; see `core.ports.DecoderFactory`."""
         return replace(self, trial=trial)
 
     def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
-        """Return a decoder of the columns that no record decides on, and no rows; see `core.landing.job.Foresee`."""
+        """Return a decoder of columns independent of records, with no rows, or None; see `core.landing.job.Foresee`."""
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
         return None if columns is None else self.without_records(columns, topic)
 
     def without_records(self, columns: pa.Schema, topic: str) -> tuple[Decoder, pa.Table]:
-        """Return a decoder of these columns of the payload, and no rows, with all columns."""
+        """Return a decoder of these columns of the payload, and a table of all columns without rows."""
         decoder = self(columns, None)
         assert decoder is not None, "there is one for each schema"
         return decoder, decoder.decode(_no_records(topic)).rows
 
     @property
     def needs_keys(self) -> bool:
-        """Whether records have to be read with their keys."""
+        """Whether records have to be read with keys."""
         readers = [part.needs_keys for part in (self.router, self.sql) if part is not None]
         return self._keeps_whole or "key" in self.metadata or self.payload.needs_keys or any(readers)
 
     @property
     def needs_headers(self) -> bool:
-        """Whether records have to be read with their headers."""
+        """Whether records have to be read with headers."""
         readers = [part.needs_headers for part in (self.router, self.sql) if part is not None]
         return self._keeps_whole or "headers" in self.metadata or bool(self.payload.named_sides) or any(readers)
 
@@ -115,7 +115,7 @@ class RowDecoders:
         return self.on_error is OnError.REJECT
 
     def _with_sql(self, sql: Statement, table: pa.Schema) -> tuple[Any, SqlStep]:
-        """Return the decoder of what the statement reads, None where it reads raw records, and the statement's step."""
+        """Return the decoder of the statement's input, or None for raw records, and the statement's step."""
         beside = metadata_schema(self.metadata).names
         names = tuple(name for name in sql.schema.names if name not in beside)
         required = tuple(field.name for field in table if field.name in names and not field.nullable)
@@ -127,7 +127,7 @@ class RowDecoders:
 
 @dataclass(frozen=True)
 class RowDecoder:
-    """The payload's columns, or what SQL makes, and the metadata columns side by side."""
+    """Decoder of rows: the payload's columns, or the statement's, and the metadata columns."""
 
     payload: Any
     metadata: tuple[str, ...]
@@ -137,17 +137,17 @@ class RowDecoder:
     tombstones: Tombstones = Tombstones.KEEP
     sql: SqlStep | None = None
     trial: Trial | None = None
-    # Whether Debezium's own records are passed over: they are no table's events.
+    # Whether Debezium's own records are skipped: they are not events of a table.
     passes_own: bool = False
-    # What has schemas that records name: of these sides a header may say that they are bare.
+    # Sides (key, value) with schemas named by records: a header may mark them as bare.
     named: tuple[str, ...] = ()
     watch: ColumnWatch | None = None
     sources: SourceTypes | None = None
-    # What to do about a record that ends the run, by why it is bad.
+    # Advice about a record that ends the run, given the reason.
     remedy: Callable[[str], str] = str
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
-        """Return what becomes of each record; see `core.ports.Decoder`."""
+        """Return the rows and the outcome of each record; see `core.ports.Decoder`."""
         sieve = _Sieve(batch)
         self._look_at_records(sieve)
         names, use = metadata_schema(self.metadata), ColumnUse()
@@ -169,7 +169,7 @@ class RowDecoder:
             if self.sql is not None:
                 rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
         if self.sql is not None:
-            # What the statement reads are no columns of the table.
+            # The columns that the statement reads are not columns of the table.
             use = replace(use, columns=frozenset()) + filled_columns(rows)
         rows = _joined(rows, beside)
         rows = _without(sieve, rows, out_of_range(rows), "decode" if self.sql is None else "sql")
@@ -180,7 +180,7 @@ class RowDecoder:
         return replace(self._outcome(sieve, rows), use=use)
 
     def _own(self, batch: RawBatch, bad: Sequence[BadRow]) -> dict[int, str]:
-        """Return which of the bad records are Debezium's own, and what they are."""
+        """Return Debezium's own records among the bad records, with descriptions."""
         found = {row.index: own_record(batch.values[row.index].as_py() or b"") for row in bad}
         own = {index: kind for index, kind in found.items() if kind is not None}
         if own:
@@ -253,19 +253,19 @@ def _no_records(topic: str) -> RawBatch:
 
 
 class _Sieve:
-    """A batch on its way through the steps: the records that are good so far, and what became of the others."""
+    """State of a batch between the steps: the good records, and the outcome of the rest."""
 
     def __init__(self, batch: RawBatch) -> None:
         self.whole = batch
         self.bad: list[Bad] = []
         self.skipped = self.filtered = 0
-        # Where the good records stand in the whole batch; None while they are all of it.
+        # Positions of the good records in the whole batch; None while all records are good.
         self._places: Indices | None = None
         self._records: RawBatch | None = batch
 
     @property
     def records(self) -> RawBatch:
-        """The records that are good so far; picked when somebody asks, since that makes lists of Python objects."""
+        """Good records; built on first use, since lists of Python objects take time."""
         if self._records is None:
             assert self._places is not None, "records were left out"
             self._records = pick(self.whole, self._places)
@@ -274,7 +274,7 @@ class _Sieve:
     def leave_out(
         self, bad: Sequence[BadRow], stage: str, filtered: Indices | None = None, skipped: Sequence[int] = ()
     ) -> Indices:
-        """Take out bad, filtered and skipped records; return the places of those that stay, among the good so far."""
+        """Take out bad, filtered and skipped records; return the indices of the kept records among those before."""
         places, indices = self._good(), np.array([row.index for row in bad], np.int64)
         self.bad += [Bad(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
         if filtered is not None:
@@ -285,12 +285,12 @@ class _Sieve:
         return self._keep(indices)
 
     def skip(self, indices: Sequence[int]) -> None:
-        """Take out records that are only to be counted."""
+        """Take out records to be counted only."""
         self.skipped += len(indices)
         self._keep(indices)
 
     def rowless(self) -> pa.Array | None:
-        """Return the offsets of the records that were taken out; None without any."""
+        """Return the offsets of all records taken out, or None."""
         if self._places is None:
             return None
         places = all_but(len(self.whole), self._places)
@@ -310,7 +310,7 @@ class _Sieve:
 
 
 def _without(sieve: _Sieve, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
-    """Return the rows but for those that are bad."""
+    """Return the rows without bad rows, and take the bad records out of `sieve`."""
     if not reasons:
         return rows
     return rows.take(pa.array(sieve.leave_out([BadRow(index, reasons[index]) for index in sorted(reasons)], stage)))

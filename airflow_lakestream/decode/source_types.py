@@ -1,8 +1,8 @@
-"""What records' schemas say of the source's columns; `core.source_types` compares it with what was said before.
+"""Types of the source's columns in records' schemas; `core.source_types` compares new with earlier types.
 
-A value's form does not tell a number of days from any other number. So a type of the source is told by what its values
-stand for in the table's column: in a column of timestamps a timestamp is one, whatever its unit; in a column of
-integers, which takes numbers as they are, milliseconds are no microseconds. Text says by itself what it is.
+A value's form does not distinguish a number of days from another number. So a type of the source is described by the
+meaning of its values in the table's column: in a column of timestamps a timestamp is the same in any unit; in a column
+of integers, which takes numbers as they are, milliseconds differ from microseconds. Text needs no description.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEEPEST = 16
 
 
 class SourceTypes:
-    """Finds the source's types of a payload's columns; those of other payloads are not known. Thread-safe."""
+    """Finder of the source's types for a payload's columns; needs an envelope, else finds no types. Thread-safe."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
@@ -41,9 +41,9 @@ class SourceTypes:
         self._rows: dict[Writer, Mapping[str, Shape] | None] = {}
 
     def of(self, batch: RawBatch, rows: pa.Table, places: Integers) -> dict[str, SeenType]:
-        """Return what the schemas of records say of the columns of their rows.
+        """Return the types of the rows' columns by the schemas of the records.
 
-        :param places: where the rows' records stand in the batch.
+        :param places: positions of the rows' records in the batch.
         """
         payload = self._payload
         if payload.envelope is None or not len(batch):
@@ -67,7 +67,7 @@ class SourceTypes:
         return seen
 
     def _span(self, rows: pa.Table, places: Integers, of_writer: Integers) -> tuple[int, int] | None:
-        """Return the places in the source's log of the first and the last of a schema's events; None if unknown."""
+        """Return the log positions of the first and the last of a schema's events, or None if unknown."""
         name = self._payload.place_column
         if name is None or name not in rows.column_names:
             return None
@@ -75,10 +75,10 @@ class SourceTypes:
         return None if not ends["min"].is_valid else (ends["min"].as_py(), ends["max"].as_py())
 
     def _row(self, writer: Writer) -> Mapping[str, Shape] | None:
-        """Return the columns of the source in records of a schema; None for records that are no rows of it."""
+        """Return the source's columns in records of a schema, or None if the records have no rows."""
         if writer not in self._rows:
             known, row = self._read(writer)
-            # What is unknown may be registered in a moment.
+            # An unknown schema may be registered in a moment.
             if not known or len(self._rows) >= _MOST:
                 return row
             self._rows[writer] = row
@@ -88,7 +88,7 @@ class SourceTypes:
         try:
             known, shape = self._shape(writer)
         except SchemaRefused:
-            # The decoder says what is wrong with it.
+            # The decoder reports the error.
             return True, None
         if shape is None or self._payload.envelope != Envelope.DEBEZIUM:
             return known, None if shape is None else shape.fields
@@ -98,7 +98,7 @@ class SourceTypes:
         return known, {name: one for image in images for name, one in image.fields.items()}
 
     def _shape(self, writer: Writer) -> tuple[bool, Shape | None]:
-        """Return whether a schema is known, and what it describes. Raises SchemaRefused."""
+        """Return whether a schema is known, and the schema's shape. Raises SchemaRefused."""
         if isinstance(writer, str):
             return True, connect_schema.parse(writer)
         found = self._payload.schema_of(self._payload.format, writer)
@@ -116,19 +116,19 @@ _FORMS = {
     "string": "text",
 }
 _CONTAINERS = ("struct", "array", "map", "union")
-# Avro's logical types, where Connect has no name for them.
+# Avro's logical types, if Connect has no name for them.
 _AVRO = {("int32", "date"): "date", ("bytes", "decimal"): "decimal"} | {
     (kind, f"{what}-{unit}"): what.removeprefix("local-")
     for kind in ("int32", "int64")
     for what in ("time", "timestamp", "local-timestamp")
     for unit in ("millis", "micros", "nanos")
 }
-# A number that stands for itself, under a name of its own.
+# A plain number, with a name of its own.
 _PLAIN = ("io.debezium.time.Year",)
 
 
 def _meanings(shape: Shape | None, kind: pa.DataType, path: str, depth: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Yield the path of a column, and of what is in it, what its values mean, and the name of the source's type."""
+    """Yield path, meaning of the values, and name of the source's type, for a column and all inner fields."""
     if shape is None or depth > _DEEPEST:
         return
     yield path, _meaning(shape, kind), _text(shape)
@@ -142,14 +142,14 @@ def _meanings(shape: Shape | None, kind: pa.DataType, path: str, depth: int = 0)
 
 
 def _meaning(shape: Shape, kind: pa.DataType) -> str:
-    """Return what values of a type of the source mean in a column; empty where each value says it by itself."""
+    """Return the meaning of a source type's values in a column, or an empty text for self-explanatory values."""
     form, as_text = _FORMS.get(shape.kind, shape.kind), t.is_string(kind) or t.is_large_string(kind)
     if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
         return "" if as_text else "number"
     if form in _CONTAINERS:
         return form
     if (what := _what(shape)) is not None and (as_text or _holds(kind, what)):
-        # A decimal is a number like others; a timestamp's column says itself whether it has a zone.
+        # A decimal is a number like others; a timestamp's column specifies whether it has a zone.
         return "" if as_text else "number" if what == "decimal" else what
     if form == "text":
         return "text" if as_text or t.is_binary(kind) or t.is_fixed_size_binary(kind) else ""
@@ -159,12 +159,12 @@ def _meaning(shape: Shape, kind: pa.DataType) -> str:
 
 
 def _what(shape: Shape) -> str | None:
-    """Return what numbers or bytes stand for, where they do not stand for themselves."""
+    """Return the logical type of numbers or bytes, or None for plain values."""
     return _AVRO.get((shape.kind, shape.name)) if shape.logical is None else shape.logical.what
 
 
 def _holds(kind: pa.DataType, what: str) -> bool:
-    """Tell whether a column is of the type that values of the source stand for."""
+    """Return whether a column's type is the logical type of the source's values."""
     checks = {"date": t.is_date, "time": t.is_time, "timestamp": t.is_timestamp, "decimal": t.is_decimal}
     return bool(checks[what](kind))
 

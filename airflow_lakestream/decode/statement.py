@@ -1,4 +1,4 @@
-"""SQL as a step of a row decoder: what a statement makes of raw records, or of their decoded columns."""
+"""SQL as a step of a row decoder, for raw records or decoded columns."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but
 
 
 class Failed(Protocol):
-    """A record on which a statement fails."""
+    """Record with a failure of the statement."""
 
     @property
     def index(self) -> int:
-        """Which of the batch."""
+        """Position of the record in the batch."""
 
     @property
     def reason(self) -> str:
-        """Why."""
+        """Reason of the failure."""
 
 
 class Made(Protocol):
-    """What a statement makes of a batch; each of its records is in exactly one of `kept`, `filtered` and `bad`."""
+    """Result of a statement for a batch; `kept`, `filtered` and `bad` contain each record exactly once."""
 
     @property
     def rows(self) -> pa.Table:
@@ -34,46 +34,46 @@ class Made(Protocol):
 
     @property
     def kept(self) -> Indices:
-        """The record that each row was made from."""
+        """Source record of each row."""
 
     @property
     def filtered(self) -> Indices:
-        """The records that the statement leaves out."""
+        """Records left out by the statement."""
 
     @property
     def bad(self) -> Sequence[Any]:
-        """The records on which it fails, as `Failed`."""
+        """Records with a failure, as `Failed`."""
 
 
 class Statement(Protocol):
-    """A statement that makes one row of each record, or none; called by several threads at once."""
+    """Statement with at most a row for each record; called by several threads at once."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that it makes."""
+        """Output columns."""
 
     @property
     def input_schema(self) -> pa.Schema | None:
-        """The columns that it reads, metadata columns among them; None for raw records."""
+        """Input columns, metadata columns included, or None for raw records."""
 
     @property
     def needs_keys(self) -> bool:
-        """Whether it reads raw records' keys."""
+        """Whether the statement reads the keys of raw records."""
 
     @property
     def needs_headers(self) -> bool:
-        """Whether it reads raw records' headers."""
+        """Whether the statement reads the headers of raw records."""
 
     def apply(self, batch: RawBatch | pa.Table) -> Made:
-        """Return what becomes of each record."""
+        """Return the result for each record."""
 
 
 @dataclass(frozen=True)
 class SqlStep:
-    """Runs a statement, and keeps NULL out of columns that take none.
+    """Step that runs a statement, and rejects NULL in required columns.
 
-    :param names: which of the statement's columns land; the others are metadata columns, which a record has anyway.
-    :param required: which of these may not be NULL.
+    :param names: the statement's columns that land; the others are metadata columns, which a record has anyway.
+    :param required: columns among these that may not be NULL.
     """
 
     statement: Statement
@@ -82,11 +82,11 @@ class SqlStep:
 
     @property
     def reads_raw_records(self) -> bool:
-        """Whether it is given records, not their decoded columns."""
+        """Whether the input is raw records, not decoded columns."""
         return self.statement.input_schema is None
 
     def apply(self, given: RawBatch | pa.Table) -> tuple[pa.Table, Indices, Indices, list[BadRow]]:
-        """Return the rows, the record behind each, the records left out, and the bad ones."""
+        """Return the rows, the source record of each row, the filtered records, and the bad records."""
         made = self.statement.apply(given)
         rows, kept = made.rows.select(self.names), made.kept
         bad = [BadRow(one.index, one.reason) for one in made.bad]

@@ -1,6 +1,6 @@
-"""What bad records have in common, for people: their reasons by kind, examples, and what is likely to be behind it.
+"""Summary of bad records for people: reasons by kind, examples, and likely causes.
 
-A guess from the first bytes, and from the fields, of some bad records: what a run was told of its topic may be wrong.
+A guess from the first bytes, and from the fields, of some bad records: settings of the run may not fit the topic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_lakestream.decode.registered import SINGLE_OBJECT, is_framed
 from airflow_lakestream.decode.rejected import Bad
 from airflow_lakestream.decode.values.outcome import Misfit, near_name, shorten
 
-# Of each batch so many bad records are looked at, and none that is longer.
+# Of each batch this number of bad records is examined, except values longer than this.
 _LOOKED_AT = 50
 _LONGEST = 64 * 1024
 _MOST_NAMES = 8
@@ -35,17 +35,17 @@ _EXCERPT = 80
 
 @dataclass(frozen=True)
 class Suspects:
-    """Tells why records are likely to be bad, by what was said of them.
+    """Finder of likely causes of bad records, by the payload's settings.
 
-    :param payload: what keys and values were said to hold.
-    :param columns: those that values are decoded into; None where they are not.
+    :param payload: settings of keys and values.
+    :param columns: the columns of decoded values, or None if values are not decoded.
     """
 
     payload: Payload
     columns: pa.Schema | None
 
     def of(self, batch: RawBatch, bad: Sequence[Bad]) -> BadRecords:
-        """Return what there is to tell of the bad records of a batch."""
+        """Return the summary of the bad records of a batch."""
         found = [self._cause(batch.values[one.row.index].as_py(), one) for one in self._short(batch, bad)]
         causes = Counter(cause or "" for cause in found)
         return BadRecords(len(bad), _most_frequent(batch, bad), dict(causes))
@@ -100,7 +100,7 @@ class Suspects:
         return None
 
     def _of_document(self, value: bytes) -> str | None:
-        """Return what the members of a JSON object tell."""
+        """Return a likely cause by the members of a JSON object, or None."""
         if not _is_json(value):
             return None
         try:
@@ -119,7 +119,7 @@ class Suspects:
         return self._missing(inner) if isinstance(inner, dict) and not is_event else None
 
     def _missing(self, document: Mapping[str, Any]) -> str | None:
-        """Return which required column a document has nothing for."""
+        """Return a cause about a required column without a field in the document, or None."""
         assert self.columns is not None
         required = [field.name for field in self.columns if not field.nullable and field.name != KEY_COLUMN]
         lacking = [name for name in required if name not in document]

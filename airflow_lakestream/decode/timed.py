@@ -1,6 +1,6 @@
-"""Instants out of what records have instead: numbers since the epoch, and times without a zone, as the schema says.
+"""Instants from numbers since the epoch, and from times without a zone, as specified by the schema.
 
-Formats decode into columns of numbers, or of times without a zone; what the table has is made of these, all at once.
+Decoders return columns of numbers, or of times without a zone; the table's columns are made of these, all at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXACT = pa.decimal128(28, 9)
 _LOCAL = pa.timestamp("us")
 
 Sources: TypeAlias = tuple[tuple[Path, TimeSource], ...]
-# The type that the number of a column is decoded as, by the column's path.
+# The type for decoding the number of a column, by the column's path.
 Numbers: TypeAlias = Callable[[Path], pa.DataType]
 _Rows = npt.NDArray[np.int64]
 _Bad = list[tuple[_Rows, str]]
@@ -38,16 +38,16 @@ _Bad = list[tuple[_Rows, str]]
 
 @dataclass(frozen=True)
 class Times:
-    """Which columns are made of what, by their paths.
+    """Sources of time columns, by path.
 
-    :param finer: what becomes of times that are finer than microseconds.
+    :param finer: treatment of times finer than microseconds.
     """
 
     sources: Sources = ()
     finer: TimestampsFiner = TimestampsFiner.REJECT
 
     def check(self) -> None:
-        """Refuse zones that are none. Raises InvalidArgument."""
+        """Refuse unknown time zones. Raises InvalidArgument."""
         for path, source in self.sources:
             try:
                 pc.assume_timezone(pa.array([0], _LOCAL), source.zone or "UTC")
@@ -56,9 +56,9 @@ class Times:
                 raise InvalidArgument("schema", problem, "Name one such as 'Europe/Berlin', or 'UTC'.") from None
 
     def fields(self, columns: pa.Schema, number: Numbers) -> pa.Schema:
-        """Return what records are decoded into for these columns.
+        """Return the decoders' columns for the table's columns.
 
-        Raises InvalidArgument for a column that has no instants.
+        Raises InvalidArgument for a column with a source, but without instants.
         """
         if not self.sources:
             return columns
@@ -66,14 +66,14 @@ class Times:
         return pa.schema([_replaced(one, (one.name,), by_path) for one in columns])
 
     def columns(self, fields: pa.Schema) -> pa.Schema:
-        """Return the columns that are made of what records are decoded into."""
+        """Return the table's columns for the decoders' columns."""
         if not self.sources:
             return fields
         by_path = {path: INSTANT for path, _ in self.sources}
         return pa.schema([_replaced(one, (one.name,), by_path, checked=False) for one in fields])
 
     def made(self, array: pa.Array, path: Path) -> tuple[pa.Array, _Bad]:
-        """Return a column, and what of it can't be made: places of rows, with the reason."""
+        """Return a column, and the rows without a valid instant, each with the reason."""
         source = dict(self.sources).get(path)
         if source is not None:
             unit, name = source.unit, ".".join(path)
@@ -102,7 +102,7 @@ class Times:
 
 @dataclass(frozen=True)
 class TimedDecoder:
-    """Decodes fields of records into columns, some of which are made of numbers or local times."""
+    """Decoder of fields of records into columns, with times made of numbers or local times."""
 
     decoder: Decoder
     times: Times
@@ -113,7 +113,7 @@ class TimedDecoder:
         return self.times.columns(self.decoder.schema)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         decoded = self.decoder.decode(batch)
         rows, reasons, columns = decoded.rows, dict[int, str](), []
         for name, column in zip(rows.column_names, rows.columns, strict=True):
@@ -145,7 +145,7 @@ def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], 
 
 
 def _of_number(array: pa.Array, unit: Epoch, finer: TimestampsFiner) -> tuple[pa.Array, _Bad]:
-    """Make instants of numbers since the epoch; the reasons of those that are none have the number in them."""
+    """Convert numbers since the epoch to instants; each reason contains the bad number."""
     scale = Decimal(10**6) / unit.per_second
     exact = array if t.is_decimal(array.type) else array.cast(EXACT)
     micros = pc.multiply(exact, pa.scalar(scale))
@@ -161,7 +161,7 @@ def _of_number(array: pa.Array, unit: Epoch, finer: TimestampsFiner) -> tuple[pa
 
 
 def _of_zone(array: pa.Array, zone: str) -> tuple[pa.Array, _Bad]:
-    """Make instants of local times; the hour that a change of clocks takes or doubles is none, or two."""
+    """Convert local times to instants; a time skipped or repeated by a change of clocks is bad."""
     try:
         return _bounded(array, pc.assume_timezone(array, zone).cast(INSTANT), zone, [])
     except pa.ArrowInvalid:
@@ -183,7 +183,7 @@ def _bounded(array: pa.Array, made: pa.Array, zone: str, bad: _Bad) -> tuple[pa.
 
 
 def _told(array: pa.Array, chosen: pa.Array, reason: str) -> _Bad:
-    """Return the chosen places, each with its value and the reason."""
+    """Return the chosen positions, each with a reason that contains the value."""
     if not pc.any(chosen).as_py():
         return []
     places = np.flatnonzero(pc.fill_null(chosen, fill_value=False).to_numpy(zero_copy_only=False))

@@ -1,4 +1,4 @@
-"""The schemas that a batch's records were written with: next to the records, or named by them."""
+"""Writers' schemas of the records of a batch: inside the records, or named by an id."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.lanes.lanes import Integers
 from airflow_lakestream.decode.registered import SINGLE_OBJECT, SchemaFinder
 
-# How many bytes name the schema in Avro's encoding of single objects.
+# Number of bytes that name the schema in Avro's single-object encoding.
 _SINGLE = 10
 
-# A schema's text next to the record; or the first bytes of a value, which name one: see `SchemaFinder.by_head`.
+# A schema's text in the record; or the first bytes of a value, which name a schema: see `SchemaFinder.by_head`.
 Writer: TypeAlias = str | bytes
 
 
 def writers(
     values: pa.Array, format_name: str, finder: SchemaFinder, prefixes: dict[bytes, str]
 ) -> Iterator[tuple[Writer, Integers]]:
-    """Yield the schemas of values, each with the places of its records; values that have none are left out.
+    """Yield the schemas of values, with the positions of the records; values without a schema are left out.
 
-    :param prefixes: what was learnt of values before; it grows.
+    :param prefixes: prefixes of earlier values with their schemas; new ones are added.
     """
     if Envelope.CONNECT in FORMATS[format_name].envelopes:
         for part in unwrapped(values, prefixes):

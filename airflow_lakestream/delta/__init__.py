@@ -1,1 +1,1 @@
-"""Delta Lake: rows to Parquet files, one commit file a landing, the ledger in a table property. No Airflow in here."""
+"""Delta Lake: rows as Parquet files, a commit file per landing, the ledger in a table property. Free of Airflow."""

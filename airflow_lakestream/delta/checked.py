@@ -1,6 +1,6 @@
-"""A Delta table whose landings are checked before their one commit.
+"""Sink of a Delta table with checks of each landing before the commit.
 
-There are no branches: what did not pass is kept nowhere but in Kafka, and the error names some of it.
+A Delta table has no branches: rows that fail the checks are in Kafka only, and the error names some of them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ NOT_KEPT = (
 
 
 class CheckedDeltaSink(DeltaSink):
-    """`DeltaSink` that commits only rows which have passed the checks.
+    """`DeltaSink` with checks of all rows before the commit.
 
-    :param auditor: checks them.
-    :param options: of the sink without checks.
+    :param auditor: has the checks.
+    :param options: options of `DeltaSink`.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class CheckedDeltaSink(DeltaSink):
         self._examiner = Examiner(auditor, table)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and whether the checks fit its columns, where these are known before the records."""
+        """Load the table again, and refuse checks in contradiction to the columns, if known before the records."""
         state = super().load(run_id)
         self._examiner.check_columns(self._design, None if self._head is None else self._change)
         return state
 
     def commit(self, landing: Landing) -> int:
-        """Check the rows taken, and commit them with the landing; see `core.ports.Sink`. Raises ChecksFailed."""
+        """Check the buffered rows, and commit the rows with the landing; see `core.ports.Sink`. Raises ChecksFailed."""
         if brings_any(landing):
             try:
                 self._examine(landing)
@@ -63,7 +63,7 @@ class CheckedDeltaSink(DeltaSink):
         return super().commit(landing)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Do the same with rows that take the place of others; also with none: the table would lose these."""
+        """Check the buffered rows, then replace; an empty batch is checked, too: a replace removes the old rows."""
         self._examine(landing)
         return super().replace(landing)
 
@@ -87,7 +87,7 @@ class CheckedDeltaSink(DeltaSink):
             version = before
 
     def _begin(self, landing: Landing) -> None:
-        """Write down where the group begins, without rows: "latest" would be another place in the next run."""
+        """Commit the group's first offsets without rows: "latest" would be another offset in the next run."""
         topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
         if not any(entry.origin for entry in topics.values()):
             return

@@ -1,4 +1,4 @@
-"""What a user may ask of a Delta table."""
+"""Check of a user's design of a Delta table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _KNOWN_PROPERTIES = (
 
 
 def check_design(design: TableDesign, *, widens: bool = False) -> None:
-    """Refuse a design that a Delta table can't have. Raises InvalidArgument.
+    """Refuse a design impossible for a Delta table. Raises InvalidArgument.
 
-    :param widens: allow wider types, for files that belong to no table.
+    :param widens: allow wider types, for staged files without a table.
     """
     if design.evolution is SchemaEvolution.WIDEN and not widens:
         raise InvalidArgument(

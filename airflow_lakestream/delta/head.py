@@ -1,4 +1,4 @@
-"""A Delta table at one version: what its log says, read through delta-rs."""
+"""A Delta table at a version, read from the log through delta-rs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def _no_transaction(app: str) -> int | None:
 
 @dataclass(frozen=True)
 class Head:
-    """`schema` is the Arrow schema of all columns, `fields` the same as Delta's JSON, metadata of columns included."""
+    """A Delta table at a version.
+
+    `schema` is the Arrow schema of all columns, `fields` the same as Delta's JSON, metadata of columns included.
+    """
 
     table: str
     version: int
@@ -38,7 +41,7 @@ class Head:
 
     @classmethod
     def of(cls, delta: DeltaTable, table: str) -> Head:
-        """Read what was loaded."""
+        """Return the head of a loaded table."""
         metadata, protocol = delta.metadata(), delta.protocol()
         return cls(
             table=table,
@@ -61,11 +64,11 @@ class Head:
 
     @property
     def features(self) -> frozenset[str]:
-        """Return the table features that the protocol names, of readers and of writers."""
+        """The table features named by the protocol, of readers and of writers."""
         return self.reader_features | self.writer_features
 
     def metadata_action(self, properties: Mapping[str, str], fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the action that gives the table these properties and columns, and leaves all else as it is."""
+        """Return the metadata action with these properties and columns; all further metadata is kept."""
         return {
             "metaData": {
                 "id": self.table_id,

@@ -1,8 +1,8 @@
-"""The ledger of a Delta table: a table property, written in the commit of the rows.
+"""Ledger of a Delta table: a table property, written in the commit of the rows.
 
-RESTORE, delta-rs's and Spark's, brings a table's properties back with its files, so the property is at every version
-the ledger of that version. What RESTORE does not bring back is the transaction of the group (`txn`), whose number only
-grows: where a property is behind it, or gone, the log has to show a RESTORE, or somebody took the ledger away.
+RESTORE, by delta-rs or Spark, restores a table's properties with its files, so the property at each version is the
+ledger of that version. RESTORE does not restore the transaction of the group (`txn`), whose number only grows: if a
+property is behind the transaction, or gone, the log must show a RESTORE; else the ledger was changed or removed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
-# With a group's name behind it: how many landings its ledger has seen, those that were taken back included.
+# With a group's name behind it: the number of landings that its ledger has had, with those taken back by RESTORE.
 GENERATION_PREFIX = "lakestream.generation."
-# Beside a landing's own keys in `commitInfo`: the version of the group's landing before it.
+# Next to a landing's own keys in `commitInfo`: the version of the group's landing before it.
 PREVIOUS = "lakestream.previous"
 SCHEMA_CHANGES = "lakestream.schema-changes"
-# Each is one small file to read.
+# Each commit is a small file to read.
 MOST_COMMITS_LOOKED_AT = 2_000
 
 
 class LedgerTakenAway(LakestreamError, Terminal):
-    """The group has landed here, and the property that would say what is gone, or older than its transaction."""
+    """Loss of a group's ledger: the property is gone, or older than the group's transaction."""
 
     def __init__(self, table: str, consumer_group: str, why: str) -> None:
         super().__init__(
@@ -42,17 +42,17 @@ class LedgerTakenAway(LakestreamError, Terminal):
 
 
 def app_id(consumer_group: str) -> str:
-    """Return the name under which a group's landings stand in Delta's own book of transactions."""
+    """Return the application id of a group in Delta's transactions."""
     return f"lakestream.{consumer_group}"
 
 
 def read_ledger(head: Head | None, consumer_group: str) -> Ledger:
-    """Return which Kafka offsets the table holds for `consumer_group`. Raises UnreadableLedger."""
+    """Return the ledger of `consumer_group` in the table; empty without a table. Raises UnreadableLedger."""
     return reading(head, consumer_group).ledger
 
 
 def reading(head: Head | None, consumer_group: str) -> Reading:
-    """Return the ledger with its last landings."""
+    """Return the ledger with the last landings."""
     text = None if head is None else head.properties.get(codec.property_key(consumer_group))
     if text is None:
         return Reading(None, Ledger(consumer_group), ())
@@ -61,30 +61,30 @@ def reading(head: Head | None, consumer_group: str) -> Reading:
 
 
 def groups(head: Head) -> tuple[str, ...]:
-    """Return the consumer groups that have a ledger on the table."""
+    """Return the consumer groups with a ledger in the table."""
     prefix = codec.PROPERTY_PREFIX
     return tuple(sorted(key.removeprefix(prefix) for key in head.properties if key.startswith(prefix)))
 
 
 def ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
-    """Return the ledgers of all groups, and of this one in any case. Raises UnreadableLedger."""
+    """Return the ledgers of all groups, and of this group in any case. Raises UnreadableLedger."""
     return {group: read_ledger(head, group) for group in {consumer_group: None, **dict.fromkeys(groups(head))}}
 
 
 def other_ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
-    """Return the ledgers of all other groups. Raises UnreadableLedger."""
+    """Return the ledgers of all groups except this group. Raises UnreadableLedger."""
     return {group: read_ledger(head, group) for group in groups(head) if group != consumer_group}
 
 
 def next_generation(head: Head | None, consumer_group: str) -> int:
-    """Return the number of the group's next landing: above all that the table has seen, RESTOREd or not."""
+    """Return the number of the group's next landing, above all earlier numbers, even after a RESTORE."""
     if head is None:
         return 1
     return 1 + max(_generation(head, consumer_group), head.txn(app_id(consumer_group)) or 0)
 
 
 def properties_after(head: Head | None, consumer_group: str, version: int, landing: Landing) -> dict[str, str]:
-    """Return the group's properties for the version that adds `landing`."""
+    """Return the group's properties for the version with `landing`."""
     value = reading(head, consumer_group).property_after(version, landing)
     return {
         codec.property_key(consumer_group): codec.encode_property(value),
@@ -93,13 +93,13 @@ def properties_after(head: Head | None, consumer_group: str, version: int, landi
 
 
 def previous_version(head: Head | None, consumer_group: str) -> int | None:
-    """Return the version of the group's last landing in the table's history."""
+    """Return the version of the group's last landing in the table's history, or None before the first landing."""
     found = reading(head, consumer_group)
     return found.path[-1].snapshot_id if found.path else None
 
 
 def check_not_taken_away(head: Head, consumer_group: str, store: Any) -> None:
-    """Refuse a table whose property lags behind the group's transaction without a RESTORE. Raises LedgerTakenAway."""
+    """Refuse a table if the property is behind the group's transaction without a RESTORE. Raises LedgerTakenAway."""
     last, held = head.txn(app_id(consumer_group)), _generation(head, consumer_group)
     if last is None or held >= last:
         return
@@ -119,9 +119,9 @@ def check_not_taken_away(head: Head, consumer_group: str, store: Any) -> None:
 
 
 def taken_back(head: Head, store: Any) -> list[str]:
-    """Return the ids of the landings that a RESTORE took back, of groups that have not landed since.
+    """Return the ids of landings taken back by a RESTORE, of groups without a landing since.
 
-    The number of a group's landing is above that of the property then, which came back with the files.
+    Such a landing's transaction number is above the number in the property, which was restored with the files.
     """
     held = {app_id(group): _generation(head, group) for group in groups(head)}
     lagging = {app: number for app, number in held.items() if (head.txn(app) or 0) > number}
@@ -139,7 +139,7 @@ def taken_back(head: Head, store: Any) -> list[str]:
 
 
 def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, int | None] | None:
-    """Return the group's landing that a version committed, and the version of the one before it; None if none."""
+    """Return the group's landing in a version, and the version of the landing before; None without a landing."""
     actions = read_commit(store, version)
     if actions is None:
         return None
@@ -150,10 +150,10 @@ def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, 
 
 
 def landings_of_run(head: Head, store: Any, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
-    """Return the landings of one run in the table's history, oldest first, as far back as its log goes."""
+    """Return the landings of a run in the table's history, oldest first, as far back as the log goes."""
     path = [entry for entry in reading(head, consumer_group).path if entry.landing is not None]
     found = {e.snapshot_id: e.landing for e in path if e.landing is not None and e.landing.run_id == run_id}
-    # Rather than the journal's: the log has the counts by partition, too.
+    # From the log rather than from the journal: the log has the counts by partition, too.
     found |= {version: item[0] for version in found if (item := landing_at(store, version, consumer_group))}
     if path and path[0].snapshot_id in found:
         found |= dict(_earlier(store, path[0].snapshot_id, consumer_group, run_id))
@@ -161,7 +161,7 @@ def landings_of_run(head: Head, store: Any, consumer_group: str, run_id: str) ->
 
 
 def version_of_landing(head: Head, consumer_group: str, landing_id: str) -> int | None:
-    """Return the version that holds a landing, if it is among the last ones of the table's history."""
+    """Return the version of a landing, or None if not among the last landings in the table's history."""
     for entry in reading(head, consumer_group).path:
         if entry.landing is not None and entry.landing.landing_id == landing_id:
             return entry.snapshot_id
@@ -169,13 +169,13 @@ def version_of_landing(head: Head, consumer_group: str, landing_id: str) -> int 
 
 
 def schema_changes(store: Any, version: int) -> list[str]:
-    """Return what a version changed in the schema, in words; nothing where the log does not go back so far."""
+    """Return the schema changes of a version, in words; empty if the log does not go back to the version."""
     texts: list[str] = json.loads(info_of(read_commit(store, version) or ()).get(SCHEMA_CHANGES, "[]"))
     return texts
 
 
 def summary_of(head: Head | None, consumer_group: str, landing: Landing, changes: tuple[str, ...]) -> Mapping[str, str]:
-    """Return what a landing's `commitInfo` says of it."""
+    """Return a landing's entries of `commitInfo`."""
     summary = codec.encode_summary(consumer_group, landing)
     if (before := previous_version(head, consumer_group)) is not None:
         summary[PREVIOUS] = str(before)

@@ -1,4 +1,4 @@
-"""The reject table of a Delta table, and the sink that has it beside it; see `tables.rejects.book`."""
+"""Reject table of a Delta table, and the sink of both tables; see `tables.rejects.book`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 
 class DeltaBooks:
-    """`tables.rejects.settlement.MainBooks` of a Delta table; `store` has its files."""
+    """`tables.rejects.settlement.MainBooks` of a Delta table; `store` is the store of the table's folder."""
 
     def __init__(self, head: Head, store: Any) -> None:
         self._head = head
@@ -44,7 +44,7 @@ class DeltaBooks:
         self.properties: Mapping[str, str] = head.properties
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return the landing's version, and a number below 0 for one known by its id."""
+        """Return the landing's version, a number below 0 if only the id is known, or None if unknown."""
         found = ledger_store.version_of_landing(self._head, consumer_group, landing_id)
         return self.ledger(consumer_group).noted.place(landing_id) if found is None else found
 
@@ -63,7 +63,7 @@ def counting_rows(
     ranges: RangeSet | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the rows that count, as `iceberg.reject_table.counting_rows` does."""
+    """Yield the counting rows, like `iceberg.reject_table.counting_rows`."""
     settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main, storage.store(main.table)))
     store = storage.store(rejects.table)
     for identity, entry in ledger_store.read_ledger(main, consumer_group).topics.items():
@@ -76,7 +76,7 @@ def counting_rows(
 
 
 class RejectTable(DeltaSink, RejectBook):
-    """The reject table of one table, as it is written for one consumer group."""
+    """Reject table of a table, written for a consumer group."""
 
     takes_records = False
 
@@ -121,7 +121,7 @@ class RejectTable(DeltaSink, RejectBook):
     def _rows_in(
         self, head: Head, ranges: RangeSet | None, columns: Sequence[str] = ()
     ) -> Iterator[tuple[Add, pa.Table]]:
-        """Yield the files that may have rows of these offsets, with all of their rows."""
+        """Yield the files with possible rows of these offsets, with all rows of each file."""
         for add in live_files(head):
             if ranges is None or may_hold(add, ranges):
                 yield add, read_file(self._store, add, head.schema, columns)
@@ -134,7 +134,7 @@ class RejectingSink(sink.SharedRejectingSink):
     """`tables.rejects.sink.SharedRejectingSink` on Delta tables.
 
     :param inner: the sink of the table whose ledger decides.
-    :param table: where that table lies.
+    :param table: the location of the main table.
     :param records: the columns of rejected records.
     """
 
@@ -147,7 +147,7 @@ class RejectingSink(sink.SharedRejectingSink):
         return self._tables.store(self._name)
 
     def _settlement(self) -> Settlement:
-        # Without a reject table there is nothing that could be anybody's.
+        # A missing reject table has nothing to settle.
         head = self._tables.open(self._name) if self._rejects.exists else None
         return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head, self._files))
 

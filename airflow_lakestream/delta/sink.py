@@ -1,4 +1,4 @@
-"""One Delta table as a sink: rows become Parquet files, and a landing commits them together with the ledger.
+"""Sink of a Delta table: rows become Parquet files, and a landing commits files and ledger together.
 
 The compare-and-set is Delta's own, one file for each version. Read `committing` and `guard` with this.
 """
@@ -69,23 +69,23 @@ class DeltaSink(TableSink[Add]):
         allow_group_overlap: bool = False,
         parts: int = 1,
     ) -> None:
-        # Files that grow with their records and may widen are a mirror's events, which are of no table.
+        # Files that grow with the records and may widen types are a mirror's staged events; they have no table.
         check_design(design, widens=design.grows)
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
         self._head: Head | None = None
-        # For the whole life of the run, however often it plans again: a replace must see those that came later.
+        # The version at the run's first look, kept when the run plans again: a replace must find later landings.
         self._first_version: int | None = None
 
     @cached_property
     def _store(self) -> Any:
-        # Only when it is needed: of a folder that is not there yet it is made.
+        # Opened when needed: a missing folder would be made.
         return self._tables.store(self._name)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and check it against the design. Raises InvalidArgument where they contradict.
+        """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
-        Raises what the parts raise for a table, or a place, that nothing can be landed in.
+        Also raises the errors of the checks below, for a table or a location that can't be landed in.
         """
         self._head = head = self._tables.open(self._name)
         check_place(self._tables, self._name)
@@ -110,18 +110,18 @@ class DeltaSink(TableSink[Add]):
             others=ledger_store.other_ledgers(head, self._group),
             landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
             schema=self._decoded(change),
-            # A mirror takes events as often as they come: the newest of a key wins.
+            # A mirror accepts repeated events: the newest event of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, head),
         )
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit; they are written as files in the background."""
+        """Buffer rows for the next commit; files are written in the background."""
         if self._change is None:
             self._found(rows.schema)
         super().write(rows, identity)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the rows taken and the landing in one version; see `core.ports.Sink`."""
+        """Commit the buffered rows and the landing as a version; see `core.ports.Sink`."""
         adds, target = self._files, self._target()
 
         def make(head: Head | None) -> list[Action]:
@@ -133,7 +133,7 @@ class DeltaSink(TableSink[Add]):
         return self._drive(Committer(self._tables, self._name, landing.landing_id, make))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Replace the rows of ranges by the rows taken, in one version; see `core.ports.Sink`."""
+        """Replace the rows of ranges by the buffered rows, in a single version; see `core.ports.Sink`."""
         _, ranges = what_it_replaces(landing)
         if self._head is None:
             raise RangesNotLanded(self._name, ranges)
@@ -158,30 +158,30 @@ class DeltaSink(TableSink[Add]):
         return version, replacement.made
 
     def outline(self) -> handover.Outline:
-        """Return what a sink in another process needs to write for the table, also for one that does not exist yet."""
+        """Return the outline of the table, existing or new, for writing files in another process."""
         self._buffer.flush()
         return handover.outline(self._tables, self._name, self._target(), self._columns)
 
     def outline_beside(self, columns: pa.Schema) -> handover.Outline:
-        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
+        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
         return handover.beside(self._tables, self._name, columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
+        """Return the reason why handed files do not fit the table at the last `load`, or None."""
         if self._change is None:
             return "the table is not there (any more)"
         return handover.misfit(self._target(), self._store, files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what a landing changed in the table's schema; nothing once the log does not go back to it."""
+        """Return a landing's changes of the table's schema, in words; empty once the log has lost the version."""
         return ledger_store.schema_changes(self._store, snapshot_id)
 
     def _drive_and_clean(
         self, landing: Landing, make: Callable[[Head | None], Sequence[Action]], unneeded: Callable[[bool], list[Add]]
     ) -> int:
-        """Commit actions that take files out, then delete what was written for it and is not in the version.
+        """Commit actions with removed files, then delete the files written in vain for the commit.
 
-        :param unneeded: returns these files, told whether the last actions made are committed.
+        :param unneeded: returns these files; its argument is whether the last actions made are committed.
         """
         committer = Committer(self._tables, self._name, landing.landing_id, make)
         try:
@@ -197,13 +197,13 @@ class DeltaSink(TableSink[Add]):
         try:
             version = committer.commit()
         except BaseException:
-            # Refused, or interrupted in the middle of it: what may have been applied must not lose its files.
+            # After a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied():
                 self._leave_in_place()
             raise
         self._leave_in_place()
         look_after(self._tables, self._name, version)
-        # The next rows are written for what the table is now.
+        # The next rows are written for the table after this commit.
         self._head = self._tables.open(self._name)
         self._change = SchemaChange.none(self._planned(None).metadata)
         return version
@@ -245,7 +245,7 @@ class DeltaSink(TableSink[Add]):
 
     @property
     def _columns(self) -> pa.Schema:
-        """All columns, those included that the next commit adds."""
+        """All columns, including the columns added by the next commit."""
         return arrow_schema(self._planned(None).schema)
 
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
@@ -253,7 +253,7 @@ class DeltaSink(TableSink[Add]):
         return self._change
 
     def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
-        """Return the columns of files, those that make partitions, and the order of rows."""
+        """Return the columns of files, the partition columns, and the order of rows."""
         columns = self._columns
         return columns, self._target().partitions, check_order(columns, self._design.sort_order)
 
@@ -281,7 +281,7 @@ class DeltaSink(TableSink[Add]):
         return delete_unreferenced(self._store, self._tables.open(self._name), folder)
 
     def _found(self, rows: pa.Schema | None) -> None:
-        """Take the columns of a new table; without a schema in the design, those of the first rows."""
+        """Set the columns of a new table; without a schema in the design, the columns of the first rows."""
         self._change = SchemaChange.nowhere(whole_schema(self._design, rows))
         delta_fields(self._columns)
         # A mirror's schema may have only some of its columns.
@@ -289,7 +289,7 @@ class DeltaSink(TableSink[Add]):
             self._prove(*proof_of(*self._layout()))
 
     def _change_of(self, head: Head) -> SchemaChange:
-        """Return the next commit's change of the table's columns. Raises InvalidArgument if they contradict."""
+        """Return the table's schema change by the next commit. Raises InvalidArgument for a contradiction."""
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")

@@ -1,4 +1,4 @@
-"""Where a Delta table lies: an absolute path or a URI, how its store is opened, and what the store has to be told."""
+"""Storage of Delta tables: location as an absolute path or a URI, object store, and storage options."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from airflow_lakestream.tables.row_buffer import is_of_rows
 
 
 def location(table: str) -> str:
-    """Return a local path as a plain one, and a URI as it is, without a slash at its end."""
+    """Return the location of a table without a slash at the end: a local path as a plain path, a URI unchanged."""
     parts = urlsplit(table)
     if parts.scheme == "file":
         return unquote(parts.path).rstrip("/")
     return table.rstrip("/")
 
 
-# What delta-rs says of a store that fails, where it does not raise an OSError.
+# Errors of delta-rs for a failing store, unless it raises an OSError.
 _OF_A_STORE = re.compile(r"Generic \w+ error|error sending request|timed out|object ?store", re.IGNORECASE)
-# Each gives up what the commit rests on: that a version is written once.
+# With each of these options a version could be written twice, and commits rely on a single write.
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "it lets a commit overwrite another one",
     "s3_allow_unsafe_rename": "it lets a commit overwrite another one",
@@ -45,20 +45,21 @@ _UNSAFE = {
 
 
 class Tables(Protocol):
-    """What a sink opens its table with: the storage itself, or what another process said of the table."""
+    """Access of a sink to a table: by the storage itself, or by an outline from another process."""
 
     def open(self, table: str) -> Head | None:
-        """Return the table as it is now; None where there is none."""
+        """Return the table at the current version, or None if missing."""
 
     def store(self, table: str) -> Any:
-        """Return the object store whose root is the table's folder."""
+        """Return the object store with the table's folder as root."""
 
 
 @dataclass(frozen=True)
 class DeltaStorage:
-    """`options` are the storage options of delta-rs; for paths, and where the environment says all, there are none.
+    """Storage of Delta tables through delta-rs.
 
-    Raises InvalidArgument for options that would take away what makes a commit safe.
+    `options` are the storage options of delta-rs; empty for paths, and if the environment has all settings. Raises
+    InvalidArgument for options that make commits unsafe.
     """
 
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -73,7 +74,7 @@ class DeltaStorage:
                 )
 
     def open(self, table: str) -> Head | None:
-        """Return the table as it is now; None where there is none. Raises DamagedLog, UnfitTable."""
+        """Return the table at the current version, or None if missing. Raises DamagedLog, UnfitTable."""
         where = location(table)
         if "://" not in where:
             if not Path(where).is_dir():
@@ -96,7 +97,7 @@ class DeltaStorage:
         return head
 
     def store(self, table: str) -> Any:
-        """Return the object store whose root is the table's folder."""
+        """Return the object store with the table's folder as root."""
         where = location(table)
         if "://" not in where:
             return LocalStore(where, mkdir=True)
@@ -104,7 +105,7 @@ class DeltaStorage:
 
 
 def check_place(tables: Tables, table: str) -> None:
-    """Refuse a place at which no file of a table can be made, as far as it tells that. Raises PlaceNotWritable."""
+    """Refuse an unwritable location of a table, if detectable before a write. Raises PlaceNotWritable."""
     if "://" not in (where := location(table)):
         check_folder(table, where)
         check_folder(table, Path(where, LOG))

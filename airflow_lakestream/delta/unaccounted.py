@@ -1,4 +1,4 @@
-"""Rows of a Delta table that no ledger accounts for; see `airflow_lakestream.tables.unaccounted`."""
+"""Search of a Delta table for rows unknown to all ledgers; see `airflow_lakestream.tables.unaccounted`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airflow_lakestream.tables.unaccounted import FileToJudge, find, keeps_posit
 
 
 def look_for_rows(head: Head, asked: Asked) -> Found:
-    """Find rows in the table at this version, deletion vectors applied.
+    """Return the unaccounted rows in the table at this version, with deletion vectors applied.
 
-    Raises FileUnreadable. A table whose rows keep no positions has none to find.
+    Raises FileUnreadable. The result is empty for a table whose rows keep no positions.
     """
     if head.delta is None or not keeps_positions(head.schema):
         return Found()
@@ -32,7 +32,7 @@ def look_for_rows(head: Head, asked: Asked) -> Found:
 
 
 def _masks(head: Head) -> dict[str, Sequence[bool]]:
-    """Return by path which rows of a file are left, of the files in which some are deleted."""
+    """Return masks of the live rows by path, for the files with deleted rows."""
     assert head.delta is not None, "the table is really there"
     vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
     return {unquote(one["filepath"]): one["selection_vector"] for one in vectors}
@@ -64,6 +64,6 @@ def _rows(head: Head, files: FileSystem, add: Add, mask: Sequence[bool] | None) 
                 yield as_columns(pa.Table.from_batches([batch]), add, head.schema, COORDINATES)
             return
         rows = as_columns(file.read(names), add, head.schema, COORDINATES)
-    # What a vector does not reach to is left.
+    # Rows behind the end of a deletion vector are live.
     left = [*mask, *([True] * (len(rows) - len(mask)))]
     yield rows.filter(pa.array(left, pa.bool_()))

@@ -1,1 +1,1 @@
-"""A driver process that runs outside Airflow, for any engine: its lease, its progress, and its supervision."""
+"""A driver process outside Airflow, for any engine: lease, progress and supervision."""

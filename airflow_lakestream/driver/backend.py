@@ -1,15 +1,15 @@
-"""The port of an engine: what it gives so that its drivers are supervised. `driver/` knows none by name.
+"""The port of an engine for the supervision of its drivers. `driver/` knows no engine by name.
 
-| what | who gives it |
+| part | provider |
 |---|---|
 | start, state, kill, log | a `Backend`, in the process that supervises |
 | find again | the `Handle` of `planned` or `launch`, kept in the driver's folder; or the lease, from any machine |
 | graceful stop | the app: it looks at `Lease.stop_requested` between two batches |
-| how it ended | the app: the lease's outcome, its reason, and whether that comes again |
+| outcome | the app: the lease's outcome, its reason, and whether the reason is final |
 | progress | the app: `ProgressLog`; progress means health |
-| its name, links, arguments | its operator, a `SupervisedOperator` |
+| name, links, arguments | the engine's operator, a `SupervisedOperator` |
 
-The app is what runs in the driver. It takes the lease of its location before it works.
+The app is the program in the driver. It takes the lease of its location before it works.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 
 
 class SubmitFailed(LakestreamError, Transient):
-    """A driver could not be started."""
+    """Error of a driver that could not be started."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """How to find a driver again.
+    """The address of a driver, for later supervision.
 
-    `kind` names the backend. `job_id` is the cluster's; `process` and `log` are those of a driver on a worker.
-    `is_planned`: the launch was not answered yet; the cluster may know such a driver later than its submitter does.
+    `kind` names the backend. `job_id` is the cluster's id; `process` and `log` are set for a driver on a worker.
+    `is_planned`: the launch is not answered yet; the cluster may know such a driver later than its submitter does.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Handle:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Handle:
-        """Read what `to_dict` gave. Raises KeyError, TypeError or ValueError."""
+        """Read the result of `to_dict`. Raises KeyError, TypeError or ValueError."""
         process = value.get("process")
         return cls(
             str(value["kind"]),
@@ -67,28 +67,28 @@ class Handle:
 
 
 class Backend(Protocol):
-    """One place where drivers run. All waits are bounded."""
+    """A manager of drivers on a machine or a cluster. All waits are bounded."""
 
     def planned(self, job: Any) -> Handle | None:
-        """Return the handle that `launch` will return; None if only the launch can give it."""
+        """Return the handle that `launch` will return; None if unknown before the launch."""
 
     def launch(self, job: Any) -> Handle:
-        """Start a driver; return as soon as there is a handle. Raises SubmitFailed.
+        """Start a driver; return as soon as a handle is known. Raises SubmitFailed.
 
-        :param job: what to launch, in the terms of this backend.
+        :param job: the job to launch, in the terms of this backend.
         """
 
     def state(self, handle: Handle) -> JobState:
-        """Return a driver's state; UNKNOWN, never an error, if the place does not answer."""
+        """Return a driver's state; UNKNOWN, never an error, without an answer from the machine or cluster."""
 
     def kill(self, handle: Handle) -> None:
-        """Kill a driver; return when it is gone, or after a bounded wait."""
+        """Kill a driver; return after the driver's end, or after a bounded wait."""
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return the last lines of a driver's log, if they can be read."""
+        """Return the last lines of a driver's log, if readable."""
 
     def works(self, handle: Handle) -> None:
-        """Take note that a driver has begun to work: what it was given to start with may go."""
+        """Note the start of a driver's work: files for the start may be deleted."""
 
     def ended(self, handle: Handle) -> None:
-        """Take note that a driver has ended well: what its place keeps of it may go. It raises nothing."""
+        """Note the good end of a driver: leftovers may be deleted. Raises no error."""

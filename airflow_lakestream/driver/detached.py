@@ -30,7 +30,7 @@ _GONE_WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class Job:
-    """What to launch: a command without secrets, and a folder that only its owner can read."""
+    """A job to launch: a command without secrets, and a folder readable only by its owner."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -38,16 +38,16 @@ class Job:
 
 
 class DetachedBackend:
-    """Launches processes of this machine, and finds them again.
+    """Launches processes of this machine, and finds earlier processes again.
 
     :param secrets: the files of a driver's folder that may hold secrets.
-    :param remedy: what to do where the command can't be started.
+    :param remedy: remedy if the command can't be started.
     """
 
     def __init__(self, secrets: Sequence[str] = (CONFIG_FILE,), remedy: str = "") -> None:
         self._secrets = secrets
         self._remedy = remedy
-        # Kept, so that an ended child is reaped when it is looked at and leaves no zombie.
+        # Kept, so that an ended child process is reaped at the next look and leaves no zombie.
         self._own: dict[int, subprocess.Popen[bytes]] = {}
 
     def planned(self, job: Job) -> Handle | None:
@@ -55,7 +55,7 @@ class DetachedBackend:
         return None
 
     def launch(self, job: Job) -> Handle:
-        """Start a driver in its own session; its output goes to a file in its folder."""
+        """Start a driver in its own session; the output goes to a file in the driver's folder."""
         file = job.folder / LOG_NAME
         try:
             with file.open("ab") as output:
@@ -87,13 +87,13 @@ class DetachedBackend:
         return JobState.RUNNING if alive else JobState.VANISHED
 
     def kill(self, handle: Handle) -> None:
-        """Kill the driver and all that it started, at once."""
+        """Kill the driver and its child processes, at once."""
         if handle.process is not None:
             kill_process(handle.process)
             self.state(handle)
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return the last lines of its log."""
+        """Return the last lines of the driver's log."""
         try:
             with Path(handle.log).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -102,19 +102,19 @@ class DetachedBackend:
             return []
 
     def works(self, handle: Handle) -> None:
-        """Delete the files of its folder that may hold secrets: it has read them."""
+        """Delete the files of the driver's folder with possible secrets: a working driver has read them."""
         if handle.log:
             forget(Path(handle.log).parent, self._secrets)
 
     def ended(self, handle: Handle) -> None:
-        """Do nothing: its folder stays, for its log."""
+        """Keep the folder, for the driver's log."""
 
 
 def kill_process(process: ProcessIdentity) -> None:
-    """Kill a driver's process of this machine, and wait until it is gone.
+    """Kill a driver's process of this machine, and wait for the end of the process.
 
     A session leader, as `launch` makes it, is killed with its whole group. Any other process is killed alone, since its
-    session may be somebody's shell.
+    session may be a user's shell.
     """
     if process.alive is not True:
         return

@@ -1,6 +1,6 @@
 """The driver's folder, `<checkpoint_location>.lakestream/`: JSON files, each written as a whole.
 
-It stands next to the checkpoint: the engine owns the checkpoint, and the lease survives when the checkpoint is deleted.
+The folder is next to the checkpoint: the engine owns the checkpoint, and the lease survives a deleted checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NONCE = "nonce"
 
 
 class StoreOverwrites(LakestreamError, Terminal):
-    """The checkpoint's store creates a file that is there: each of many drivers would hold the lease."""
+    """Error of a store without conditional writes: each of many drivers would hold the lease."""
 
     def __init__(self, location: str) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class StoreOverwrites(LakestreamError, Terminal):
 
 
 class DriverFolder:
-    """The folder of one checkpoint's driver.
+    """The folder of a checkpoint's driver.
 
     :param checkpoint_location: a path, or a URI as the engine takes it.
     :param properties: opens its object store, see `open_folder`.
@@ -45,7 +45,7 @@ class DriverFolder:
         return self._store.names()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a file's content; None if it is missing or damaged."""
+        """Return a file's content; None if missing or damaged."""
         content = self._store.read(name)
         try:
             value = json.loads(content or b"")
@@ -54,18 +54,18 @@ class DriverFolder:
         return {key: item for key, item in value.items() if key != _NONCE} if isinstance(value, dict) else None
 
     def modified(self, name: str) -> float | None:
-        """Return when a file was last written, in seconds since 1970; None if unknown."""
+        """Return the time of a file's last write, in seconds since 1970; None if unknown."""
         return self._store.modified(name)
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a file, replacing any earlier one."""
+        """Write a file, replacing any earlier file."""
         self._store.write(name, _encoded(value))
 
     def create(self, name: str, value: Mapping[str, Any]) -> bool:
-        """Create a file. Returns False if another process created it first. Raises StoreOverwrites."""
+        """Create a file; return False if another process was first. Raises StoreOverwrites."""
         if not self._create(name, value):
             return False
-        # A store that ignores the condition would tell each process that it was the first. Twice: once may be because
+        # A store that ignores the condition would report to each process that it was first. Twice: once may be because
         # the file was deleted meanwhile.
         if self._create(name, value) and self._create(name, value):
             self.remove(name)
@@ -76,7 +76,7 @@ class DriverFolder:
         return self._store.create(name, _encoded({**value, _NONCE: uuid.uuid4().hex}))
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file, if present."""
         self._store.remove(name)
 
 

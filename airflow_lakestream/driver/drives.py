@@ -1,4 +1,4 @@
-"""What a supervising operator works with, whatever does the work: a driver under a lease, or a service's own job."""
+"""The ports of a supervising operator: a stream, and the supervision of a driver or of a service's own job."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from airflow_lakestream.driver.watch import Look
 
 
 class Place(Protocol):
-    """What a stream is, as far as its operator asks."""
+    """Name and limits of a stream, for the operator."""
 
     @property
     def location(self) -> str:
-        """Its name for people, and in reports."""
+        """The stream's name for people, and in reports."""
 
     @property
     def limits(self) -> Limits:
-        """How much is borne."""
+        """The supervision limits."""
 
 
 class Drives(Protocol):
-    """Finds or starts what works on a stream, looks after it, and ends it; see `driver.driving.Driving`."""
+    """Supervision of a stream's work: found or started, followed, and ended; see `driver.driving.Driving`."""
 
     @property
     def spec(self) -> Place:
-        """What the stream is."""
+        """The stream."""
 
     @property
     def generation(self) -> int:
-        """The lowest lease generation that the driver can have; 0 where there is no lease."""
+        """The lowest possible lease generation of the driver; 0 without a lease."""
 
     def before(self) -> dict[str, Any]:
         """Return the sums before this run's first try began."""
 
     def progress(self) -> Progress:
-        """Return the sums as they are now."""
+        """Return the current sums."""
 
     def told(self) -> dict[str, Any]:
-        """Return the sums that the run's earlier tries have told to others; as `before`, where they told nothing."""
+        """Return the sums already reported by earlier tries of the run, or else the sums of `before`."""
 
     def has_told(self, sums: Mapping[str, Any]) -> None:
-        """Note that these sums are told, so that the run's next try does not tell them again."""
+        """Note these sums as reported, for the run's next try."""
 
     def begin(self, history: History | None = None) -> None:
-        """Adopt or start."""
+        """Adopt or start the driver or job."""
 
     def resume(self, history: History) -> None:
-        """Take over from another process, with what it knew."""
+        """Continue the supervision of another process, with its history."""
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
-        """Look, and report each look, until something is to be done or, with `until_started`, it works."""
+        """Look, and report each look, until an action is due or, with `until_started`, until the work has started."""
 
     def pause(self, until: float) -> None:
         """Wait until the given time, in seconds since 1970."""
 
     def clear_away(self) -> None:
-        """Clear away what is replaced or given up."""
+        """Remove the leftovers of a driver to be replaced or given up."""
 
     def finish(self) -> Progress:
         """Return the last sums and end the run."""
 
     def stop(self, action: Any) -> str:
-        """Carry out `on_kill_action`; return in words what was done."""
+        """Carry out `on_kill_action`; return the result in words."""
 
     def log_tail(self) -> list[str]:
-        """Return what it said last, if that can be read."""
+        """Return the last lines of the log, if readable."""

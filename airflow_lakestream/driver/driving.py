@@ -1,4 +1,4 @@
-"""One task's driver: found or submitted, followed, restarted, stopped. A stream has one driver at a time."""
+"""A task's driver: found or submitted, followed, restarted, stopped. A stream has one driver at a time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from airflow_lakestream.driver.watch import Look, Watch
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at a process of this machine: such a look costs next to nothing.
+# Seconds between two looks at a process of this machine, which cost next to nothing.
 _GLANCE = 0.5
 
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What a stream is, before anything is submitted.
+    """Identity and limits of a stream, before any submit.
 
     `properties` are the catalog's, for a checkpoint in its object store; they may hold secrets. `by` names the
     submitter, in words.
@@ -52,11 +52,11 @@ class StreamSpec:
 
 
 class Driving:
-    """The driver of a stream, while one process looks after it.
+    """Supervision of a stream's driver in one process.
 
-    :param spec: what the stream is.
-    :param backend: where drivers run.
-    :param prepare: builds what the backend launches; called once per launch.
+    :param spec: the stream.
+    :param backend: the manager of the drivers.
+    :param prepare: builds the backend's job; called once per launch.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
@@ -74,19 +74,19 @@ class Driving:
         run = fingerprint_of({"run": spec.by})
         self._begun, self._told = f"begun-{run}.json", f"told-{run}.json"
         self._found: Found | None = None
-        # The last heartbeat of a driver that its place calls gone, by the lease's generation.
+        # The last heartbeat of a driver that the backend reports as gone, by the lease's generation.
         self._last_beats: dict[int, float] = {}
         self._batches_before: int | None = None
         self._watch: Watch | None = None
 
     @property
     def generation(self) -> int:
-        """The lowest lease generation that this driver can have; 0 before `begin`."""
+        """The lowest possible lease generation of this driver; 0 before `begin`."""
         return self._found.generation if self._found else 0
 
     @property
     def handle(self) -> Handle | None:
-        """The handle to find the driver by, if a task submitted it."""
+        """The handle of the driver, if a task submitted the driver."""
         return self._found.handle if self._found else None
 
     def before(self) -> dict[str, Any]:
@@ -97,19 +97,19 @@ class Driving:
         return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
 
     def progress(self) -> Progress:
-        """Return the sums as they are now."""
+        """Return the current sums."""
         return read_progress(self.spec.location, self.spec.properties)
 
     def told(self) -> dict[str, Any]:
-        """Return the sums that the run's earlier tries have told to others; as `before`, where they told nothing."""
+        """Return the sums already reported by earlier tries of the run, or else the sums of `before`."""
         return self._beside.read(self._told) or self._beside.read(self._begun) or Progress().sums()
 
     def has_told(self, sums: Mapping[str, Any]) -> None:
-        """Note that these sums are told, so that the run's next try does not tell them again."""
+        """Note these sums as reported, for the run's next try."""
         self._beside.write(self._told, sums)
 
     def finish(self) -> Progress:
-        """Return the last sums and end the run; if the task is cleared, its count starts over."""
+        """Return the last sums and end the run; a cleared task counts from zero."""
         self._beside.remove(self._begun)
         self._beside.remove(self._told)
         if self.handle is not None:
@@ -117,26 +117,26 @@ class Driving:
         return self.progress()
 
     def begin(self, history: History | None = None) -> None:
-        """Adopt the stream's driver, or submit one.
+        """Adopt the stream's driver, or submit a driver.
 
-        :param history: what is known of this driver or of earlier ones.
+        :param history: history of this driver or of earlier drivers.
 
         Raises OtherInputs if a driver with other inputs runs, and SubmitFailed.
         """
         self._found = self._find_or_submit()
         now = time.time()
-        # Whoever is replaced may have had to be waited out first.
+        # The wait for the end of a replaced driver does not count.
         history = replace(history, submitted_at=now) if history else History(submitted_at=now)
         spec = self.spec
         seen = self._watch.seen if self._watch else self._batches_before
         self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
 
     def resume(self, history: History) -> None:
-        """Take over a driver from another process, to restart it or give it up; `begin` gets its history."""
+        """Take over a driver from another process, for a restart or an end; `begin` gets the driver's history."""
         self._found = self._submissions.current()
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
-        """Look at the driver and report each look, until something is to be done or, with `until_started`, it works."""
+        """Look and report each look, until an action is due or, with `until_started`, the driver has started."""
         assert self._watch is not None, "begin comes first"
         while True:
             look = self._watch.look()
@@ -153,7 +153,7 @@ class Driving:
         self._wait(max(0.0, until - time.time()))
 
     def clear_away(self) -> None:
-        """Kill what is left of a driver that is replaced or given up."""
+        """Kill the leftovers of a driver to be replaced or given up."""
         if self._found is None:
             return
         if self._found.handle is not None:
@@ -163,7 +163,7 @@ class Driving:
             kill_process(lease.process)
 
     def stop(self, action: OnKill) -> str:
-        """Carry out `on_kill_action`; return in words what was done."""
+        """Carry out `on_kill_action`; return the result in words."""
         self._beside.remove(self._begun)
         if self._found is None:
             return "there was no driver yet"
@@ -173,7 +173,7 @@ class Driving:
         return stop_driver(spec.location, action, spec.by, within=within, kill=kill, properties=spec.properties)
 
     def log_tail(self) -> list[str]:
-        """Return the last lines of the driver's log, if they can be read."""
+        """Return the last lines of the driver's log, if readable."""
         return self._backend.log_tail(self.handle) if self.handle else []
 
     def _rest(self) -> None:
@@ -212,13 +212,13 @@ class Driving:
             self._wait(min(self.spec.poll_interval, 2.0))
 
     def _without_corpse(self, found: Found) -> Found:
-        """Return what is to be done about a driver, if its place calls it gone: its lease tells so only later."""
+        """Return the driver with the right action if the backend reports the driver as gone, before the lease does."""
         if found.action is not SubmitAction.ADOPT or not self._is_gone(found.handle):
             return found
         if found.lease is None:
             return replace(found, action=SubmitAction.SUBMIT)
         if found.lease.beat_at > self._last_beats.setdefault(found.lease.generation, found.lease.beat_at):
-            # The lease is that of another driver, which nobody has a handle of.
+            # The lease is that of another driver, for which no handle is known.
             return replace(found, handle=None)
         return replace(found, action=SubmitAction.WAIT)
 
@@ -229,7 +229,7 @@ class Driving:
         try:
             job = self._prepare()
             if (planned := self._backend.planned(job)) is not None:
-                # A worker that dies before the answer leaves it to the next one.
+                # A worker that dies before the answer leaves the handle to the next worker.
                 self._submissions.launched(claimed, self.spec.by, planned)
             handle = self._backend.launch(job)
         except BaseException:

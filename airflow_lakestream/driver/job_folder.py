@@ -1,4 +1,4 @@
-"""The folder of one driver that a worker launches: its configuration, which only its owner can read, and its log."""
+"""The folder of a driver launched by a worker: the configuration, readable only by its owner, and the log."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from airflow_lakestream.driver.lease_record import fingerprint_of
 
 CONFIG_FILE = "app.json"
-# Of earlier drivers, for their logs.
+# Folders of earlier drivers, kept for their logs.
 _KEPT_FOLDERS = 10
 
 
 @dataclass(frozen=True)
 class DriverConfig:
-    """What a driver is told, complete; `content` holds secrets, `inputs` and `fingerprint` do not."""
+    """A driver's complete configuration; `content` holds secrets, `inputs` and `fingerprint` do not."""
 
     content: Mapping[str, Any]
     fingerprint: str
     inputs: Mapping[str, str]
 
     def write(self, folder: Path) -> Path:
-        """Write it into a folder, and return the file's path."""
+        """Write the configuration into a folder; return the file's path."""
         file = folder / CONFIG_FILE
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             json.dump(self.content, opened)
@@ -36,7 +36,7 @@ class DriverConfig:
 
 
 def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE,)) -> Path:
-    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed.
+    """Create the folder of a stream's driver, open only to its owner, and remove old folders of the stream.
 
     :param secrets: the files of earlier drivers that may hold secrets.
     """
@@ -52,6 +52,6 @@ def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE
 
 
 def forget(folder: Path, secrets: Iterable[str]) -> None:
-    """Delete the files of a driver's folder that may hold secrets: a working driver has read them."""
+    """Delete the files of a driver's folder with possible secrets: a working driver has read them."""
     for name in secrets:
         (folder / name).unlink(missing_ok=True)

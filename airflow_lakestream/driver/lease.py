@@ -1,8 +1,8 @@
-"""One writer for a checkpoint: a lease with a heartbeat, in the driver's folder.
+"""The single writer of a checkpoint: a lease with a heartbeat, in the driver's folder.
 
 Each holder has a generation and a file `lease-<generation>.json`. Only one process can create that file; its holder
 rewrites it with each heartbeat. The newest generation holds the lease: a holder that finds a newer one has lost it.
-The ledger's compare-and-set still decides what is landed; the lease saves work that it would refuse.
+The ledger's compare-and-set still decides which offsets are landed; the lease saves work that it would refuse.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 _BEATS_PER_TTL = 6
 _NAME, _STOP = "lease-", "stop.json"
-# Of an error, which may name rows that did not pass their checks.
+# Characters of an error, which may name rows that did not pass their checks.
 _LONGEST = 4_000
 
 
 class LeaseHeld(LakestreamError, Transient):
-    """A driver works on the checkpoint already. `record` is its lease; None if it can't be read.
+    """Error of a checkpoint in use by a driver. `record` is the driver's lease; None if unreadable.
 
-    :param damaged: what to say about the lease's file if it is cut or empty.
+    :param damaged: addition to the message if the lease's file is cut or empty.
     """
 
     def __init__(self, location: str, record: LeaseRecord | None, damaged: str = "") -> None:
@@ -45,14 +45,14 @@ class LeaseHeld(LakestreamError, Transient):
 
 
 class OtherInputs(LakestreamError, Terminal):
-    """The checkpoint belongs to another app, topic, table or group, or its driver runs with another configuration."""
+    """Error of a checkpoint of another app, topic, table or group, or of a driver with another configuration."""
 
     def __init__(self, location: str, problem: str, remedy: str) -> None:
         super().__init__(f"checkpoint {location}: {problem}. {remedy}")
 
 
 class LeaseLost(LakestreamError, Transient):
-    """Another driver has taken over, since this one's heartbeats were late."""
+    """Error of a lease taken over by another driver, since heartbeats were late."""
 
     def __init__(self, location: str, generation: int, newest: int) -> None:
         super().__init__(
@@ -62,14 +62,14 @@ class LeaseLost(LakestreamError, Transient):
 
 
 def read_lease(location: str, properties: Mapping[str, str] | None = None) -> LeaseRecord | None:
-    """Return the newest lease of a checkpoint, held or not; None if there never was one."""
+    """Return the newest lease of a checkpoint, held or not; None if missing or unreadable."""
     return _newest(DriverFolder(location, properties))[1]
 
 
 def request_stop(
     location: str, by: str, properties: Mapping[str, str] | None = None, within: float | None = None
 ) -> bool:
-    """Ask the driver that holds the lease to end after its current batch. Returns False if no driver holds it.
+    """Ask the holder of the lease to end after the current batch; return False without a holder.
 
     :param within: seconds after which the driver kills itself if that batch has not ended; None: no limit.
     """
@@ -83,7 +83,7 @@ def request_stop(
 
 
 def stop_asked(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
-    """Tell whether the lease's holder was asked to end."""
+    """Return whether the lease's holder was asked to end."""
     return _is_for(DriverFolder(location, properties).read(_STOP), record)
 
 
@@ -134,12 +134,12 @@ class Lease:
         :param location: the checkpoint's.
         :param fingerprint: identifies the submit's configuration, see `fingerprint_of`.
         :param holder: who started this driver, as free text.
-        :param inputs: what the checkpoint belongs to: app, topic, table, group.
+        :param inputs: the checkpoint's permanent inputs: app, topic, table, group.
         :param ttl: seconds without a heartbeat after which the driver counts as vanished.
         :param properties: opens its object store, see `open_folder`.
 
-        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to something else, and what
-        `DriverFolder.create` raises.
+        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to another stream, and errors of
+        `DriverFolder.create`.
         """
         folder = DriverFolder(location, properties)
         newest, known = _newest(folder)
@@ -185,12 +185,12 @@ class Lease:
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def check(self) -> None:
-        """Raise LeaseLost if a heartbeat has found another holder. Does no I/O; call it before each commit."""
+        """Raise LeaseLost if a heartbeat has found another holder. Does no I/O: for a call before each commit."""
         if self._lost_to:
             raise LeaseLost(self._location, self._record.generation, self._lost_to)
 
     def stop_requested(self) -> bool:
-        """Whether this driver was asked to end after its current batch."""
+        """Return whether this driver was asked to end after the current batch."""
         if not self._stopped:
             request = self._folder.read(_STOP)
             self._stopped = _is_for(request, self._record)
@@ -199,7 +199,7 @@ class Lease:
         return self._stopped
 
     def release(self, outcome: DriverOutcome, error: str = "", terminal: bool = False) -> None:
-        """Release the lease. `error` is shown to people and must hold no secret; `terminal`: a restart can't help."""
+        """Release the lease. `error` must hold no secret, since people see it; `terminal`: a restart can't help."""
         self._ended.set()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
@@ -224,7 +224,7 @@ class Lease:
         if error is None:
             self.release(DriverOutcome.STOPPED if self._stopped else DriverOutcome.DONE)
         else:
-            # Messages of foreign errors may hold secrets: record the type alone.
+            # Messages of foreign errors may hold secrets: only the error's type is recorded.
             told = str(error) if isinstance(error, LakestreamError) else type(error).__name__
             self.release(DriverOutcome.FAILED, told, isinstance(error, Terminal))
 
@@ -239,7 +239,7 @@ class Lease:
                 log.warning("The lease of %s could not be renewed: %s: %s", self._location, type(e).__name__, e)
 
     def _end_if_overdue(self) -> None:
-        """Kill this driver if its batch outlasts the time limit of the stop request: it may hang forever."""
+        """Kill this driver if the batch outlasts the time limit of the stop request: a batch may hang forever."""
         if not self.stop_requested() or self._patience is None:
             return
         since, within = self._patience
@@ -251,7 +251,7 @@ class Lease:
         self.end_process()
 
     def end_process(self) -> NoReturn:
-        """End this process at once, whatever it waits for."""
+        """End this process at once, without waiting for anything."""
         os._exit(1)
 
 
@@ -269,7 +269,7 @@ def _newest_generation(folder: DriverFolder) -> int:
 
 
 def _newest(folder: DriverFolder) -> tuple[int, LeaseRecord | None]:
-    """Return (the newest generation or 0, its record or None if it can't be read)."""
+    """Return the newest generation, or 0, with the generation's record, or None if unreadable."""
     generation = _newest_generation(folder)
     return generation, _record(folder, generation)
 
@@ -284,13 +284,13 @@ def _record(folder: DriverFolder, generation: int) -> LeaseRecord | None:
 
 
 def _before_damaged(folder: DriverFolder, location: str, generation: int, ttl: float) -> LeaseRecord | None:
-    """Return the lease before a damaged one that nobody holds: a living holder would have rewritten it.
+    """Return the lease before a damaged lease without a holder: a living holder would have rewritten the file.
 
-    Raises LeaseHeld while somebody may still hold it.
+    Raises LeaseHeld while a driver may still hold the damaged lease.
     """
     name = _file(generation)
     written = folder.modified(name)
-    # A time further in the future than clocks differ tells nothing.
+    # A time in the future by more than the difference of clocks means nothing.
     if written is None or abs(time.time() - written) < ttl:
         told = f" Its lease file {name} is damaged; it can be taken over {ttl:g} s after it was last written."
         raise LeaseHeld(location, None, told)

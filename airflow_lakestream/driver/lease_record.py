@@ -1,4 +1,4 @@
-"""The record of the driver that holds, or held, a checkpoint's lease."""
+"""The record of the present or last driver with a checkpoint's lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERS = ("taken_at", "beat_at", "ttl")
 
 
 class DriverOutcome(StrEnum):
-    """How a driver ended."""
+    """The outcome of a driver."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -27,11 +27,11 @@ class DriverOutcome(StrEnum):
 
 
 class LeaseDamaged(ValueError):
-    """The content is not a lease: it is cut, empty, or something else."""
+    """Error of a file without a lease: cut, empty, or with other content."""
 
 
 class LeaseState(StrEnum):
-    """What a lease says about its driver."""
+    """The state of a driver, by its lease."""
 
     HELD = "held"
     RELEASED = "released"
@@ -42,8 +42,8 @@ class LeaseState(StrEnum):
 class LeaseRecord:
     """A lease holder. Times are seconds since 1970 by the holder's clock.
 
-    `terminal` says that the error comes again until somebody changes something.
-    `inputs` is what the checkpoint belongs to for good (app, topic, table, group); `fingerprint` identifies the
+    `terminal` means that the error repeats until a user changes the cause.
+    `inputs` are the permanent inputs of the checkpoint (app, topic, table, group); `fingerprint` identifies the
     submit's configuration. Neither holds a secret.
     """
 
@@ -76,16 +76,16 @@ class LeaseRecord:
             raise LeaseDamaged from e
 
     def state(self, now: float | None = None) -> LeaseState:
-        """Tell whether the driver is there.
+        """Return the state of the driver.
 
-        On this machine the process decides: a dead one has vanished at once, a living one holds the lease even
+        On this machine the process decides: a dead process has vanished at once, a living process holds the lease even
         without heartbeats. For other machines the heartbeat decides.
         """
         if self.outcome is not None:
             return LeaseState.RELEASED
         alive = self.process.alive
         if alive is None:
-            # A heartbeat from the future, by more than clocks differ, counts as none.
+            # A heartbeat in the future by more than the difference of clocks counts as missing.
             alive = abs((time.time() if now is None else now) - self.beat_at) < self.ttl
         return LeaseState.HELD if alive else LeaseState.VANISHED
 

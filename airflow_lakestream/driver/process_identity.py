@@ -1,4 +1,4 @@
-"""Which process holds a lease, on which machine. Tells apart recycled pids and containers of the same name."""
+"""Identity of a process and its machine, distinct for recycled pids and for containers of the same name."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, value: Any) -> ProcessIdentity:
-        """Read what `vars` gave. Raises TypeError or KeyError."""
+        """Read the result of `vars`. Raises TypeError or KeyError."""
         return cls(
             int(value["pid"]), int(value["session"]), int(value["started"]), str(value["host"]), str(value["machine"])
         )
 
     @property
     def is_local(self) -> bool:
-        """Whether the pid means something on this machine."""
+        """Whether the pid is of this machine."""
         return bool(self.machine) and self.machine == _machine()
 
     @property
     def alive(self) -> bool | None:
-        """Whether this very process still runs; None if that can't be seen from here."""
+        """Whether exactly this process still runs; None on another machine."""
         if not self.is_local:
             return None
         return self.started != 0 and _started(self.pid) == self.started
 
 
 def _machine() -> str:
-    """Return a text that changes with each boot and differs between containers; empty outside Linux."""
+    """Return a text, different for each boot and for each container; empty outside Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -58,7 +58,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int:
-    """Return a process's start time in ticks since the boot; 0 for no process or a zombie."""
+    """Return a process's start time in ticks since the boot; 0 without the process, or for a zombie."""
     try:
         # Fields after the command (in parentheses, may hold anything): state is the 1st, start time the 20th.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""How a driver's program ends: its exit code, and what the last line of its log says."""
+"""End of a driver's program: the exit code, and the last line of the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def exit_code_of(work: Callable[[], None], what: str) -> int:
-    """Do a program's work; return 0, or 1 where it fails, with the reason in the last line of the log.
+    """Do a program's work; return 0, or 1 after an error, with the reason in the last line of the log.
 
     :param what: the program, for the log, such as `The app`.
     """
@@ -21,7 +21,7 @@ def exit_code_of(work: Callable[[], None], what: str) -> int:
         log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
         return 1
     except Exception as e:
-        # Whatever ends a program, its last line says so: people look there, and supervisors read it. The trace first.
+        # After any error the last line has the reason: people and supervisors read it there. The trace comes first.
         log.exception("%s failed.", what)
         log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
         return 1

@@ -1,4 +1,4 @@
-"""What a driver reports of its batches, in `progress.json` of its folder."""
+"""A driver's reports of batches, in `progress.json` of the driver's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.driver.driver_folder import DriverFolder
 
 _NAME = "progress.json"
-# How many of the last batches are kept; the sums cover all.
+# Number of last batches that are kept; the sums cover all batches.
 KEPT = 50
 _SUMS = ("rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
 # Topic, partition, from, until.
@@ -22,9 +22,9 @@ LandedRange = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """One finished micro-batch.
+    """A finished micro-batch.
 
-    Rates are records per second: `input_rate` as they came in, `processing_rate` as they were processed. `ranges` are
+    Rates are records per second: `input_rate` as they arrived, `processing_rate` as they were processed. `ranges` are
     [topic, partition, from, until]. `lag` is the number of offsets left. `watermark` is the time (milliseconds since
     1970) up to which the topic is landed, if known. `at` is the end of the batch, in seconds since 1970. `tables` are
     the rows by table. `what` describes a step that lands nothing.
@@ -50,14 +50,14 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
-        """Read what was written; unknown keys are ignored."""
+        """Read the content of a file; unknown keys are ignored."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         known["ranges"] = _ranges(known.get("ranges", ()))
         known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
         return cls(**known)
 
     def emptied(self) -> BatchProgress:
-        """Return the batch as one that landed nothing."""
+        """Return the batch without landed rows and ranges."""
         kept = {"duration", "lag", "watermark", "snapshot_ids", "at", "what"}
         return BatchProgress(self.batch_id, 0, 0, **{name: getattr(self, name) for name in kept})
 
@@ -74,10 +74,11 @@ class BatchProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a checkpoint; the sums cover all drivers that it ever had.
+    """The progress of a checkpoint; the sums cover all its drivers.
 
-    `moves` goes up with each sign of life: a finished batch, a step within one, a look that found no records.
-    `doing` says what it was. `landed` are the ranges of all batches as [topic, partition, from, until], merged.
+    `moves` grows with each sign of life: a finished batch, a step within a batch, a look without new records.
+    `doing` describes the last sign of life. `landed` are the ranges of all batches as [topic, partition, from, until],
+    merged.
     """
 
     batches: int = 0
@@ -96,12 +97,12 @@ class Progress:
 
     @property
     def newest(self) -> BatchProgress | None:
-        """The batch that ended last."""
+        """The last finished batch."""
         return self.last[-1] if self.last else None
 
     @classmethod
     def of_sums(cls, sums: Mapping[str, Any]) -> Progress:
-        """Return the progress whose sums these are."""
+        """Return a progress with these sums."""
         known = {name: sums[name] for name in ("batches", *_SUMS, "tables") if name in sums}
         return cls(**known, landed=_ranges(sums.get("landed", ())))
 
@@ -111,9 +112,9 @@ class Progress:
         return {**counts, "tables": dict(self.tables), "landed": [list(one) for one in self.landed]}
 
     def since(self, begun: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sums minus earlier ones, as `sums` gave them.
+        """Return the difference from earlier sums, as returned by `sums`.
 
-        Offsets that landed before and again since are in `landed` only if their batch is among those kept.
+        Offsets that landed before and again since are in `landed` only if their batch is among the kept batches.
         """
         now = self.sums()
         counts = {name: max(0, now[name] - begun.get(name, 0)) for name in ("batches", *_SUMS)}
@@ -124,7 +125,7 @@ class Progress:
         return {**counts, "tables": dict(tables), "landed": [list(one) for one in _listed(landed)]}
 
     def plus(self, batch: BatchProgress) -> Progress:
-        """Return the sums with one more batch."""
+        """Return the sums with a further batch."""
         return replace(
             self,
             batches=self.batches + 1,
@@ -136,7 +137,7 @@ class Progress:
 
 
 class ProgressLog:
-    """The driver's side: adds to what earlier drivers of the checkpoint wrote. Thread-safe."""
+    """The driver's side: adds to the progress of the checkpoint's earlier drivers. Thread-safe."""
 
     def __init__(self, location: str, properties: Mapping[str, str] | None = None) -> None:
         self._folder = DriverFolder(location, properties)
@@ -144,24 +145,24 @@ class ProgressLog:
         self._lock = threading.Lock()
 
     def report(self, batch: BatchProgress) -> None:
-        """Add a finished batch. If its `at` is 0, it becomes now."""
+        """Add a finished batch. An `at` of 0 becomes now."""
         batch = batch if batch.at else replace(batch, at=time.time())
         with self._lock:
             self._write(self._progress.plus(batch), f"batch {batch.batch_id} done")
 
     def report_once(self, batch: BatchProgress) -> None:
-        """Add a batch that may be repeated: after a kill before its end was noted, the next driver finds it landed.
+        """Add a possibly repeated batch: after a kill before the report, the next driver finds the batch landed.
 
-        A repeated batch counts as one that landed nothing.
+        A repeated batch counts as a batch without landed rows.
         """
         with self._lock:
             told = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
         self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in told else batch)
 
     def alive(self, doing: str = "waiting for records") -> None:
-        """Report that the driver moves although no batch has ended: it found no records, or did a step of a long batch.
+        """Report a sign of life without a finished batch: no new records, or a step of a long batch.
 
-        Call it for each look that found none, or every few seconds; never from a timer: it outlives a stuck driver.
+        To call for each look without records, or every few seconds; never from a timer, which outlives a stuck driver.
         """
         with self._lock:
             self._write(self._progress, doing)
@@ -172,7 +173,7 @@ class ProgressLog:
 
 
 def read_progress(location: str, properties: Mapping[str, str] | None = None) -> Progress:
-    """Return the progress of a checkpoint; an empty one if no driver has reported yet."""
+    """Return the progress of a checkpoint; empty before a driver's first report."""
     return _read(DriverFolder(location, properties))
 
 
@@ -180,7 +181,7 @@ def _read(folder: DriverFolder) -> Progress:
     try:
         return _parsed(folder.read(_NAME) or {})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        # Damaged. It is for people only, so counting starts over.
+        # Damaged. The file is for people only, so counting starts over.
         return Progress()
 
 

@@ -1,4 +1,4 @@
-"""How a driver is ended when somebody clears or marks its task."""
+"""The end of a driver after a user has cleared or marked its task."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def stop_driver(
     kill: Callable[[], None] | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> str:
-    """Do what `action` says to a checkpoint's driver; return in words what was done.
+    """Carry out `action` on a checkpoint's driver; return the result in words.
 
     :param within: seconds after which a driver that was asked to end is killed; None: never.
-    :param kill: ends the driver where it runs; without it, a driver of this machine is killed by its pid.
+    :param kill: ends the driver by its backend; without it, a driver of this machine is killed by its pid.
 
     A driver that has not begun to work has no batch to end: it is killed in any case.
     """

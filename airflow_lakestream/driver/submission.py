@@ -1,7 +1,7 @@
-"""Who may launch a driver, so that there is only one at a time, also between its launch and its lease.
+"""Exclusive launch of a driver: one driver at a time, also between launch and lease.
 
 A submitter creates `submit-<generation>-<attempt>.json` in the driver's folder; only one process can create each file.
-A submitter that finds one whose driver may still come up waits for that driver.
+A submitter that finds a file whose driver may still start waits for that driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = "submit-"
 
 
 class SubmitAction(StrEnum):
-    """What a submitter is to do: adopt the running driver, wait for one that stops, or submit."""
+    """Action of a submitter: adopt the running driver, wait for a stopping driver, or submit."""
 
     ADOPT = "adopt"
     WAIT = "wait"
@@ -31,7 +31,7 @@ class SubmitAction(StrEnum):
 
 @dataclass(frozen=True)
 class Found:
-    """The driver that was found. `generation` is the one to watch; `handle` and `lease` are set if known."""
+    """A driver found by a submitter. `generation` is to be watched; `handle` and `lease` are set if known."""
 
     action: SubmitAction
     generation: int
@@ -41,7 +41,7 @@ class Found:
 
 
 class Overtaken(LakestreamError, Transient):
-    """Another task submits the driver right now."""
+    """Error of a driver just being submitted by another task."""
 
     def __init__(self, location: str) -> None:
         super().__init__(
@@ -50,10 +50,10 @@ class Overtaken(LakestreamError, Transient):
 
 
 class Submissions:
-    """The submissions of one checkpoint.
+    """The submissions of a checkpoint.
 
     :param fingerprint: identifies the submit's configuration.
-    :param inputs: what the checkpoint belongs to.
+    :param inputs: the permanent inputs of the checkpoint.
     :param start_timeout: seconds within which a launched driver takes its lease.
     """
 
@@ -73,11 +73,11 @@ class Submissions:
         self._folder = DriverFolder(location, properties)
 
     def lease(self) -> LeaseRecord | None:
-        """Return the newest lease."""
+        """Return the newest lease; None without a lease."""
         return read_lease(self._location, self._properties)
 
     def find(self) -> Found:
-        """Look for a driver. Raises OtherInputs if one with other inputs or another configuration runs."""
+        """Find a driver. Raises OtherInputs if a driver with other inputs or another configuration runs."""
         lease = self.lease()
         check_inputs(self._location, lease, self._inputs)
         if lease and lease.state() is LeaseState.HELD:
@@ -95,7 +95,7 @@ class Submissions:
         return Found(SubmitAction.ADOPT, generation, attempt, handle)
 
     def current(self) -> Found:
-        """Return the driver that was submitted, or took the lease, last, whatever became of it."""
+        """Return the last driver with a submit or a lease, even if it has ended."""
         lease = self.lease()
         generation = lease.generation if lease else 0
         attempt, record = self._newest(generation + 1)
@@ -105,7 +105,7 @@ class Submissions:
         return Found(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
     def claim(self, found: Found, by: str) -> Found:
-        """Claim the right to launch. Raises Overtaken if another submitter has it."""
+        """Claim the right to launch. Raises Overtaken if another submitter has the right."""
         claimed = replace(found, attempt=found.attempt + 1)
         if not self._folder.create(self._file(claimed), self._record(by, None)):
             raise Overtaken(self._location)
@@ -120,7 +120,7 @@ class Submissions:
         return replace(claimed, handle=handle)
 
     def failed(self, claimed: Found) -> None:
-        """Give up the right to launch: nothing was launched."""
+        """Return the right to launch after a failed launch."""
         self._folder.remove(self._file(claimed))
 
     def _may_come_up(self, record: Mapping[str, Any], handle: Handle | None) -> bool:

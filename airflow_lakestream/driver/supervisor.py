@@ -1,4 +1,4 @@
-"""What to do about a driver: pure decisions from what was seen of it. Nothing here looks, waits or acts.
+"""Decisions about a driver from a look at it. Pure functions, without looks, waits or actions.
 
 Progress means health. A driver that fails, vanishes, stalls or never begins to work is restarted, with growing pauses.
 After a healthy period the count of restarts begins again at 0.
@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 
 class JobState(StrEnum):
-    """The state of a driver as the place where it runs reports it."""
+    """The state of a driver as the backend reports it."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -25,12 +25,12 @@ class JobState(StrEnum):
     UNKNOWN = "unknown"
 
 
-# What the place says of a driver that does not run any more.
+# States of a driver that does not run any more.
 ENDED = (JobState.FINISHED, JobState.FAILED, JobState.VANISHED)
 
 
 class DriverState(StrEnum):
-    """The state of a driver, from everything that is known."""
+    """The state of a driver, from lease and backend together."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -41,7 +41,7 @@ class DriverState(StrEnum):
 
 
 class Action(StrEnum):
-    """What to do next."""
+    """The next action."""
 
     WAIT = "wait"
     FINISH = "finish"
@@ -50,7 +50,7 @@ class Action(StrEnum):
 
 
 class OnKill(StrEnum):
-    """What happens to the driver when somebody clears or marks the task: end after its batch, end at once, or go on."""
+    """Action on the driver when a user clears or marks the task: end after the batch, end at once, or go on."""
 
     GRACEFUL = "graceful"
     KILL = "kill"
@@ -58,7 +58,7 @@ class OnKill(StrEnum):
 
 
 class GaveUp(LakestreamError, Transient):
-    """The driver failed more often than `max_restarts` allows, without a healthy period in between."""
+    """Error of a driver that failed more often than `max_restarts` allows, without a healthy period in between."""
 
     def __init__(self, location: str, reason: str, restarts: int) -> None:
         super().__init__(
@@ -68,7 +68,7 @@ class GaveUp(LakestreamError, Transient):
 
 
 class DriverFailed(LakestreamError, Terminal):
-    """The driver failed with an error that comes again."""
+    """Error of a driver with a failure that a restart repeats."""
 
     def __init__(self, location: str, reason: str) -> None:
         super().__init__(f"checkpoint {location}: the driver {reason}")
@@ -78,7 +78,7 @@ class DriverFailed(LakestreamError, Terminal):
 class Limits:
     """The limits of supervision, in seconds. Without `stall_timeout` progress is not watched.
 
-    `stop_timeout`: how long a batch may take after the driver was asked to end; None: no limit.
+    `stop_timeout`: seconds that a batch may take after the driver was asked to end; None: no limit.
     """
 
     max_restarts: int = 5
@@ -93,9 +93,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sight:
-    """One look at a driver: `moves` is the count of its progress, `doing` its last step, `error` why it failed.
+    """A look at a driver: `moves` counts its progress, `doing` is the last step, `error` the failure's reason.
 
-    `terminal`: the error comes again until somebody changes something.
+    `terminal`: the error repeats until a user changes the cause.
     """
 
     driver: DriverState
@@ -107,7 +107,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class History:
-    """What one look leaves for the next; plain numbers, so that it can be handed on."""
+    """History from earlier looks for the next look; plain numbers, to be handed to another process."""
 
     submitted_at: float
     restarts: int = 0
@@ -117,7 +117,7 @@ class History:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> History:
-        """Read what `to_dict` gave; unknown keys of a later version are ignored."""
+        """Read the result of `to_dict`; unknown keys of a later version are ignored."""
         return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,13 +125,13 @@ class History:
         return asdict(self)
 
     def restarted(self, now: float) -> History:
-        """Return the history after a new driver was submitted."""
+        """Return the history after the submit of a new driver."""
         return History(submitted_at=now, restarts=self.restarts + 1)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, why, and, for a restart, when. `history` is for the next look."""
+    """An action with its reason and, for a restart, its time. `history` is for the next look."""
 
     action: Action
     history: History
@@ -141,9 +141,9 @@ class Decision:
 
 
 def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: int, now: float) -> Sight:
-    """Combine what the lease says with what the place where the driver runs says.
+    """Return the sight of a driver from its lease and from the backend's state.
 
-    :param generation: the lowest that our driver can have; older leases belong to earlier drivers.
+    :param generation: our driver's lowest possible generation; older leases belong to earlier drivers.
     """
     if lease is None or lease.generation < generation:
         # The driver has not taken its lease yet, and never will if it has ended.
@@ -164,7 +164,7 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: i
 
 
 def decide(history: History, limits: Limits, sight: Sight, now: float) -> Decision:
-    """Decide what to do after a look at the driver."""
+    """Return the decision after a look at the driver."""
     if sight.driver is DriverState.DONE:
         return Decision(Action.FINISH, history)
     history = _remembered(history, limits, sight, now)
@@ -190,7 +190,7 @@ def _remembered(history: History, limits: Limits, sight: Sight, now: float) -> H
 
 
 def _failure(history: History, limits: Limits, sight: Sight, now: float) -> str:
-    """Return what is wrong, to follow "the driver"; empty if nothing is."""
+    """Return the failure, to follow "the driver"; empty without a failure."""
     if sight.driver is DriverState.FAILED:
         return f"failed: {sight.error}" if sight.error else "failed"
     if sight.driver is DriverState.VANISHED:

@@ -1,4 +1,4 @@
-"""SIGTERM in a driver: as from a pod that is deleted or evicted, an application that is killed, a machine that ends."""
+"""SIGTERM in a driver: from a deleted or evicted pod, a killed application, a machine's shutdown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 
 
 class DriverTerminated(LakestreamError, Transient):
-    """The place where the driver runs ended it."""
+    """Error of a driver ended by its cluster or machine."""
 
     def __init__(self) -> None:
         super().__init__("ended by SIGTERM, as from a pod that is deleted. What it has committed stays landed.")
 
 
 def raise_on_sigterm() -> Callable[[], object]:
-    """Let SIGTERM raise DriverTerminated in the main thread from now on; return what undoes that.
+    """Let SIGTERM raise DriverTerminated in the main thread from now on; return a function for undoing.
 
-    Called in another thread, it does nothing: only the main thread hears of signals.
+    Called in another thread, it does nothing: only the main thread receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return lambda: None

@@ -1,4 +1,4 @@
-"""A driver watched from outside: its lease, progress and job, read together, and what to do about it."""
+"""The watch over a driver from outside: lease, progress and job read together, and a decision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_lakestream.driver.supervisor import (
 
 @dataclass(frozen=True)
 class Look:
-    """One look: the decision, and what was seen; `batches` are those that ended since the last look."""
+    """The decision and the state of a look; `batches` ended since the last look."""
 
     decision: Decision
     sight: Sight
@@ -33,12 +33,12 @@ class Look:
 
 
 class Watch:
-    """Watches the driver of a checkpoint.
+    """The watch over the driver of a checkpoint.
 
-    :param generation: the lowest lease generation that the driver can have.
-    :param history: what earlier looks left, perhaps in another process.
-    :param job: asks the place where the driver runs.
-    :param seen: how many batches of the checkpoint were reported already.
+    :param generation: the lowest possible lease generation of the driver.
+    :param history: history of earlier looks, perhaps of another process.
+    :param job: asks the backend for the driver's state.
+    :param seen: number of the checkpoint's batches that were reported already.
     :param properties: the catalog's, for a checkpoint in its object store.
     """
 
@@ -61,7 +61,7 @@ class Watch:
         self.history = history
 
     def look(self) -> Look:
-        """Look, and decide. If the store does not answer, the state is unknown, which is tolerated for a while."""
+        """Look, and decide. Without an answer of the store the state is unknown, and tolerated for a while."""
         now = time.time()
         lease, progress = None, Progress()
         try:

@@ -1,4 +1,4 @@
-"""For tasks of DAGs that landings start; see docs/events.md."""
+"""For tasks of DAGs started by landings; see docs/events.md."""
 
 from airflow_lakestream.events.once import once_per_landing
 

@@ -1,4 +1,4 @@
-"""For tasks of DAGs that landings start: each landing belongs to one run, however often Airflow tells of it."""
+"""For tasks of DAGs started by landings: each landing belongs to a single run, even if reported twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.operators.base import airflow_errors
 
 log = logging.getLogger(__name__)
 
-# So many landings are remembered for each task and asset; Airflow tells one twice within minutes, or never.
+# Number of landings remembered for each task and asset; Airflow reports a landing twice within minutes, or never.
 MOST_KEPT = 1_000
 _ARGUMENT = "landings"
 _KEY_CHARACTERS = 512
@@ -29,7 +29,7 @@ Owners = dict[str, str]
 
 
 def once_per_landing(function: Function) -> Function:
-    """Give a task's function `landings`: the landings that started its run, without those that another run has.
+    """Give a task's function `landings`: the landings that started the run, except landings of another run.
 
     A landing belongs to the first run that saw it, which has it again in a retry and when it is cleared. If nothing is
     left, the task is skipped. The DAG needs `max_active_runs=1`, and the task the watched assets as its `inlets`.
@@ -49,13 +49,13 @@ def once_per_landing(function: Function) -> Function:
         return function(*args, landings=landings, **kwargs)
 
     left = [one for name, one in signature.parameters.items() if name != _ARGUMENT]
-    # TaskFlow binds the arguments where the DAG is parsed, and knows no landings there.
+    # TaskFlow binds the arguments when the DAG is parsed, without any landings.
     once.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # functions may have one
-    return once  # type: ignore[return-value]  # it takes what the function does, but for the landings
+    return once  # type: ignore[return-value]  # it takes the function's arguments except the landings
 
 
 def claim(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Event], Owners]:
-    """Return the landings that are a run's own, and who has which from now on."""
+    """Return a run's own landings, and the owner of each landing from now on."""
     own: dict[str, Event] = {}
     after = dict(owners)
     for landing in landings:
@@ -66,7 +66,7 @@ def claim(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Even
 
 
 def name_of(landing: Event) -> str:
-    """Return what tells a landing from all others; the tables of a fan-out may share an id."""
+    """Return the unique name of a landing; the tables of a fan-out may share an id."""
     return f"{landing['landing_id']} of {landing['table']}"
 
 
@@ -89,7 +89,7 @@ def _landings_of(context: Any) -> list[Event]:
 
 
 def _landing_of(extra: Mapping[str, Any] | None) -> Event | None:
-    """Return the landing of an event of `LandingEventTrigger`; None for any other event."""
+    """Return the landing of an event of `LandingEventTrigger`, or None for another event."""
     payload = (extra or {}).get("payload")
     return payload if isinstance(payload, Mapping) and {"landing_id", "table"} <= set(payload) else None
 

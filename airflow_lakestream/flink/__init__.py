@@ -1,1 +1,1 @@
-"""Flink as an engine: its REST APIs, its checkpoints, the statements of a landing, and the driver that publishes."""
+"""Flink as an engine: REST APIs, checkpoints, the statements of a landing, and the driver for publications."""

@@ -1,10 +1,10 @@
-"""What Flink's checkpoints say of Kafka, read without a JVM: up to where each partition had been read.
+"""Kafka offsets in Flink's checkpoints, read without a JVM: the next offset of each partition.
 
 A checkpoint's `_metadata` holds the splits of Kafka's source as `SimpleVersionedSerialization` writes them: the
 version (int 0), the length (int), the topic (`writeUTF`), the partition (int), the next offset (long), and where the
-split stops (long; the least one: nowhere). A match has to fit in all of these; the enumerator's list of partitions has
-another length. State above `execution.checkpointing.data-inline-threshold` lies in files beside it: a landing sets that
-to 1 MB, which is room for some ten thousand partitions of one subtask.
+split stops (long; the least value: nowhere). A match has to fit in all of these; the enumerator's list of partitions
+has another length. State above `execution.checkpointing.data-inline-threshold` is in other files of the folder: a
+landing sets the threshold to 1 MB, which is room for some ten thousand partitions of one subtask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOWHERE = -(2**63)
 
 
 class TwoSources(LakestreamError, Terminal):
-    """A job reads a topic by two sources, so that its checkpoint says two things of a partition."""
+    """Error of a job with two sources of the same topic, and so with two offsets of a partition in a checkpoint."""
 
     def __init__(self, topic: str, partition: int, offsets: tuple[int, int]) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class TwoSources(LakestreamError, Terminal):
 
 
 def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
-    """Return, by partition, the next offset in a checkpoint's `_metadata`; without those that were not read yet.
+    """Return, by partition, the next offset in a checkpoint's `_metadata`; without partitions not read yet.
 
     Raises TwoSources.
     """
@@ -55,27 +55,27 @@ def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
 
 @dataclass
 class Checkpoints:
-    """The checkpoints below a folder, as Flink writes them: `<job>/chk-<number>/_metadata`."""
+    """The checkpoints below a folder, in Flink's layout: `<job>/chk-<number>/_metadata`."""
 
     location: str
     properties: Mapping[str, str] | None = None
 
     def newest(self, job: str) -> str | None:
-        """Return the place of a job's newest complete checkpoint; None without one."""
+        """Return the location of a job's newest complete checkpoint; None without a complete checkpoint."""
         store, numbers = self._store(), []
         for name in store.names(job):
-            # One without metadata was not completed, or is being removed.
+            # A checkpoint without metadata was not completed, or is being removed.
             if (match := re.fullmatch(r"chk-(\d+)", name)) and METADATA in store.names(f"{job}/{name}"):
                 numbers.append(int(match[1]))
         return f"{self.location.rstrip('/')}/{job}/chk-{max(numbers)}" if numbers else None
 
     def offsets(self, job: str, number: int, topic: str) -> dict[int, int] | None:
-        """Return the offsets of a checkpoint; None if it is not there (any more)."""
+        """Return the offsets of a checkpoint; None if the checkpoint does not exist (any more)."""
         content = self._store().read(f"{job}/chk-{number}/{METADATA}")
         return None if content is None else offsets_in(content, topic)
 
     def offsets_at(self, place: str, topic: str) -> dict[int, int] | None:
-        """Return the offsets of a checkpoint or savepoint by its place; None if it is not there."""
+        """Return the offsets of the checkpoint or savepoint at a location; None if the location is empty."""
         content = open_folder(place, self.properties).read(METADATA)
         return None if content is None else offsets_in(content, topic)
 
@@ -85,12 +85,12 @@ class Checkpoints:
 
 @dataclass
 class FlinkPositions:
-    """`core.publishing.branch.Positions` of Flink: a snapshot names the checkpoint whose rows it has.
+    """Positions of Flink's snapshots, by the checkpoint of each; see `core.publishing.branch.Positions`.
 
-    :param savepoint: of the job that was stopped in order, if nothing was started since: all that it read is in the
-        branch. With it Flink removes the job's checkpoints.
-    :param line: what is noted of the jobs that have written to the branch; None where nothing is.
-    :param jobs: their ids.
+    :param savepoint: of a job stopped in order, if no job was started since: the branch has all records read by the
+        job. With the savepoint Flink removes the job's checkpoints.
+    :param line: the noted line of the jobs that have written to the branch; None if nothing is noted.
+    :param jobs: the ids of these jobs.
     """
 
     checkpoints: Checkpoints
@@ -100,15 +100,15 @@ class FlinkPositions:
     jobs: Collection[str] = ()
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
-        """Tell whether Flink's sink has made a snapshot."""
+        """Return whether Flink's sink has made a snapshot."""
         return JOB in summary
 
     def is_of_line(self, summary: Mapping[str, str]) -> bool:
-        """Tell whether one of these jobs has made a snapshot."""
+        """Return whether a job of the line has made a snapshot."""
         return summary.get(JOB) in self.jobs
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return the offsets of the snapshot's checkpoint; None where it is gone."""
+        """Return the offsets of the snapshot's checkpoint; None if the checkpoint is gone."""
         return self.checkpoints.offsets(snapshot.summary[JOB], int(snapshot.summary.get(CHECKPOINT, -1)), self.topic)
 
     def beyond(self) -> Mapping[int, int] | None:

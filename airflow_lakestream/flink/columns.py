@@ -1,4 +1,4 @@
-"""The columns of records that nobody has told: those of the table, which the extract makes from the first records."""
+"""Columns of records without configured columns: the columns of the table created by the extract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.tables.schema.types import schema_text
 
 
 def columns_of(catalog: Catalog, table: str) -> str:
-    """Return the columns of a table as DDL, without those of Kafka's; empty without a table, or without any."""
+    """Return a table's columns as DDL, except Kafka's metadata columns; empty without a table, or without columns."""
     try:
         schema = catalog.load_table(table).schema()
     except NoSuchTableError:

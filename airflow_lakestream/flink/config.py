@@ -1,4 +1,4 @@
-"""The configuration of a landing by Flink, validated at once: what its operator tells the driver, in a private file."""
+"""Configuration of a landing by Flink, validated on construction, and given to the driver in a private file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ APP = "flink_sql"
 
 @dataclass(frozen=True, kw_only=True)
 class FlinkConfig(JobConfig):
-    """What to land, and by which Flink. See `FlinkSqlOperator` for the arguments of the landing.
+    """Arguments of the landing and of the Flink cluster. See `FlinkSqlOperator` for the landing's arguments.
 
     :param registry: the fields of `RegistryConfig`, for `format="avro"`; may hold secrets.
-    :param on_error: what becomes of records that Flink leaves to the extract; empty: none are left to it.
+    :param on_error: the treatment of bad records that Flink leaves to the extract; empty: Flink leaves none.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -89,7 +89,7 @@ class FlinkConfig(JobConfig):
         _ = self.start, self.design, self.auditor, self.proven_share
 
     def _check_own(self) -> None:
-        """Refuse what goes with a statement of the common subset only. Raises InvalidArgument."""
+        """Refuse arguments of the common SQL subset in a statement of Flink's own SQL. Raises InvalidArgument."""
         if not is_given(self.columns) and not self.finds_columns:
             problem = "is missing: Flink has to be told the columns of the records."
             remedy = 'Write such as "id bigint, name string"; or give on_error, and the first records tell them.'
@@ -106,7 +106,7 @@ class FlinkConfig(JobConfig):
             _ = self.extract
 
     def _check_columns(self) -> None:
-        """Refuse what the format can't fill, whatever the records are. Raises InvalidArgument."""
+        """Refuse columns that the format can never fill. Raises InvalidArgument."""
         columns = self.source_columns
         if self.format == "json":
             json_reading(columns)
@@ -119,7 +119,7 @@ class FlinkConfig(JobConfig):
 
     @property
     def is_common(self) -> bool:
-        """Whether the statement is one of the common subset, as other engines take it."""
+        """Whether the statement is in the common SQL subset of all engines."""
         return is_given(self.sql) and OF_INPUT.search(str(self.sql)) is not None
 
     @property
@@ -129,22 +129,22 @@ class FlinkConfig(JobConfig):
 
     @property
     def leaves_to_extract(self) -> bool:
-        """Whether the driver lands by the extract's own code what Flink can't make the same of."""
+        """Whether the driver lands records by the extract's code if Flink's rows might differ."""
         return self.is_common or bool(self.on_error)
 
     @property
     def finds_columns(self) -> bool:
-        """Whether the table has to tell the columns, which the extract makes from the registry or the first records."""
+        """Whether the columns are the table's, which the extract creates from the registry or the first records."""
         return not is_given(self.columns) and not is_given(self.sql) and bool(self.on_error)
 
     @property
     def read_as(self) -> str:
-        """How Flink reads the records; the format, or `sql` for texts that a statement takes apart."""
+        """Flink's format for the records; `sql` for texts to be parsed by a statement."""
         return "sql" if self.reads_texts else self.format
 
     @cached_property
     def select(self) -> str | None:
-        """The SELECT from `source` that Flink runs. Raises InvalidArgument."""
+        """The SELECT from `source` for Flink. Raises InvalidArgument."""
         if not self.is_common:
             return self.sql
         statement = self.extract.statement
@@ -156,7 +156,7 @@ class FlinkConfig(JobConfig):
 
     @cached_property
     def extract(self) -> ExtractConfig:
-        """What the extract is told that lands the same. Raises InvalidArgument."""
+        """The configuration of an extract with the same rows. Raises InvalidArgument."""
         decodes = not self.reads_texts
         return ExtractConfig(
             topic=self.topic,
@@ -179,7 +179,7 @@ class FlinkConfig(JobConfig):
 
     @property
     def registry_config(self) -> RegistryConfig:
-        """The registry of the topic's schemas. Raises InvalidArgument without one."""
+        """The registry of the topic's schemas. Raises InvalidArgument without a registry."""
         if not self.registry:
             problem = f'is missing: records of format="{self.format}" name schemas that it has.'
             raise InvalidArgument("schema_registry", problem, "Give a URL or the id of a connection.")
@@ -192,7 +192,7 @@ class FlinkConfig(JobConfig):
 
     @property
     def design(self) -> TableDesign:
-        """How the table is created when missing, and what an existing one is held to."""
+        """The table's design: for a new table, and for the check of an existing table."""
         if self.leaves_to_extract:
             return self.extract.table_design
         payload = parse_schema(str(self.schema)) if is_given(self.schema) else None
@@ -206,7 +206,7 @@ class FlinkConfig(JobConfig):
 
     @property
     def start(self) -> StartAt:
-        """Where a group without an origin begins."""
+        """The start of a group without an origin."""
         offset = choose(StartOffset, "start_offset", self.start_offset)
         if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
@@ -215,38 +215,38 @@ class FlinkConfig(JobConfig):
 
     @property
     def auditor(self) -> Auditor | None:
-        """What looks at the rows before they show; None where nothing does."""
+        """The audit of rows before publication; None without checks."""
         return auditor_of(vars(self))
 
     @property
     def proven_share(self) -> float:
-        """The share of the records whose rows are compared with the extract's before they show."""
+        """The share of the records whose rows are compared with the extract's rows before publication."""
         return arguments.proven_share("prove", self.prove)
 
     @property
     def on_branch(self) -> str:
-        """The branch that Flink writes."""
+        """The branch of Flink's rows."""
         return self.branch or f"flink-{self.consumer_group}"
 
     @property
     def job_name(self) -> str:
-        """What Flink's dashboard shows of the job."""
+        """The job's name on Flink's dashboard."""
         return f"lakestream {self.topic} to {self.table} ({self.consumer_group})"
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the checkpoint belongs to for good."""
+        """The permanent inputs of the checkpoint."""
         return {"app": APP, "topic": self.topic, "table": self.table, "group": self.consumer_group}
 
     @property
     def places(self) -> dict[str, Any]:
-        """Which Kafka, catalog, Flink and registry it is, without their secrets."""
+        """The identities of Kafka, catalog, Flink and registry, without secrets."""
         found = super().places
         return {**found, "registry": self.registry["url"]} if self.registry else found
 
     @property
     def program(self) -> str:
-        """A text that is equal for two configurations if a job of one goes on with the state of the other."""
+        """A fingerprint, equal for two configurations if a job may continue from the state of either."""
         told = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
         if self.is_common:
             # A new version of the package may translate otherwise.
@@ -255,7 +255,7 @@ class FlinkConfig(JobConfig):
 
 
 def _check_registry(registry: RegistryConfig) -> None:
-    """Refuse a client's certificate: Flink would show its key in errors. Raises InvalidArgument."""
+    """Refuse a client's certificate: Flink would show the key in errors. Raises InvalidArgument."""
     for name in ("cert_file", "key_file", "key_password"):
         if getattr(registry, name):
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""The driver of a landing by Flink that lets the extract land what Flink can't make the same of."""
+"""The driver of a landing by Flink together with an extract for doubtful records."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from airflow_lakestream.run.publication import LookIntoLog
 
 log = logging.getLogger(__name__)
 
-# How many records tell the columns.
+# Number of first records from which the extract makes the columns.
 _FIRST = 10_000
 
 
 class BeginAnew(JobSpoilt):
-    """The extract has to land what the job has read, and the next job begins behind that."""
+    """Error of a job after which the extract lands the records, and a new job begins behind these."""
 
 
 class ExtractStream(FlinkStream):
-    """One landing, whose table, rejects and counts are the extract's."""
+    """A landing with the extract's table, rejects and counts."""
 
     def __init__(self, config: FlinkConfig, lease: Lease) -> None:
         super().__init__(config, lease)
         self._extract = Extract(config, self._catalog, WHERE)
-        # The extract has landed what the branch has, or has to.
+        # The branch has nothing left to land: the extract has landed its records, or will.
         self._is_behind = False
 
     def run(self) -> None:
-        """Look after the stream until it is asked to end; see `JobStream.run`."""
+        """Supervise the stream until an end is requested; see `JobStream.run`."""
         if self.config.finds_columns and not self._find_columns():
             return None
         self._fill_holes()
@@ -52,12 +52,12 @@ class ExtractStream(FlinkStream):
                 self._land_all()
 
     def parts(self) -> Parts:
-        """Return what a publication looks with: the proof compares rows with the extract's."""
+        """Return the parts of a publication: the proof compares rows with the extract's rows."""
         proof = self._extract.proof(self.jobs.newest_reads().begins)
         return Parts(LeftOut(LookIntoLog(self._reader())), self._extract.sink(), proof, Rowless.MISSING)
 
     def ended(self, job: str, state: JobState) -> None:
-        """Land what the job has committed. Raises JobEnded; BeginAnew where the job can't read a record."""
+        """Land the job's committed rows. Raises JobEnded; BeginAnew if the job can't read a record."""
         try:
             super().ended(job, state)
         except JobEnded as e:
@@ -66,7 +66,7 @@ class ExtractStream(FlinkStream):
             raise
 
     def stopped(self, savepoint: str) -> None:
-        """Land all that the job has read."""
+        """Land all records read by the job."""
         try:
             super().stopped(savepoint)
         except BeginAnew as e:
@@ -81,7 +81,7 @@ class ExtractStream(FlinkStream):
         try:
             landed = super()._land_rest(publication)
         except RowsOnMain as e:
-            # A driver was killed behind the extract's landing.
+            # A driver was killed after the extract's landing.
             log.warning("The branch begins anew. %s", e)
             return False
         if self._is_behind:
@@ -98,14 +98,14 @@ class ExtractStream(FlinkStream):
         self._fill_holes(published=True)
 
     def _fill_holes(self, *, published: bool = False) -> None:
-        """Land what Flink has left out: also what an earlier driver had no time for, and what left main again."""
+        """Land the offsets left out by Flink, also by an earlier driver's job, and offsets gone from main again."""
         identity = self._publication(None).source.identity()
         entry = self._extract.sink().load("holes").ledger.entry(identity)
         if found := holes(entry, identity.topic, self.config.on_branch, published=published):
             self._tell_landing(found)
 
     def _land_all(self) -> None:
-        """Let the extract land all that main lacks; the next job begins where the ledger ends then."""
+        """Let the extract land everything lacking on main; the next job begins at the ledger's new end."""
         if (note := self.jobs.note()) is not None and not note.savepoint:
             self.jobs.end(note.job)
         self._tell_landing()
@@ -121,7 +121,7 @@ class ExtractStream(FlinkStream):
         return report
 
     def _find_columns(self) -> bool:
-        """Let the table tell the columns, once the extract has made it; return False where the stream is to end."""
+        """Set the columns from the table, once created by the extract; return False on a request to end."""
         while not (columns := columns_of(self._catalog, self.config.table)):
             self._tell_landing(most=_FIRST)
             if self.lease.stop_requested():

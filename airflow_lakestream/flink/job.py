@@ -1,7 +1,7 @@
-"""The job of a stream: found again, submitted with the state of the one before, stopped with a savepoint.
+"""The job of a stream: found again, submitted with the state of the job before, stopped with a savepoint.
 
-`flink-job.json` in the driver's folder says which job it is. It is written before the job is submitted, under an id
-that we choose, so whoever comes next finds the job, whatever became of the one that submitted it.
+`flink-job.json` in the driver's folder names the job. It is written before the job is submitted, under an id that we
+choose, so that the next driver finds the job, even if the driver that submitted it has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIVES = (JobState.RUNNING, JobState.STARTING)
 
 
 class JobEnded(LakestreamError, Transient):
-    """The job is not running any more, and nobody asked it to end."""
+    """Error of a job ended without a request."""
 
     def __init__(self, job: str, state: JobState, why: str) -> None:
         told = {
@@ -45,7 +45,7 @@ class JobEnded(LakestreamError, Transient):
 
 
 class JobAtDamage(LakestreamError, Terminal):
-    """The job can't read a batch of records, and neither can we."""
+    """Error of a job at a batch of records unreadable for both Flink and us."""
 
     def __init__(self, job: str, damaged: DamagedBatch) -> None:
         self.ranges = damaged.ranges
@@ -53,20 +53,20 @@ class JobAtDamage(LakestreamError, Terminal):
 
 
 class JobSpoilt(LakestreamError, Transient):
-    """What the job makes can't be taken any more; one that begins without its state does it right."""
+    """Error of a job with rows unfit for publication; a new job without the state makes right rows."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """What is known of a stream's job.
+    """The note about a stream's newest job.
 
-    :param program: fingerprint of what it does: only the same goes on with its state.
-    :param restored: the checkpoint or savepoint that it began with; empty without one.
-    :param savepoint: the one by which it was stopped; empty for a job that was not.
-    :param finished: the same, once the job has ended well behind it: then all that it read is in the branch.
-    :param moved: a checkpoint of it was completed; not noted of a landing, whose ledger says more.
-    :param reads: how it reads records, where that depends on what a registry had when it was submitted.
-    :param line: the jobs before it whose state it goes on with, see `JobLine`; empty where nobody publishes.
+    :param program: fingerprint of the job's work: only a job with the same fingerprint continues from its state.
+    :param restored: the checkpoint or savepoint that the job began with; empty without one.
+    :param savepoint: the savepoint by which the job was stopped; empty if it was not stopped.
+    :param finished: the same, once the job has ended well behind it: then the branch has all that the job read.
+    :param moved: a checkpoint of the job was completed; not noted for a landing, whose ledger has more.
+    :param reads: the way of reading records, if it depends on the registry's schemas at the time of the submit.
+    :param line: the earlier jobs whose state the job continues, see `JobLine`; empty without publications.
     """
 
     job: str
@@ -80,7 +80,7 @@ class Note:
 
 
 class Jobs:
-    """The job of one stream, after the other."""
+    """The successive jobs of a stream."""
 
     def __init__(self, config: JobConfig) -> None:
         self._config = config
@@ -91,37 +91,37 @@ class Jobs:
         self._savepoints = f"{place}/savepoints"
 
     def note(self) -> Note | None:
-        """Return what is noted of the newest job."""
+        """Return the note about the newest job; None without a note."""
         found: Mapping[str, Any] = self._folder.read(_NOTE) or {}
         known = {name: str(found[name]) for name in Note.__dataclass_fields__ if name in found}
         return Note(**known) if {"job", "program"} <= known.keys() else None
 
     @property
     def program(self) -> str:
-        """What the next job does: a text that is another one for a job that can't go on with its state."""
+        """The fingerprint of the next job's work: different for a job that can't continue from the old state."""
         return self._config.program
 
     @property
     def reads(self) -> str:
-        """How the next job reads records, see `Note`."""
+        """The next job's way of reading records, see `Note`."""
         return ""
 
     def line(self, job: str, state: str) -> str:
         """Return the line of the next job, see `Note`.
 
-        :param state: the checkpoint or savepoint that it begins with; empty without one.
+        :param state: the checkpoint or savepoint that the job begins with; empty without one.
         """
         return ""
 
     def are_changed(self) -> bool:
-        """Tell whether the next job does something else than the newest one."""
+        """Return whether the next job differs in program from the newest job."""
         note = self.note()
         return note is not None and note.program != self.program
 
     def running(self) -> str | None:
-        """Return the newest job if it runs and does what is wanted; one that does something else is canceled.
+        """Return the newest job if it runs the configured program, or None; cancel a job with another program.
 
-        Raises FlinkUnreachable if that one goes on: it would write beside the next one.
+        Raises FlinkUnreachable if the canceled job goes on: both jobs would write.
         """
         note = self.note()
         if note is None or note.savepoint or self.manager.state(note.job) not in _LIVES:
@@ -133,14 +133,14 @@ class Jobs:
         return None
 
     def end(self, job: str) -> None:
-        """Cancel a job, and wait until it has ended. Raises FlinkUnreachable if it goes on."""
+        """Cancel a job, and wait until the job has ended. Raises FlinkUnreachable if the job goes on."""
         self.cancel(job)
         if self._state_at_end(job) in _LIVES:
             late = TimeoutError(f"job {job} goes on {_ENDS_WITHIN:g} s after it was canceled")
             raise FlinkUnreachable(self._config.manager_address.url, late)
 
     def submit_by(self, statements_of: Callable[[SqlSession], None], state: str) -> str:
-        """Submit the one job of some statements, which run in a session with our settings; return its id.
+        """Submit the single job of statements, run in a session with our settings; return the job's id.
 
         :param state: the checkpoint or savepoint to begin with; empty without one.
         """
@@ -155,9 +155,9 @@ class Jobs:
         return note.job
 
     def submit_program(self, name: str, jar: bytes, request: Mapping[str, Any], state: str) -> str:
-        """Submit the one job of a program, which runs with our settings; return its id.
+        """Submit the single job of a program with our settings; return the job's id.
 
-        :param request: what the API is told besides: class and arguments.
+        :param request: further fields of the API's request: class and arguments.
         :param state: as above.
         """
         note = self._noted(state)
@@ -177,11 +177,14 @@ class Jobs:
         return note
 
     def write(self, note: Note) -> None:
-        """Write down what is known of the newest job."""
+        """Write the note about the newest job."""
         self._folder.write(_NOTE, asdict(note))
 
     def stop(self, job: str, within: float) -> str:
-        """Stop a job with a savepoint, note it, and return its place once the job has ended. Raises FlinkRefused."""
+        """Stop a job with a savepoint, and note the savepoint; return the savepoint's location after the job's end.
+
+        Raises FlinkRefused.
+        """
         place = self._saved(job, within)
         state = self._state_at_end(job)
         note = self.note()
@@ -189,12 +192,12 @@ class Jobs:
             whole = place if state is JobState.FINISHED else ""
             self.write(replace(note, savepoint=place, finished=whole))
         if state is not JobState.FINISHED:
-            # The savepoint is complete; but its files may not be in the branch: who restores it commits them.
+            # The savepoint is complete; but its files may not be in the branch: a job that restores it commits them.
             raise JobEnded(job, state, self.manager.why_failed(job))
         return place
 
     def _saved(self, job: str, within: float) -> str:
-        """Stop a job with a savepoint, also one of which not all tasks run yet. Raises FlinkRefused."""
+        """Stop a job with a savepoint, with retries until all tasks run. Raises FlinkRefused."""
         deadline = time.monotonic() + _ENDS_WITHIN
         while True:
             try:
@@ -205,14 +208,14 @@ class Jobs:
             time.sleep(_PAUSE)  # The API has no call that waits.
 
     def _state_at_end(self, job: str) -> JobState:
-        """Wait until a job has ended, and return its state; that of one which goes on for too long."""
+        """Wait for the end of a job, within a time limit, and return the job's state."""
         deadline = time.monotonic() + _ENDS_WITHIN
         while (state := self.manager.state(job)) in _LIVES and time.monotonic() < deadline:
             time.sleep(_PAUSE)  # The API has no call that waits.
         return state
 
     def cancel(self, job: str) -> None:
-        """Cancel a job; its checkpoints stay. Raises nothing: who comes next finds the job, and adopts it."""
+        """Cancel a job; the checkpoints stay. Raises no error, since the next driver adopts the job."""
         try:
             self.manager.cancel(job)
         except LakestreamError as e:
@@ -230,7 +233,7 @@ class Jobs:
             "restart-strategy.type": "fixed-delay",
             "restart-strategy.fixed-delay.attempts": "3",
             "restart-strategy.fixed-delay.delay": "2 s",
-            # Times without a zone in records are not moved by where the cluster stands.
+            # Times without a zone in records do not depend on the cluster's time zone.
             "table.local-time-zone": "UTC",
         }
         if config.parallelism is not None:
@@ -240,7 +243,7 @@ class Jobs:
 
 @contextmanager
 def _told_what_is_lacking() -> Iterator[None]:
-    """Say what a cluster lacks where it refuses a job for that. Raises InvalidArgument, or what came."""
+    """Turn a cluster's refusal into an error about the missing dependency. Raises InvalidArgument, or the refusal."""
     try:
         yield
     except FlinkRefused as e:
@@ -251,12 +254,12 @@ def _told_what_is_lacking() -> Iterator[None]:
 
 
 def _as_uri(location: str) -> str:
-    """Return a location as Flink takes it."""
+    """Return a location in Flink's form."""
     return (location if ":" in location.split("/")[0] else f"file://{location}").rstrip("/")
 
 
 def cancel_noted(location: str, properties: Mapping[str, str], manager: Address) -> None:
-    """Cancel the job of a stream, whose checkpoints stay; raises nothing."""
+    """Cancel the job of a stream; the checkpoints stay. Raises no error."""
     try:
         found = DriverFolder(location, properties).read(_NOTE) or {}
         if found.get("job") and not found.get("savepoint"):

@@ -1,4 +1,4 @@
-"""What every job of Flink's is told, whatever it does: its operator tells the driver, in a private file."""
+"""Configuration common to all jobs of Flink, given to the driver in a private file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from airflow_lakestream.spark.settings.catalog import identity_of
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig(Configuration):
-    """The Flink that runs a job, and where the job keeps its state.
+    """The Flink cluster of a job, and the location of the job's state.
 
     :param kafka: librdkafka settings; may hold secrets.
-    :param gateway: of the SQL Gateway, the fields of `Address`; may hold secrets.
-    :param manager: of the JobManager likewise.
+    :param gateway: the SQL Gateway, as fields of `Address`; may hold secrets.
+    :param manager: the JobManager, likewise.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -41,37 +41,37 @@ class JobConfig(Configuration):
             raise InvalidArgument("checkpoint_location", "Flink knows no s3n://.", "Write s3://bucket/path.")
 
     def check_catalog(self) -> None:
-        """Refuse what Flink's catalog can't be told, before anything is made. Raises InvalidArgument."""
+        """Refuse a catalog unfit for Flink, before anything is created. Raises InvalidArgument."""
         if self.catalog_properties:
             statements.catalog(self.catalog_name, self.catalog_properties)
 
     @property
     @abstractmethod
     def job_name(self) -> str:
-        """What Flink's dashboard shows of the job."""
+        """The job's name on Flink's dashboard."""
 
     @property
     @abstractmethod
     def program(self) -> str:
-        """A text that is equal for two configurations if a job of one does what the other wants."""
+        """A fingerprint, equal for two configurations if a job of either does the same work."""
 
     @property
     @abstractmethod
     def inputs(self) -> dict[str, str]:
-        """What the checkpoint belongs to for good."""
+        """The permanent inputs of the checkpoint."""
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for two configurations if a driver of one may serve the other."""
+        """A fingerprint, equal for two configurations if a driver may serve both."""
         told = {one.name: getattr(self, one.name) for one in fields(self)}
-        # Where they are is in `places`; who is let in may change.
+        # The addresses are in `places`; logins may change.
         for name in ("kafka", "catalog", "gateway", "manager", "owner", "database", "registry"):
             told.pop(name, None)
         return fingerprint_of({**told, **self.places})
 
     @property
     def places(self) -> dict[str, Any]:
-        """Which Kafka, catalog and Flink it is, without their secrets."""
+        """The identities of Kafka, catalog and Flink, without secrets."""
         return {
             "kafka": self.kafka.get("bootstrap.servers"),
             "catalog": identity_of(self.catalog_name, self.catalog_properties),
@@ -80,12 +80,12 @@ class JobConfig(Configuration):
 
     @property
     def gateway_address(self) -> Address:
-        """Where the SQL Gateway is."""
+        """The address of the SQL Gateway."""
         return Address(**self.gateway)
 
     @property
     def manager_address(self) -> Address:
-        """Where the JobManager is."""
+        """The address of the JobManager."""
         return Address(**self.manager)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,11 +95,11 @@ class JobConfig(Configuration):
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Self:
-        """Read a mapping. Raises InvalidArgument."""
+        """Read a configuration from a mapping. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         return cls(**given)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
+        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
         return cls.parse(read_object(path))

@@ -1,4 +1,4 @@
-"""The jobs of a landing since one began without a state, as they are noted: what a publication proves its branch by."""
+"""The noted line of a landing's jobs since a job without a state, for the proof of a publication."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from airflow_lakestream.core.ranges import RangeSet
 
 @dataclass(frozen=True)
 class JobLine:
-    """Jobs, of which the first began without a state and each other one with that of the one before.
+    """A line of jobs: the first began without a state, each later job with the state of the job before.
 
-    :param since: the sequence number of the table's newest snapshot when the first one began.
-    :param jobs: their ids.
+    :param since: the sequence number of the table's newest snapshot when the first job began.
+    :param jobs: the jobs' ids.
     :param passed: offsets that a checkpoint had behind it while Kafka still had them, as text.
     """
 
@@ -27,7 +27,7 @@ class JobLine:
 
     @classmethod
     def parse(cls, text: str, job: str) -> JobLine:
-        """Return what was written down by `str`; of a job that was noted before lines were, this job alone."""
+        """Return the line written by `str`; for a job noted before lines existed, a line of this job alone."""
         if not text:
             return cls(jobs=(job,))
         since, jobs, passed = json.loads(text)
@@ -37,14 +37,14 @@ class JobLine:
         return json.dumps([self.since, list(self.jobs), self.passed])
 
     def line(self, topic: str, begins: Mapping[int, int]) -> Line:
-        """Return what a publication is told.
+        """Return the line for a publication.
 
-        :param begins: by partition, where the first one began.
+        :param begins: by partition, the first job's start.
         """
         return Line(self.since, begins, decode_ranges(self.passed, topic))
 
     def restored(self, job: str, topic: str, ends: Mapping[int, int]) -> JobLine:
-        """Return the line with a job more, which begins at these offsets: what is behind them is read once more."""
+        """Return the line with a further job, beginning at these offsets; the offsets behind are read again."""
         there = union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
         return replace(self._passed(topic, decode_ranges(self.passed, topic) & there), jobs=(*self.jobs, job))
 

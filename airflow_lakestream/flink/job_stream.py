@@ -1,6 +1,6 @@
-"""One stream's job, under a lease: found or started, followed, stopped with a savepoint.
+"""A stream's job, under a lease: found or started, followed, stopped with a savepoint.
 
-The driver is a process beside the worker. Where it ends without a word, the job goes on; the next driver adopts it.
+The driver is a process next to the worker. If the driver is killed, the job goes on; the next driver adopts it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
 log = logging.getLogger(__name__)
 
 _LOOK = 2.0
-# A savepoint may take as long as a checkpoint; the lease ends a driver that takes longer than it may.
+# A savepoint may take as long as a checkpoint; a driver that takes longer than the lease allows is ended.
 _STOPS_WITHIN = 600.0
 
 
 class JobStream(ABC):
-    """What a driver does with the job of its stream.
+    """A driver's supervision of the job of a stream.
 
     :param look_every: seconds between two looks.
     """
@@ -39,26 +39,26 @@ class JobStream(ABC):
 
     @abstractmethod
     def start(self) -> str:
-        """Submit a job, and return its id."""
+        """Submit a job, and return the job's id."""
 
     def look(self) -> None:  # noqa: B027  # a script has nothing to do here
-        """Do what is due while the job runs."""
+        """Do the work due while the job runs."""
 
     def moved(self, job: str, checkpoint: int) -> bool:
-        """Take note of a job's completed checkpoint; tell whether it is a sign of health."""
+        """Note a job's completed checkpoint; return whether the checkpoint is a sign of health."""
         return True
 
     @abstractmethod
     def ended(self, job: str, state: JobState) -> None:
-        """Answer to a job that has ended though nobody asked it to. Raises what `why` returns where that was wrong."""
+        """Handle the unrequested end of a job. Raises the error of `why` for a failure."""
 
     def stopped(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
-        """Do what is left once the job was stopped on request."""
+        """Do the remaining work after a requested stop of the job."""
 
     def run(self) -> None:
-        """Look after the stream until it is asked to end.
+        """Supervise the stream until an end is requested.
 
-        Raises JobEnded for a job that has ended otherwise, LeaseLost, and what a stream's own steps raise.
+        Raises JobEnded for a job that has ended otherwise, LeaseLost, and the errors of a stream's own steps.
         """
         job = self.jobs.running()
         if job is None:
@@ -69,12 +69,12 @@ class JobStream(ABC):
             self._follow(job)
         except LakestreamError as e:
             if isinstance(e, Terminal | JobSpoilt):
-                # What it would write from here on can't be taken either.
+                # The rows that the job would still write can't be published either.
                 self.jobs.cancel(job)
             raise
 
     def why(self, job: str, state: JobState) -> LakestreamError:
-        """Return the error of a job that has ended: for what the cluster lacks one that ends the stream."""
+        """Return the error for an ended job; a terminal error if the cluster lacks a dependency."""
         causes = self.jobs.manager.causes(job)
         return lacking(causes) or JobEnded(job, state, causes[-1] if causes else "")
 
@@ -94,10 +94,10 @@ class JobStream(ABC):
             if state is not None:
                 self._tell_moves(job)
             self.look()
-            time.sleep(self._look_every)  # Nothing tells of a checkpoint.
+            time.sleep(self._look_every)  # Flink does not report a completed checkpoint by itself.
 
     def _state(self, job: str) -> JobState | None:
-        """Return the job's state; None while the JobManager does not answer, which only the stall's limit ends."""
+        """Return the job's state; None while the JobManager does not answer, until the stall limit ends the driver."""
         try:
             return self.jobs.manager.state(job)
         except FlinkUnreachable as e:

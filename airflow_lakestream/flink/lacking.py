@@ -1,4 +1,4 @@
-"""What a cluster lacks for a job, by what it says: nothing changes by trying again."""
+"""Dependencies lacking in a cluster for a job, found in Flink's messages: a retry does not help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.settings.catalog import ICEBERG_VERSION
 
 _PAGE = "docs/flink.md has the jars."
-# By what an error names: the argument that wants it, what is not there, and what to do.
+# By the pattern of a message: the argument that needs the dependency, the problem, and the remedy.
 _LACKING = (
     (
         r"Could not find a file system implementation for scheme '(s3a?)'",
@@ -46,7 +46,7 @@ _LACKING = (
 
 
 def lacking(causes: Sequence[str]) -> InvalidArgument | None:
-    """Return the error for what is not there; None where the causes say something else."""
+    """Return the error for a missing dependency; None if the causes name no missing dependency."""
     for pattern, argument, problem, remedy in _LACKING:
         for cause in causes:
             if found := re.search(pattern, cause):

@@ -1,4 +1,4 @@
-"""The job that lands a topic in a branch: where it begins, what its statement may be, how it is submitted."""
+"""The job for landing a topic in a branch: start, allowed statements, submit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from airflow_lakestream.registry.schemas import SchemaNotFound
 
 log = logging.getLogger(__name__)
 
-# An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
+# An idle stream commits only each tenth checkpoint: with fewer kept, that checkpoint would be gone by then.
 LEAST_KEPT = 20
 _OF_FLINK = ("org.apache.flink.", "org.apache.calcite.")
 _NOT_BY_ROW = (
@@ -39,7 +39,7 @@ _OTHERWISE = "Take another type for the column, or leave it out; or let the extr
 
 
 class LandingJobs(Jobs):
-    """The job of one landing, after the other."""
+    """The successive jobs of a landing."""
 
     def __init__(self, config: FlinkConfig) -> None:
         super().__init__(config)
@@ -49,19 +49,19 @@ class LandingJobs(Jobs):
 
     @property
     def program(self) -> str:
-        """What the next job does, and by which ways it reads. Raises what `ways` raises."""
+        """The fingerprint of the next job's work and ways of reading. Raises the errors of `ways`."""
         return f"{super().program}/{fingerprint_of(asdict(self.ways))}" if self.ways else super().program
 
     @property
     def reads(self) -> str:
-        """See `Reads`. Raises what `ways` raises."""
+        """The way of reading records, see `Reads`. Raises the errors of `ways`."""
         return str(Reads(self._landing.read_as, self.ways.places if self.ways else {}, self._begins))
 
     @cached_property
     def ways(self) -> Ways | None:
-        """The ways to the columns, by all schemas that the registry has of the topic now; None for other formats.
+        """The ways to the columns, by all schemas of the topic in the registry now; None for formats other than Avro.
 
-        Raises InvalidArgument for columns that Flink would fill with something else, and the registry's errors.
+        Raises InvalidArgument for columns that Flink would fill otherwise, and the registry's errors.
         """
         config = self._landing
         if config.format != "avro" or config.reads_texts:
@@ -76,33 +76,33 @@ class LandingJobs(Jobs):
             raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
 
     def newest_reads(self) -> Reads:
-        """Return how the newest job reads."""
+        """Return the newest job's way of reading records."""
         note = self.note()
         return Reads.parse("" if note is None else note.reads)
 
     def line(self, job: str, state: str) -> str:
-        """Return the line that the next job is of."""
+        """Return the line of the next job."""
         topic, known = self._landing.topic, self.newest_line()
         if not state or known is None:
             return str(replace(self._line, jobs=(job,)))
         return str(known.restored(job, topic, self.checkpoints.offsets_at(state, topic) or {}))
 
     def newest_line(self) -> JobLine | None:
-        """Return the line of the newest job; None without one."""
+        """Return the line of the newest job; None without a job."""
         note = self.note()
         return None if note is None else JobLine.parse(note.line, note.job)
 
     def begin_line(self, starts: Mapping[int, int], since: int) -> None:
-        """Note that the next job begins without a state, before anything of it is there.
+        """Note the next job as a job without a state, before the job exists.
 
-        :param starts: by partition, where it begins.
+        :param starts: by partition, the job's start.
         :param since: see `JobLine`.
         """
         self._begins, self._line = starts, JobLine(since)
         self._noted("")
 
     def note_passed(self, job: str, checkpoint: int, lows: Mapping[int, int]) -> None:
-        """Note what a complete checkpoint has behind it; see `JobLine.with_passed`."""
+        """Note the offsets behind a complete checkpoint; see `JobLine.with_passed`."""
         topic, note = self._landing.topic, self.note()
         offsets = self.checkpoints.offsets(job, checkpoint, topic)
         if note is not None and note.job == job and offsets is not None:
@@ -123,9 +123,9 @@ class LandingJobs(Jobs):
             raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
 
     def state_for(self, holes: Mapping[int, int]) -> str:
-        """Return the checkpoint or savepoint to begin with; empty where a job has to begin without.
+        """Return the checkpoint or savepoint for the next job to begin with; empty to begin without a state.
 
-        Never one that is behind the ledger: its job would land again what another engine has landed meanwhile.
+        Never a checkpoint behind the ledger: its job would land again the records landed by another engine meanwhile.
 
         :param holes: by partition, the first offset that the ledger lacks.
         """
@@ -148,10 +148,10 @@ class LandingJobs(Jobs):
         return place
 
     def submit(self, starts: Mapping[int, int], state: str, columns: Callable[[], list[str]]) -> str:
-        """Submit a job; return its id. Raises InvalidArgument for what Flink's cluster or statement can't do.
+        """Submit a job; return the job's id. Raises InvalidArgument for limits of Flink's cluster or of the statement.
 
-        :param starts: by partition, where it begins without a state.
-        :param columns: returns those of the table.
+        :param starts: by partition, the job's start without a state.
+        :param columns: returns the table's columns.
         """
         config = self._landing
         if (kept := self.manager.kept_checkpoints()) < LEAST_KEPT:
@@ -178,7 +178,7 @@ class LandingJobs(Jobs):
         return job
 
     def _rows(self, session: SqlSession) -> list[str]:
-        """Return the columns of the rows to land. Raises InvalidArgument for a statement that Flink refuses."""
+        """Return the columns of the rows to land. Raises InvalidArgument for a statement refused by Flink."""
         try:
             session.run(statements.view(self._landing.select))
             described, _ = session.run(f"DESCRIBE {statements.LANDED}")
@@ -198,7 +198,7 @@ class LandingJobs(Jobs):
             session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
         except FlinkRefused as e:
             told = next((cause for cause in e.causes if "ValidationException" in cause), None)
-            # Rows that do not fit the table's types. What a store or a catalog says below that may be so for a while.
+            # Rows that do not fit the table's types. An error of a store or a catalog below may be temporary.
             if told and e.causes[-1].startswith(_OF_FLINK):
                 raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
             raise

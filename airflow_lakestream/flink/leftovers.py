@@ -1,8 +1,8 @@
-"""What Flink leaves to the extract, and the comparison of all other rows with the extract's.
+"""Records left to the extract by Flink, and the comparison of Flink's rows with the extract's rows.
 
-Flink leaves out a record of which it is not sure, and one that a condition leaves out. The driver lands those offsets
-by the extract's own code: it decides which of them are rows, filtered or rejected. Rows that Flink has made are
-published only if the extract makes the same of the record.
+Flink leaves out doubtful records, and records excluded by a condition. The driver lands these offsets by the extract's
+own code: the extract decides which of them are rows, filtered or rejected. Rows made by Flink are published only if
+the extract makes the same row of the record.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, ranges_of
 
 log = logging.getLogger(__name__)
 
-# A publication has bounded the share already; what is left to the extract may be bad as a whole.
+# A publication has checked the share already; the records left to the extract may all be bad.
 _ANY = RejectLimit(share=1.0)
 
 
 def holes(entry: TopicEntry, topic: str, branch: str, *, published: bool = False) -> RangeSet:
-    """Return what the group lacks below what it has, and below what was published: left out, and not landed since.
+    """Return the left-out ranges: not landed, and below the group's landed or published offsets.
 
-    :param published: below what was published only. A job that runs makes rows of what is above.
+    :param published: only ranges below published offsets. A running job makes rows of the offsets above.
     """
     marker = entry.published.get(branch)
     ends = {} if marker is None else dict(marker.ends)
@@ -57,26 +57,28 @@ def holes(entry: TopicEntry, topic: str, branch: str, *, published: bool = False
 
 @dataclass(frozen=True)
 class LeftOut:
-    """`core.publishing.branch.Log` that calls records without a row, tombstones too, missing: the extract lands them.
+    """A log for publications, with every record without a row as missing, tombstones included.
 
-    It decides which of them are rows.
+    The extract lands these records, and decides which of them are rows. See `core.publishing.branch.Log`.
     """
 
     inner: Log
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
-        """Return what Kafka shows at these offsets. Raises Stopped."""
+        """Return the records in Kafka at these offsets. Raises Stopped."""
         found = self.inner.shown(ranges, state, stop)
         return Shown(found.values | found.tombstones, RangeSet(), found.gone)
 
 
 @dataclass(frozen=True)
 class ExtractProof:
-    """`core.publishing.branch.Proof` by the extract, which makes its rows of the same records.
+    """Proof of a publication by the extract's own rows of the same records.
+
+    See `core.publishing.branch.Proof`.
 
     :param job: makes the extract's rows.
-    :param begins: by partition, where Flink began.
-    :param columns: returns those of the table.
+    :param begins: by partition, Flink's start.
+    :param columns: returns the table's columns.
     """
 
     job: Job
@@ -84,7 +86,7 @@ class ExtractProof:
     columns: Callable[[], Schema]
 
     def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
-        """Look at these offsets. Raises BadRecord where `on_error` is "fail", TooManyRejected, and Stopped."""
+        """Compare the rows at these offsets. Raises BadRecord if `on_error` is "fail", TooManyRejected, and Stopped."""
         topic, job, columns = state.identity.topic, self.job, self.columns()
         theirs = EngineRows(written.rows, topic, [name for name in columns.column_names if name not in COORDINATES])
         below = {p: max(marks.low, self.begins.get(p, 0)) for p, marks in state.marks.items()}
@@ -114,7 +116,7 @@ class ExtractProof:
 
 
 class Extract:
-    """Lands what Flink has left out, and proves what it has not."""
+    """Landing of the records left out by Flink, and proof of Flink's rows."""
 
     def __init__(self, config: FlinkConfig, catalog: Catalog, where: str) -> None:
         self._config = config
@@ -127,13 +129,13 @@ class Extract:
         return PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
 
     def proof(self, begins: Mapping[int, int]) -> ExtractProof:
-        """Return the proof of what a job has made that began at these offsets."""
+        """Return the proof of the rows of a job begun at these offsets."""
         return ExtractProof(self._job(), begins, lambda: load_table(self._catalog, self._config.table).schema())
 
     def land(self, ranges: RangeSet | None = None, most: int | None = None) -> LandingReport:
-        """Land these offsets; None: all that the group lacks. Raises what a landing raises.
+        """Land these offsets, or everything lacking in the group if None. Raises the errors of a landing.
 
-        :param most: so many records at most.
+        :param most: greatest number of records.
         """
         job = self._job(ranges is not None)
         job = replace(job, limits=replace(job.limits, max_records=most))
@@ -155,7 +157,7 @@ class Extract:
         config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
         told = config.extract
         if of_rest and config.checks:
-            # Of a whole commit, and the rest of one is none.
+            # Both checks are for a whole commit, and these offsets are a rest.
             kept = {name: one for name, one in config.checks.items() if name not in ("row_count", "freshness")}
             told = replace(told, checks=kept or None)
         return build_job(told, config.kafka, self._catalog, run_id=run_id, where=self._where)

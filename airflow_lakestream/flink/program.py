@@ -1,6 +1,6 @@
 """The driver's program: `python -m airflow_lakestream.flink.program --config app.json`.
 
-Exit code 0: stopped on request. Else the last line of the log says what went wrong, and what to do.
+Exit code 0: stopped on request. Otherwise the last line of the log has the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_lakestream.spark.configuration import read_object
 
 
 def main() -> int:
-    """Read the configuration, and look after the stream that it says."""
+    """Read the configuration, and supervise the configured stream."""
     parser = argparse.ArgumentParser(description="Look after a job of Flink's, and publish the branch of a landing.")
     parser.add_argument("--config", required=True, help="a JSON file that the operator has written")
     given = parser.parse_args().config
@@ -32,9 +32,9 @@ def main() -> int:
 
 
 def run(path: str) -> None:
-    """Take the stream's lease, and look after it.
+    """Take the stream's lease, and supervise the stream.
 
-    Raises InvalidArgument, LeaseHeld, OtherInputs, and what `JobStream.run` raises.
+    Raises InvalidArgument, LeaseHeld, OtherInputs, and the errors of `JobStream.run`.
     """
     told = read_object(path)
     config = (ScriptConfig if told.get("app") == SCRIPT else FlinkConfig).parse(told)

@@ -1,4 +1,4 @@
-"""Clients of Flink's SQL Gateway and of its JobManager, by the REST APIs of Flink 1.20 and 2.0. Waits are bounded."""
+"""Clients of Flink's SQL Gateway and JobManager, by the REST APIs of Flink 1.20 and 2.0. Waits are bounded."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from typing import Any
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 _TIMEOUT = 60.0
-# The program's `main` runs in the JobManager, before that answers.
+# The program's `main` runs in the JobManager, before the JobManager answers.
 _JAR_WITHIN = 300.0
 _PAUSE = 0.2
-# Of the gateway: the newest that both have is v3, and nothing of it is needed.
+# The gateway's API: the newest version in both releases is v3, and v2 has everything needed.
 _API = "v2"
 _NOT_FOUND = 404
 
 
 class FlinkUnreachable(LakestreamError, Transient):
-    """Flink's REST API does not answer."""
+    """Error of a REST API of Flink without an answer."""
 
     def __init__(self, url: str, cause: BaseException) -> None:
         super().__init__(f"Flink at {url} does not answer ({cause}). Check flink_conn_id, and whether it is up.")
 
 
 class FlinkRefused(LakestreamError, Transient):
-    """Flink answered with an error; `causes` are the innermost ones of its stack trace."""
+    """Error in an answer of Flink; `causes` are the innermost causes of the stack trace."""
 
     def __init__(self, doing: str, status: int, body: str) -> None:
         self.status = status
@@ -42,7 +42,7 @@ class FlinkRefused(LakestreamError, Transient):
 
 
 class JobState(StrEnum):
-    """The state of a job, as far as it matters here; GONE: the JobManager knows no such job."""
+    """The state of a job, as far as the driver needs; GONE: unknown to the JobManager."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -63,7 +63,7 @@ _STATES = {
 
 
 def causes_in(trace: str) -> tuple[str, ...]:
-    """Return the innermost causes of one of Flink's stack traces, the deepest last."""
+    """Return the innermost causes of a stack trace of Flink, the deepest last."""
     found = re.findall(r"(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Exception|Error): [^\\\n]*)", trace)
     told = [line.strip() for line in found if "Failed to fetch next results" not in line]
     return tuple(dict.fromkeys(told))[-3:]
@@ -71,7 +71,7 @@ def causes_in(trace: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Address:
-    """Where an API answers, and the login that it wants; `token` wins over the others."""
+    """Address and login of an API; `token` wins over `login` and `password`."""
 
     url: str
     login: str = ""
@@ -116,7 +116,7 @@ class Address:
 
 
 class SqlSession:
-    """One session of the SQL Gateway; as a context manager it is closed at the end. Jobs go on without it."""
+    """A session of the SQL Gateway, closed at the end of the context. Jobs go on without the session."""
 
     def __init__(self, gateway: Address) -> None:
         self._gateway = gateway
@@ -131,11 +131,11 @@ class SqlSession:
         try:
             self._gateway.call("DELETE", self._path)
         except LakestreamError:
-            # It times out by itself.
+            # The session times out by itself.
             return
 
     def run(self, statement: str, within: float = 120.0) -> tuple[list[list[Any]], str | None]:
-        """Run a statement; return its first rows, and the id of its job. Raises FlinkRefused, FlinkUnreachable."""
+        """Run a statement; return the first rows, and the id of the job. Raises FlinkRefused, FlinkUnreachable."""
         handle = self._gateway.call("POST", f"{self._path}/statements", {"statement": statement})["operationHandle"]
         place, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
         while self._gateway.call("GET", f"{place}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
@@ -175,14 +175,14 @@ class JobManager:
             raise
 
     def completed(self, job: str) -> int:
-        """Return the number of a job's newest completed checkpoint; 0 without one."""
+        """Return the number of a job's newest completed checkpoint; 0 without a completed checkpoint."""
         newest = (self._address.call("GET", f"/jobs/{job}/checkpoints", timeout=10).get("latest") or {}).get(
             "completed"
         )
         return int(newest["id"]) if newest else 0
 
     def causes(self, job: str) -> tuple[str, ...]:
-        """Return the innermost causes of a job's failure, the deepest last, as far as the JobManager tells them."""
+        """Return the innermost causes of a job's failure known to the JobManager, the deepest last."""
         try:
             told = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
         except LakestreamError:
@@ -191,20 +191,20 @@ class JobManager:
         return causes_in(str(entries[0].get("stacktrace", "")))
 
     def why_failed(self, job: str) -> str:
-        """Return the innermost cause of a job's failure; empty where nothing is told."""
+        """Return the innermost cause of a job's failure; empty without a cause."""
         causes = self.causes(job)
         return causes[-1] if causes else ""
 
     def kept_checkpoints(self) -> int:
-        """Return how many checkpoints of a job the cluster keeps."""
+        """Return the number of checkpoints kept by the cluster for a job."""
         settings = {one["key"]: one["value"] for one in self._address.call("GET", "/jobmanager/config", timeout=10)}
         names = ("execution.checkpointing.num-retained", "state.checkpoints.num-retained")
         return next((int(settings[name]) for name in names if name in settings), 1)
 
     def run_jar(self, name: str, content: bytes, request: Mapping[str, Any]) -> None:
-        """Run a program, and return once its job is submitted. Raises FlinkUnreachable, FlinkRefused.
+        """Run a program, and return after the job's submit. Raises FlinkUnreachable, FlinkRefused.
 
-        :param request: what `/jars/:jarid/run` takes.
+        :param request: the body of `/jars/:jarid/run`.
         """
         uploaded = self._address.upload("/jars/upload", name, content, _JAR_WITHIN)["filename"]
         jar = str(uploaded).rsplit("/", 1)[-1]
@@ -217,15 +217,15 @@ class JobManager:
         try:
             self._address.call("DELETE", f"/jars/{jar}")
         except LakestreamError:
-            # It lies there until the JobManager ends.
+            # The jar stays until the JobManager ends.
             return
 
     def cancel(self, job: str) -> None:
-        """Cancel a job; its checkpoints stay."""
+        """Cancel a job; the checkpoints stay."""
         self._address.call("PATCH", f"/jobs/{job}?mode=cancel", timeout=30)
 
     def stop(self, job: str, folder: str, within: float) -> str:
-        """Stop a job with a savepoint below a folder; return the savepoint's place. Raises FlinkRefused."""
+        """Stop a job with a savepoint below a folder; return the savepoint's location. Raises FlinkRefused."""
         deadline = time.monotonic() + within
         body = {"drain": False, "targetDirectory": folder}
         asked = self._address.call("POST", f"/jobs/{job}/stop", body)["request-id"]

@@ -1,8 +1,8 @@
-"""One savepoint or checkpoint of Flink by its place: its number, and where its Kafka sources stood.
+"""A savepoint or checkpoint of Flink by location: the number, and the offsets of the Kafka sources.
 
 `_metadata` begins with a magic number, the version of its form, and the checkpoint's number. A cluster with its own
-setting keeps larger state (20 KiB for each subtask, some 500 partitions) in files beside it, written the same way: all
-files of the folder are looked through.
+setting keeps larger state (20 KiB for each subtask, some 500 partitions) in other files of the folder, written the
+same way: all files of the folder are searched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import METADATA, TwoSources, offsets_in
 from airflow_lakestream.stores.folders import open_folder
 
-# Iceberg's sink keeps its job's id, as Flink writes texts: the length and one, then the letters.
+# Iceberg's sink keeps its job's id, in Flink's form of texts: the length plus one, then the letters.
 _JOB = re.compile(rb"\x21([0-9a-f]{32})(?![0-9a-f])")
 _OF_CHECKPOINT = re.compile(r"/([0-9a-f]{32})/chk-\d+$")
 _MAGIC = 0x4960672D
@@ -24,7 +24,7 @@ _HEAD = struct.Struct(">iiq")
 
 
 class SavepointUnreadable(LakestreamError, Terminal):
-    """The folder is no complete savepoint, or says two things of a partition."""
+    """Error of a folder without a complete savepoint, or with two offsets of a partition."""
 
     def __init__(self, location: str, problem: str) -> None:
         super().__init__(f"Flink's savepoint {location}: {problem}")
@@ -32,9 +32,9 @@ class SavepointUnreadable(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A complete savepoint or checkpoint: its number, and the next offset of each partition that was read.
+    """A complete savepoint or checkpoint: number, and next offset of each read partition.
 
-    `job` is the id of the job that made it; empty where nothing in it names one.
+    `job` is the id of the job that made it; empty if no file names one.
     """
 
     location: str
@@ -44,7 +44,7 @@ class Savepoint:
 
 
 def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | None = None) -> Savepoint:
-    """Read where the sources of a topic stood.
+    """Read the offsets of a topic's sources from a savepoint.
 
     :param location: the folder of a savepoint or of `chk-N`, or the `_metadata` in it.
     :param properties: opens its object store, see `open_folder`.

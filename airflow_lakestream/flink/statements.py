@@ -1,7 +1,7 @@
 """The statements of a landing by Flink: catalog, source, and the INSERT into a branch.
 
-The source names the columns of the records, and where each record was: topic, partition, offset and timestamp. Whatever
-a user's SELECT makes of it, the positions have to come along, since the publication lands by them.
+The source has the columns of the records, and each record's position: topic, partition, offset and timestamp. A user's
+SELECT has to keep the positions, since the publication lands by them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
 _SHADED = "org.apache.flink.kafka.shaded."
 # The records as a format reads them, the records with their columns, and the rows to land.
 RECORDS, SOURCE, LANDED = "records", "source", "landed"
-# Asks what makes the rows.
+# Returns the plan of the statement for the rows.
 PLAN = f"EXPLAIN SELECT * FROM {LANDED}"
-# The columns that say where a record was, with what Kafka's connector has for them.
+# The columns of a record's position, with their definitions for Kafka's connector.
 _METADATA = {
     "topic": "`_kafka_topic` STRING METADATA FROM 'topic' VIRTUAL",
     "partition": "`_kafka_partition` INT METADATA FROM 'partition' VIRTUAL",
@@ -35,21 +35,21 @@ _REMEDY = "Take it out of the connection, or give Flink's tasks an iceberg_conn_
 
 
 def catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
-    """Return the statement that opens PyIceberg's catalog in Flink, under the same name. Raises InvalidArgument.
+    """Return the statement for opening PyIceberg's catalog in Flink, with the same name. Raises InvalidArgument.
 
-    :param table: what is landed in. Flink knows databases of one level only: those above are the catalog's.
+    :param table: the landed table. Flink has databases of one level only: the levels above are the catalog's.
     """
     check_name(name, "Flink")
     found = catalog_options(properties, "Flink", _REMEDY)
     kind = found.pop("type")
-    # Flink knows three types by name; of any other it wants the class.
+    # Flink has short names for three types; other types need a class.
     if kind in ("jdbc", "glue"):
         classes = {"jdbc": "org.apache.iceberg.jdbc.JdbcCatalog", "glue": "org.apache.iceberg.aws.glue.GlueCatalog"}
         found["catalog-impl"] = classes[kind]
     else:
         found["catalog-type"] = kind
     if len(levels := table.split(".")) > 2:
-        # Iceberg makes the default database where it is missing: this one is there.
+        # Iceberg creates the default database if it is missing: this database exists.
         found |= {"base-namespace": ".".join(levels[:-2]), "default-database": levels[-2]}
     return f"CREATE CATALOG {quoted(name)} WITH ({with_options({'type': 'iceberg', **found})})"
 
@@ -57,10 +57,10 @@ def catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
 def source(
     topic: str, reading: Reading, kafka: Mapping[str, str], consumer_group: str, starts: Mapping[int, int]
 ) -> list[str]:
-    """Return the statements that name the topic's records. Raises InvalidArgument.
+    """Return the statements for the topic's records as a source. Raises InvalidArgument.
 
     :param kafka: librdkafka's configuration; the statements hold its secrets, and the registry's.
-    :param starts: by partition, where a job without a state begins.
+    :param starts: by partition, the start of a job without a state.
     """
     fields = [f"{quoted(name)} {kind}" for name, kind in reading.fields.items()]
     options = {
@@ -87,7 +87,7 @@ def source(
 
 
 def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return what Kafka's connector is told of a client. Raises InvalidArgument.
+    """Return a client's options for Kafka's connector. Raises InvalidArgument.
 
     :param kafka: librdkafka's configuration, secrets included.
     """
@@ -97,19 +97,19 @@ def client_options(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def view(select: str | None) -> str:
-    """Return the statement that names the rows to land."""
+    """Return the statement for naming the rows to land."""
     return f"CREATE TEMPORARY VIEW {LANDED} AS {select or f'SELECT * FROM {SOURCE}'}"
 
 
 def beyond_rows(plan: str) -> list[str]:
-    """Return what a statement does beside making a row of a record, or leaving it out, by what EXPLAIN says of it."""
+    """Return the steps of an EXPLAIN's plan beyond making or leaving out a record's row."""
     told = plan.partition("== Optimized Execution Plan ==")[2]
     steps = re.findall(r"^[ :|+-]*([A-Z][A-Za-z]*)\(", told, re.MULTILINE)
     return [name for name in dict.fromkeys(steps) if name not in _BY_ROW]
 
 
 def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -> str:
-    """Return the statement that lands the rows in a branch."""
+    """Return the statement for landing the rows in a branch."""
     path = ".".join(quoted(part) for part in (catalog_name, *table.split(".")[-2:]))
     names = ", ".join(map(quoted, columns))
     return (
@@ -118,12 +118,12 @@ def insert(catalog_name: str, table: str, branch: str, columns: Sequence[str]) -
 
 
 def settings(values: Mapping[str, str]) -> list[str]:
-    """Return the statements that set what a session's jobs run with."""
+    """Return the statements for the settings of a session's jobs."""
     return [f"SET {_text(key)} = {_text(value)}" for key, value in values.items()]
 
 
 def with_options(values: Mapping[str, str]) -> str:
-    """Return options as they stand in WITH (...), or in a hint."""
+    """Return options in the form of WITH (...), or of a hint."""
     return ", ".join(f"{_text(key)} = {_text(value)}" for key, value in values.items())
 
 

@@ -1,4 +1,4 @@
-"""The driver of a landing by Flink: it looks after the job, and publishes its branch."""
+"""The driver of a landing by Flink: supervision of the job, and publication of the branch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 WHERE = "the Kafka connection"
 _POLL_TIMEOUT = 60.0
-# Nothing is landed, though there is something to land, for so many publications or checkpoints.
+# Number of publications or checkpoints without a landing, though there are records to land, before a search.
 _STANDS = 5
 # A registry that does not answer fails a record, too.
 _UNREADABLE = (
@@ -61,7 +61,7 @@ _UPSERT = "write.upsert.enabled"
 
 @dataclass(frozen=True)
 class Parts:
-    """What a publication looks with: at Kafka, at the branch, and at the records again."""
+    """Parts of a publication: the log of Kafka, the sink of the branch, and the proof by a second read."""
 
     log: Log
     sink: PublishingSink
@@ -70,7 +70,7 @@ class Parts:
 
 
 class FlinkStream(JobStream):
-    """One landing."""
+    """A landing by Flink."""
 
     jobs: LandingJobs
 
@@ -82,7 +82,7 @@ class FlinkStream(JobStream):
         self._catalog: Catalog = load_catalog(config.catalog_name, **config.catalog_properties)
 
     def start(self) -> str:
-        """Publish what is left of earlier jobs, and submit a new one."""
+        """Publish the rest of earlier jobs, and submit a new job."""
         note = self.jobs.note()
         self.lease.check()
         publication = self._publication(note.finished if note is not None and note.finished else None)
@@ -101,7 +101,7 @@ class FlinkStream(JobStream):
         self.jobs.begin_line(starts, ledger_store.newest_sequence(table.metadata))
 
     def _land_rest(self, publication: Publication) -> bool:
-        """Land what earlier jobs have left; return False where the branch has what nobody may land."""
+        """Land the rest of earlier jobs; return False if the branch has rows unfit for main."""
         read = self.jobs.newest_reads().format
         if read not in (self.config.read_as, ""):
             log.warning("The branch has records that were read as %s. They are read anew.", read)
@@ -120,24 +120,24 @@ class FlinkStream(JobStream):
         return True
 
     def look(self) -> None:
-        """Publish, where it is time to."""
+        """Publish, if a publication is due."""
         config = self.config
         if time.monotonic() - self._published_at >= config.publish_interval:
             self._publish()
         if time.monotonic() - self._moved_at >= _STANDS * max(config.publish_interval, config.checkpoint_interval):
             self._moved_at = time.monotonic()
-            # Kafka's client asks again and again for what a broker can't give, and says so in its log only.
+            # Kafka's client asks again and again for a batch that a broker can't give, and reports it in its log only.
             if (damaged := self._damaged(None)) is not None:
                 raise self._at_damage(damaged)
 
     def moved(self, job: str, checkpoint: int) -> bool:
-        """Tell whether what is in the branch can be published: else a checkpoint is no sign of health."""
+        """Return whether the branch can be published: otherwise a checkpoint is not a sign of health."""
         if self.config.sql:
             self._note_passed(job, checkpoint)
         return self._is_published
 
     def _note_passed(self, job: str, checkpoint: int) -> None:
-        """Note what was in Kafka when the job read it: a record that sql left out may be gone when it is published."""
+        """Note the offsets still in Kafka at a checkpoint: records left out by sql may be gone at the publication."""
         try:
             marks = self._publication(None).source.look().marks
         except LakestreamError as e:
@@ -146,7 +146,7 @@ class FlinkStream(JobStream):
         self.jobs.note_passed(job, checkpoint, {p: one.low for p, one in marks.items()})
 
     def ended(self, job: str, state: JobState) -> None:
-        """Land what the job has committed, before the next one begins. Raises JobEnded."""
+        """Land the job's committed rows, before the next job begins. Raises JobEnded."""
         self._publish()
         causes = self.jobs.manager.causes(job)
         told = DamageTold.of("\n".join(causes))
@@ -161,7 +161,7 @@ class FlinkStream(JobStream):
         return JobAtDamage("" if note is None else note.job, damaged)
 
     def _damaged(self, told: DamageTold | None) -> DamagedBatch | None:
-        """Look for a damaged batch in what main lacks: where Flink's client tells of one, else at its beginning."""
+        """Find a damaged batch in the records lacking on main: at the place reported by Flink, else at the start."""
         publication = self._publication(None)
         try:
             now = publication.source.look()
@@ -176,7 +176,7 @@ class FlinkStream(JobStream):
         return union(RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
 
     def _bad_record(self) -> BadRecord | None:
-        """Return the first record that can't be decoded, of those that main lacks: Flink does not name its place."""
+        """Return the first undecodable record lacking on main, because Flink does not name it; None if not found."""
         publication, proof = self._publication(None), self._proof(1.0)
         if proof is None:
             return None
@@ -191,11 +191,11 @@ class FlinkStream(JobStream):
         return None
 
     def stopped(self, savepoint: str) -> None:
-        """Land all that the job has read."""
+        """Land all records read by the job."""
         self._land(self._publication(savepoint))
 
     def _publish(self) -> None:
-        """Publish; what a later publication may do better is only told. Raises Terminal ones, JobSpoilt, LeaseLost."""
+        """Publish; log errors that a later publication may mend. Raises Terminal errors, JobSpoilt, LeaseLost."""
         self.lease.check()
         try:
             self._land(self._publication(None))
@@ -269,15 +269,15 @@ class FlinkStream(JobStream):
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
     def parts(self) -> Parts:
-        """Return what a publication looks with."""
+        """Return the parts of a publication."""
         config = self.config
         sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
-        # A statement may leave records out; without one each record with a value has a row.
+        # A statement may leave records out; without a statement each record with a value has a row.
         rowless = Rowless.FILTERED if config.sql else Rowless.MISSING
         return Parts(LookIntoLog(self._reader()), sink, self._proof(config.proven_share), rowless)
 
     def _proof(self, share: float) -> Proof | None:
-        """Return what looks again at what the newest job has decoded; None where nobody is to, or can."""
+        """Return the proof of the newest job's rows; None without a proven share, or for another way of reading."""
         config = self.config
         reads = self.jobs.newest_reads()
         if not share or reads.format != config.read_as:
@@ -303,7 +303,7 @@ class FlinkStream(JobStream):
             return False
 
     def _check_table(self) -> None:
-        """Refuse a table whose rows Flink would replace by their keys. Raises InvalidArgument."""
+        """Refuse a table in which Flink would replace rows by key. Raises InvalidArgument."""
         try:
             properties = load_table(self._catalog, self.config.table).metadata.properties
         except NoSuchTableError:

@@ -1,1 +1,1 @@
-"""From Airflow connections to plain objects of the packages below. These and higher modules import Airflow."""
+"""From Airflow connections to plain objects of the packages below. Only these and higher modules import Airflow."""

@@ -1,4 +1,4 @@
-"""Which tables the bundled DAGs may be started for: those that the deployment names, and no others."""
+"""Tables allowed for the bundled DAGs: only the tables listed by the deployment."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from airflow.sdk import Param, Variable
 from airflow_lakestream.exceptions import InvalidArgument
 
 TABLES, STREAMS = "lakestream_tables", "lakestream_streams"
-# What the bundled DAGs land in.
+# Default tables of the bundled DAGs.
 _USUAL = ("lake.*",)
-# Also of JavaScript, by which Airflow's form checks.
+# Special characters also in JavaScript's regular expressions, which Airflow's form uses.
 _SPECIAL = re.compile(r"[\\^$.+?()\[\]{}|]")
 
 
 def allowed_tables() -> Sequence[str]:
-    """Return the names of tables, and patterns such as lake.*, that the Airflow variable lakestream_tables lists.
+    """Return the names of tables, and patterns such as lake.*, in the Airflow variable lakestream_tables.
 
-    Without it, the tables of lakestream_streams; without either, those of the namespace lake. Raises InvalidArgument.
+    Without it, the tables of lakestream_streams; without either, all tables of namespace lake. Raises InvalidArgument.
     """
     found = Variable.get(TABLES, default=None, deserialize_json=True)
     if found is None:
@@ -35,17 +35,17 @@ def allowed_tables() -> Sequence[str]:
 
 
 def table_param(default: str, description: str) -> Param:
-    """Return the field of a form that takes an allowed table; raises InvalidArgument for what names none."""
+    """Return a form's field for an allowed table. Raises InvalidArgument for a variable without tables."""
     allowed = allowed_tables()
     if any("*" in one for one in allowed):
         return Param(default, type="string", pattern=_regex(allowed), title="Table", description=description)
-    # A form begins with a value that it takes.
+    # A form begins with an allowed value.
     first = default if default in allowed else allowed[0]
     return Param(first, type="string", enum=list(allowed), title="Table", description=description)
 
 
 def refuse_others(context: Any) -> None:
-    """Fail a task whose table is not allowed, without retries, whoever gave the params: to be its `pre_execute`."""
+    """Fail a task with a forbidden table, without retries, for params of any origin: the task's `pre_execute`."""
     table = str(context["params"]["table"])
     allowed = allowed_tables()
     if not re.fullmatch(_regex(allowed), table):

@@ -1,6 +1,6 @@
-"""What connections of all kinds have in common: how one is found, and what its fields may be.
+"""Search of connections of all kinds, and checks of the fields.
 
-Each raises InvalidArgument, which names the argument and the connection, and never a value: it may be secret.
+Each function raises InvalidArgument with the argument and the connection, never with a value, which may be secret.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# What Airflow reads of a connection that is written as JSON.
+# Fields that Airflow reads from a connection in JSON.
 _FIELDS = {"conn_type", "description", "host", "login", "password", "port", "schema", "extra", "uri", "team_name"}
 
 
 def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
-    """Return a connection, with an extra that is an object.
+    """Return a connection with an object as extra.
 
-    :param remedy: how one is added.
+    :param remedy: advice for adding the connection.
     """
     connection = found_connection(argument, conn_id)
     if connection is None:
@@ -34,8 +34,8 @@ def connection_of(argument: str, conn_id: str, remedy: str) -> Any:
 
 
 def found_connection(argument: str, conn_id: str) -> Any:
-    """Return a connection; None if there is none."""
-    # Airflow passes over a text that it can't read, with a traceback that shows parts of it, and looks elsewhere.
+    """Return a connection, or None if it does not exist."""
+    # Airflow skips a text that it can't read, with a traceback that shows parts of it, and searches other backends.
     problem = _unreadable(conn_id)
     # Another backend of secrets is asked before the environment, and may have the connection.
     if problem is None or conf.get("secrets", "backend", fallback=""):
@@ -52,12 +52,15 @@ def found_connection(argument: str, conn_id: str) -> Any:
 
 
 def _unreadable(conn_id: str) -> str | None:
-    """Return why the environment's text of a connection is none, without any part of it; None if it may be one."""
+    """Return the problem of the environment's text of a connection, without a part of the text.
+
+    None if the text may be a connection, or does not exist.
+    """
     name = f"AIRFLOW_CONN_{conn_id.upper()}"
     text = os.environ.get(name, "")
     try:
         if not text.startswith("{"):
-            urlsplit(text).port  # noqa: B018  # refuses what is no port
+            urlsplit(text).port  # noqa: B018  # raises ValueError for a bad port
             return None
         given = json.loads(text)
         int(given.get("port") or 0)
@@ -70,9 +73,9 @@ def _unreadable(conn_id: str) -> str | None:
 
 
 def texts_of(argument: str, connection: Any, known: Collection[str] | None = None) -> dict[str, str]:
-    """Return what a connection's extra says, as texts: numbers by their digits, true and false; not what is null.
+    """Return a connection's extra as texts: numbers by digits, true and false; without null values.
 
-    :param known: all that may be in it, if that is known.
+    :param known: all allowed names, or None if any name is allowed.
     """
     extra: dict[str, Any] = connection.extra_dejson or {}
     whose = f"connection {connection.conn_id!r}: its extra has"
@@ -87,7 +90,7 @@ def texts_of(argument: str, connection: Any, known: Collection[str] | None = Non
 
 
 def refuse_unread(argument: str, connection: Any, *fields: str, remedy: str) -> None:
-    """Refuse fields of a connection that nothing would read: what was meant by them would not hold."""
+    """Refuse unused fields of a connection: the user expects an effect."""
     if found := [name for name in fields if getattr(connection, name)]:
         problem = f"connection {connection.conn_id!r} has {' and '.join(found)}, which nothing reads."
         raise InvalidArgument(argument, problem, remedy)

@@ -1,4 +1,4 @@
-"""DAGs as Airflow loads them, for those who look at one and run nothing."""
+"""DAGs loaded by Airflow's own code, for reading without a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from airflow.providers.common.compat.sdk import conf
 
 
 def dags_in(place: Path | None) -> tuple[Mapping[str, Any], Mapping[str, str], str]:
-    """Load a file, or a folder, of DAGs: return them by their ids, the errors of files, and the place.
+    """Load a file, or a folder, of DAGs. Return DAGs by id, errors by file, and the place.
 
-    :param place: None: Airflow's own folder.
+    :param place: the file or folder; None: Airflow's own folder.
     """
     try:
         module: Any = import_module("airflow.dag_processing.dagbag")

@@ -1,4 +1,4 @@
-"""A connection of a database, as Flink's CDC connectors take it."""
+"""A connection of a database, as options of Flink's CDC connectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOW = "Add one with host, port, login, password, and the database's name in the
 
 
 def connector_options(conn_id: str) -> dict[str, str]:
-    """Return the options that lead a connector to the database, secrets included. Raises InvalidArgument."""
+    """Return a connector's options for the database, secrets included. Raises InvalidArgument."""
     connection = connection_of("database_conn_id", conn_id, _HOW)
     if connection.password:
         mask_secret(connection.password)

@@ -24,7 +24,7 @@ _SECRET = ("key", "secret", "token", "password", "sas", "credential")
 class DeltaStorageHook(BaseHook):
     """Reads a connection of type `aws`, or of type `generic` with storage options in its extra.
 
-    Without a connection the worker's environment decides: its variables, its instance's role.
+    Without a connection the worker's environment decides: variables, or the role of the instance.
     """
 
     def __init__(self, storage_conn_id: str | None = None) -> None:
@@ -32,7 +32,7 @@ class DeltaStorageHook(BaseHook):
         self.storage_conn_id = storage_conn_id
 
     def open_storage(self) -> DeltaStorage:
-        """Return the storage. Raises InvalidArgument for a connection that can't work, and MissingExtra."""
+        """Return the storage. Raises InvalidArgument for an unusable connection, and MissingExtra."""
         try:
             from airflow_lakestream.delta.storage import DeltaStorage
         except ModuleNotFoundError as e:

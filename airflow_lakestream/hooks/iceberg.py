@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient, UnknownValue
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 
-# In PyIceberg these can't commit at all, or can't compare and set: exactly-once would not hold.
+# PyIceberg can't commit to these at all, or can't compare and set: exactly-once would not hold.
 UNFIT_CATALOGS = ("bigquery", "dynamodb")
 
 
@@ -29,15 +29,15 @@ class CatalogUnavailable(LakestreamError, Transient):
 
 
 class IcebergHook(OfficialIcebergHook):
-    """Opens the catalog of an `iceberg` connection: REST, Glue, SQL, Hive, whatever PyIceberg knows."""
+    """Opens the catalog of an `iceberg` connection: REST, Glue, SQL, Hive, or any catalog known to PyIceberg."""
 
     def open_catalog(self) -> Catalog:
-        """Return the catalog. Raises InvalidArgument for a connection that can't work, otherwise CatalogUnavailable."""
+        """Return the catalog. Raises InvalidArgument for an unusable connection, otherwise CatalogUnavailable."""
         properties = self.properties()
         try:
             return load_catalog(self.conn_id, **{"type": "rest", **properties})
         except Exception as e:
-            # A catalog that answers no JSON is one that may answer later.
+            # A catalog whose answer is not JSON may be available later.
             if isinstance(e, ValueError | TypeError | ArgumentError) and not isinstance(e, RequestException):
                 problem = f"connection {self.conn_id!r} opens no catalog ({type(e).__name__}: {e})."
                 raise InvalidArgument("iceberg_conn_id", problem, "Correct its extra.") from e
@@ -45,7 +45,7 @@ class IcebergHook(OfficialIcebergHook):
 
     @cached_property
     def catalog(self) -> Catalog:
-        """The catalog, for whoever uses this as the official hook."""
+        """The catalog, for users of the official hook."""
         return self.open_catalog()
 
     def properties(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class IcebergHook(OfficialIcebergHook):
 
 
 def _mask(properties: dict[str, str]) -> None:
-    """Mask the secrets that Airflow does not recognize by their names."""
+    """Mask secrets under names unknown to Airflow."""
     credential = str(properties.get("credential", ""))
     password = urlsplit(str(properties.get("uri", ""))).password or ""
     for secret in {credential, credential.rpartition(":")[2], password, unquote(password)} - {""}:

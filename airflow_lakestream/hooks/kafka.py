@@ -16,7 +16,7 @@ from airflow_lakestream.registry.config import RegistryConfig, is_client_setting
 class KafkaHook(KafkaBaseHook):
     """Reads a `kafka` connection like the official provider, so SASL, TLS, OAUTHBEARER and MSK IAM work.
 
-    It builds on the base hook: the provider's consumer hook subscribes, which nothing here may do.
+    It uses the base hook, since the provider's consumer hook subscribes, and no code here may subscribe.
     """
 
     def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name) -> None:
@@ -25,13 +25,13 @@ class KafkaHook(KafkaBaseHook):
     def configuration(self) -> dict[str, Any]:
         """Return librdkafka's configuration. Raises InvalidArgument for a missing or empty connection."""
         config = {key: value for key, value in self._everything().items() if not is_client_setting(key)}
-        # Airflow masks passwords and secrets by name, but does not recognize a private key's.
+        # Airflow masks passwords and secrets by name, but not the setting of a private key.
         if key := config.get("ssl.key.pem"):
             mask_secret(key)
         return config
 
     def registry(self) -> RegistryConfig | None:
-        """Return the schema registry that the connection names, or None. Raises InvalidArgument."""
+        """Return the connection's schema registry, or None. Raises InvalidArgument."""
         return RegistryConfig.from_client_settings(self._everything())
 
     def _everything(self) -> dict[str, Any]:

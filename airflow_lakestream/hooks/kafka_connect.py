@@ -1,4 +1,4 @@
-"""A connection of type `http` (or any other with a host), as a client of Kafka Connect's REST interface."""
+"""A connection of type `http` (or any type with a host), as a client of Kafka Connect's REST interface."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from airflow_lakestream.hooks.connections import connection_of, refuse_unread, t
 
 
 class KafkaConnectHook(BaseHook):
-    """Opens the workers of a Connect cluster: no official provider has a hook for it.
+    """Opens the workers of a Connect cluster: no official provider has a hook for Kafka Connect.
 
     The host may name several workers, divided by commas; each may be a whole address, such as
-    `https://connect-1:8083`. The schema is `http` or `https`; login and password are those of basic authentication;
-    the extra may have `ca_file` and `timeout`, in seconds.
+    `https://connect-1:8083`. The schema is `http` or `https`; login and password are for basic authentication; the
+    extra may have `ca_file` and `timeout`, in seconds.
     """
 
     conn_name_attr = "connect_conn_id"
@@ -25,7 +25,7 @@ class KafkaConnectHook(BaseHook):
         self.connect_conn_id = connect_conn_id
 
     def open_client(self) -> ConnectClient:
-        """Return the client. Raises InvalidArgument for a connection that is missing or can't work."""
+        """Return the client. Raises InvalidArgument for a missing or unusable connection."""
         how = "Add one of type http, with the workers' host and port."
         connection = connection_of("connect_conn_id", self.connect_conn_id, how)
         extra = texts_of("connect_conn_id", connection, ("ca_file", "timeout"))

@@ -1,4 +1,4 @@
-"""Kubernetes' API server, asked as `spark-submit` asks it: at the connection's address, by Airflow's credentials."""
+"""Kubernetes' API server, asked in the way of `spark-submit`: at the connection's address, by Airflow's credentials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 
-# Seconds to connect, and to be answered.
+# Time-outs for connecting and for the answer, in seconds.
 _PATIENCE = (5, 30)
 _SECTION = "kubernetes_executor"
 _REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -29,7 +29,7 @@ class ClusterAway(LakestreamError, Transient):
 
 
 class ClusterRefuses(LakestreamError, Terminal):
-    """The API server does not let this worker do what it has to."""
+    """The API server refuses a necessary request of this worker."""
 
     def __init__(self, address: str, what: str, why: str) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class ClusterRefuses(LakestreamError, Terminal):
 
 
 def settings_of_airflow() -> dict[str, str]:
-    """Return what Airflow's configuration says of its cluster: `in_cluster`, `config_file`, `cluster_context`."""
+    """Return Airflow's configuration of the cluster: `in_cluster`, `config_file`, `cluster_context`."""
     known = {"in_cluster": str(conf.getboolean(_SECTION, "in_cluster", fallback=True)).lower()}
     for name in ("config_file", "cluster_context"):
         if text := conf.get(_SECTION, name, fallback=""):
@@ -48,18 +48,18 @@ def settings_of_airflow() -> dict[str, str]:
 
 
 class Cluster:
-    """One namespace, through the API server.
+    """A namespace, through the API server.
 
     :param master: the connection's host, `k8s://...`.
 
-    Raises InvalidArgument if there are no credentials where Airflow's configuration says.
+    Raises InvalidArgument if the credentials in Airflow's configuration do not exist.
     """
 
     def __init__(self, master: str, namespace: str) -> None:
         from kubernetes import client
 
         rest = master.removeprefix("k8s://")
-        # As Spark reads it.
+        # Parsed as by Spark.
         self.address = rest if re.match(r"https?://", rest) else f"https://{rest}"
         self.namespace = namespace
         configuration = _credentials(self.address)
@@ -68,7 +68,7 @@ class Cluster:
         self._core, self._rights = client.CoreV1Api(api), client.AuthorizationV1Api(api)
 
     def check_rights(self, needed: Mapping[str, Sequence[str]]) -> None:
-        """Raise ClusterRefuses if this worker lacks a right in the namespace; ClusterAway.
+        """Refuse a worker without all rights in the namespace. Raises ClusterRefuses, ClusterAway.
 
         :param needed: verbs by resource.
         """
@@ -82,7 +82,7 @@ class Cluster:
             raise ClusterRefuses(self.address, f"namespace {self.namespace}", f"it may not {', '.join(lacking)}")
 
     def pod(self, name: str) -> Any:
-        """Return a pod; None if there is none of this name. Raises ClusterAway, ClusterRefuses."""
+        """Return a pod, or None if the pod does not exist. Raises ClusterAway, ClusterRefuses."""
         return self._ask(f"get pod {name}", self._core.read_namespaced_pod, name, self.namespace)
 
     def pods(self, label: str) -> list[str]:
@@ -91,12 +91,12 @@ class Cluster:
         return [pod.metadata.name for pod in found.items] if found else []
 
     def delete_pod(self, name: str, grace: int) -> None:
-        """Ask for a pod's end, within some seconds. Raises ClusterAway, ClusterRefuses."""
+        """Ask for a pod's end, within a grace period in seconds. Raises ClusterAway, ClusterRefuses."""
         call = self._core.delete_namespaced_pod
         self._ask(f"delete pod {name}", call, name, self.namespace, grace_period_seconds=grace)
 
     def log(self, name: str, lines: int) -> list[str]:
-        """Return the last lines of a pod's log; none if there is no log. Raises ClusterAway, ClusterRefuses."""
+        """Return the last lines of a pod's log, empty without a log. Raises ClusterAway, ClusterRefuses."""
         call = self._core.read_namespaced_pod_log
         text = self._ask(f"get log of {name}", call, name, self.namespace, tail_lines=lines)
         return str(text or "").splitlines()
@@ -109,7 +109,7 @@ class Cluster:
             raise ClusterRefuses(self.address, f"create secret {name}", f"there is no namespace {self.namespace}")
 
     def give_secret(self, name: str, pod: Any) -> None:
-        """Let a pod own a secret: it is deleted with the pod. Raises ClusterAway, ClusterRefuses."""
+        """Make a pod the owner of a secret, for a common deletion. Raises ClusterAway, ClusterRefuses."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
         body = {"metadata": {"ownerReferences": [owner]}}
         self._ask(f"patch secret {name}", self._core.patch_namespaced_secret, name, self.namespace, body)
@@ -120,7 +120,7 @@ class Cluster:
         return [secret.metadata.name for secret in found.items] if found else []
 
     def delete_secret(self, name: str) -> None:
-        """Delete a secret, if it is there. Raises ClusterAway, ClusterRefuses."""
+        """Delete a secret, if it exists. Raises ClusterAway, ClusterRefuses."""
         self._ask(f"delete secret {name}", self._core.delete_namespaced_secret, name, self.namespace)
 
     def _may(self, verb: str, resource: str) -> bool:
@@ -164,7 +164,7 @@ def _credentials(address: str) -> Any:
             f"Airflow has no credentials for Kubernetes: {e} ({where}).",
             f"Outside of the cluster set [{_SECTION}] in_cluster = False, and config_file or KUBECONFIG.",
         ) from e
-    # Each renewal of a token sets the file's address again, and itself.
+    # Each renewal of a token sets the file's address and hook again.
     renew = configuration.refresh_api_key_hook
 
     def renewed(of: Any) -> None:
@@ -185,7 +185,7 @@ def _said(error: Any) -> str:
 
 
 def problems_of(pod: Any) -> Iterator[str]:
-    """Yield what Kubernetes says of a pod that does not run: unschedulable, no image, out of memory, evicted."""
+    """Yield Kubernetes' reasons for a failed or waiting pod: unschedulable, no image, out of memory, evicted."""
     if pod.status.reason or pod.status.message:
         yield f"{pod.status.reason or 'its state'}: {pod.status.message or ''}"
     for condition in pod.status.conditions or ():

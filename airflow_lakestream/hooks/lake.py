@@ -1,4 +1,4 @@
-"""What opens a landing's tables: a catalog for Iceberg, a store for Delta."""
+"""Catalog (Iceberg) or store (Delta) of a landing's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
-    """Open the lake. Raises InvalidArgument for a connection that can't work, otherwise CatalogUnavailable."""
+    """Open the lake. Raises InvalidArgument for an unusable connection, and CatalogUnavailable."""
     if config.lake.has_catalog and is_given(storage_conn_id):
         raise InvalidArgument(
             "storage_conn_id", 'belongs to table_format="delta".', "A catalog's connection says where its tables are."
@@ -24,7 +24,7 @@ def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str 
 
 
 def open_tables(lake: LakeFormat, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
-    """Return what the tables of a format are opened with. Raises InvalidArgument, CatalogUnavailable."""
+    """Open the catalog or store for tables of a format. Raises InvalidArgument, CatalogUnavailable."""
     if lake.has_catalog:
         return IcebergHook(iceberg_conn_id).open_catalog()
     return DeltaStorageHook(storage_conn_id if is_given(storage_conn_id) else None).open_storage()

@@ -1,4 +1,4 @@
-"""Opens what `watching` looks at, by Airflow's connections."""
+"""Connections for `watching`, opened by Airflow's connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AirflowPlaces:
         return IcebergHook(conn_id).open_catalog()
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return the properties that open an object store; None without a connection. Raises InvalidArgument."""
+        """Return the properties of an object store; None without a connection. Raises InvalidArgument."""
         return store_properties(conn_id)
 
     def delta(self, conn_id: str | None) -> DeltaStorage:

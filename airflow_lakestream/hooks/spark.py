@@ -1,4 +1,4 @@
-"""The official provider's `spark` connection: the command that submits a driver, and where the driver runs."""
+"""The official provider's `spark` connection: the command for submitting a driver, and the backend of the driver."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ SECRET_FILES = (CONFIG_FILE, PROPERTIES_FILE)
 
 
 class BackendKind(StrEnum):
-    """DETACHED: a process on Airflow's worker, for local masters and all client modes. Others run in the cluster."""
+    """Kind of backend. DETACHED: a process on Airflow's worker, for local masters and all client modes.
+
+    Drivers of the other kinds run in the cluster.
+    """
 
     DETACHED = detached.KIND
     YARN = "yarn"
     KUBERNETES = "kubernetes"
 
 
-# The settings that the provider reads from `conf`; all others go into a file, since they may be secret.
+# The settings that the provider reads from `conf`; all other settings go into a file, since they may be secret.
 _LOOKED_AT = (
     "spark.kubernetes.namespace",
     "spark.kubernetes.submission.waitAppCompletion",
     "spark.yarn.submit.waitAppCompletion",
 )
-# What the provider reads of a connection's extra, with a hyphen.
+# Names that the provider reads in a connection's extra, with a hyphen.
 _EXTRA = ("queue", "deploy-mode", "spark-binary", "namespace", "principal", "keytab", "rest-scheme", "rest-port")
-# The operator restarts and counts; the cluster must not restart a driver as well.
+# The operator restarts a driver and counts restarts; the cluster must not restart the driver, too.
 _FORCED = {BackendKind.YARN: {"spark.yarn.maxAppAttempts": "1"}}
 _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
     BackendKind.DETACHED: {},
@@ -51,7 +54,7 @@ _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
 
 
 class _Submit(SparkSubmitHook):
-    """The official hook; the installation's defaults are read besides a properties file."""
+    """The official hook; reads the installation's defaults in addition to a properties file."""
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command: list[str] = super()._build_spark_submit_command(application)
@@ -60,10 +63,10 @@ class _Submit(SparkSubmitHook):
 
 
 class SparkHook:
-    """Reads a `spark` connection by the official hook: master, deploy-mode, queue, spark-binary, and so on.
+    """Reads a `spark` connection by the official hook: master, deploy-mode, queue, spark-binary and more.
 
     :param conf: Spark's settings; written into a file, never onto the command line.
-    :param env_vars: of the driver; never on the command line either.
+    :param env_vars: variables of the driver; never on the command line either.
     :param options: further options of `SparkSubmitHook`.
     """
 
@@ -92,42 +95,42 @@ class SparkHook:
 
     @property
     def master(self) -> str:
-        """The address of the cluster's manager, as `spark-submit` takes it."""
+        """The address of the cluster's manager, as given to `spark-submit`."""
         return str(self._connection["master"])
 
     @property
     def namespace(self) -> str:
-        """Where Kubernetes keeps the drivers."""
+        """Kubernetes' namespace of the drivers."""
         return str(self._connection["namespace"] or "default")
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and executors are one process on this machine."""
+        """Whether driver and executors are the same process on this machine."""
         return self.master.startswith("local")
 
     @property
     def has_defaults(self) -> bool:
-        """Whether this installation of Spark has settings of its own, which only `spark-submit` reads."""
+        """Whether this installation of Spark has own settings, read only by `spark-submit`."""
         folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", "/nowhere"), "conf")
         return Path(folder, "spark-defaults.conf").is_file()
 
     @property
     def given_properties(self) -> str:
-        """The text of the properties file that was given."""
+        """The text of the given properties file."""
         return Path(self._given_properties).read_text() if self._given_properties else ""
 
     def add_jars(self, paths: Sequence[str]) -> None:
-        """Add jars to those given."""
+        """Add jars to the given jars."""
         self._options["jars"] = _joined(self._options.get("jars"), *paths)
 
     def add_packages(self, coordinates: Sequence[str], without: Sequence[str] = ()) -> None:
-        """Let Spark fetch packages itself, without some of their dependencies (group:artifact)."""
+        """Configure packages for Spark to fetch, without the excluded dependencies (group:artifact)."""
         given = self._options
         given["packages"] = _joined(given.get("packages"), *coordinates)
         given["exclude_packages"] = _joined(given.get("exclude_packages"), *without) or None
 
     def submitter(self, submission: Submission) -> SparkSubmitHook:
-        """Return the official hook that submits this; its settings are in a file of the submission's folder.
+        """Return the official hook for a submission; the settings are in a file of the submission's folder.
 
         Raises InvalidArgument.
         """
@@ -139,20 +142,20 @@ class SparkHook:
         )
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of `spark-submit`: the worker's, without Airflow's variables, which may be secret.
+        """Return the environment of `spark-submit`: the worker's, without Airflow's variables (possible secrets).
 
-        Variables that would make a driver's session one of Spark Connect are left out, too: the connection decides
-        where it runs.
+        Variables that would turn a driver's session into a session of Spark Connect are left out, too: the connection
+        decides where the driver runs.
         """
         left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
         told = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         if shutil.which(str(self._connection["spark_binary"])) is None:
-            # The home of this Python's pyspark, which need not be on a worker's PATH.
+            # The folder of this Python's pyspark, which may be missing in a worker's PATH.
             told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{told.get('PATH', '')}"
         return told | dict(variables)
 
     def yarn_page(self, job_id: str) -> str:
-        """Return the page of a YARN application, with links to its logs."""
+        """Return the page of a YARN application, with links to logs."""
         return f"{self.official._get_yarn_rm_base_url()}/cluster/app/{job_id}"
 
     def _made(self, **more: Any) -> SparkSubmitHook:
@@ -169,12 +172,12 @@ class SparkHook:
 
 
 def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
-    # The official hook would use YARN for one that is not there.
+    # For a missing connection the official hook would use YARN.
     remedy = "Add one of type spark, with the master as host: local[*], spark://..., yarn, or k8s://..."
     connection = connection_of("spark_conn_id", conn_id, remedy)
     extra = texts_of("spark_conn_id", connection)
     for name in extra:
-        # Others may be known to a newer provider.
+        # A newer provider may know more names.
         if (meant := name.lower().replace("_", "-")) in _EXTRA and meant != name:
             raise InvalidArgument("spark_conn_id", f"connection {conn_id!r}: its extra has {name}.", f"Write {meant}.")
     refuse_unread("spark_conn_id", connection, "login", "password", remedy="Give Spark's settings by conf.")

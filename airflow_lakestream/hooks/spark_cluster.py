@@ -1,4 +1,4 @@
-"""Where drivers of Spark run: next to the worker, in YARN, or in Kubernetes; the official provider's hook submits."""
+"""Backends of Spark drivers: next to the worker, in YARN, or in Kubernetes; the official provider's hook submits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DetachedSpark(DetachedBackend):
         job = job.with_config_file()
         logs = job.folder / "jvm"
         logs.mkdir(exist_ok=True)
-        # Shown on the log page of Spark's UI.
+        # Spark's UI shows this log on a page.
         settings = {"spark.driver.log.localDir": str(logs)}
         if "spark.pyspark.python" in job.settings:
             # The executors' Python may not exist on this machine; Spark would use it for the driver, too.
@@ -46,25 +46,25 @@ class DetachedSpark(DetachedBackend):
 
 
 class YarnBackend:
-    """Applications in YARN's cluster mode, through its ResourceManager's REST API."""
+    """Applications in YARN's cluster mode, through the ResourceManager's REST API."""
 
     def __init__(self, hook: SparkHook) -> None:
         self._hook = hook
 
     def planned(self, job: Submission) -> Handle | None:
-        """Return None: YARN names an application when it takes it."""
+        """Return None: YARN names an application only at the submission."""
         return None
 
     def launch(self, job: Submission) -> Handle:
         """Submit; return when the ResourceManager has accepted the application."""
-        # YARN brings the configuration into the driver's working folder.
+        # YARN copies the configuration into the driver's working folder.
         written = job.with_config_file()
         sent = replace(written, files=(*job.files, written.seen_at), seen_at=Path(written.seen_at).name)
         submitter = submit(self._hook, sent.with_environment("spark.yarn.appMasterEnv."))
         return Handle(BackendKind.YARN, str(submitter._yarn_application_id))
 
     def state(self, handle: Handle) -> JobState:
-        """Ask the ResourceManager; UNKNOWN if it does not answer."""
+        """Ask the ResourceManager; UNKNOWN without an answer."""
         try:
             status = self._hook.official.query_yarn_application_status(handle.job_id)
         except RuntimeError as e:
@@ -78,18 +78,18 @@ class YarnBackend:
         self._hook.official.on_kill()
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return where YARN keeps the log."""
+        """Return the address of the log in YARN."""
         return [f"The driver's log: {self._hook.yarn_page(handle.job_id)}"]
 
     def works(self, handle: Handle) -> None:
-        """Do nothing: the cluster got its own copies, and ours were deleted when it did."""
+        """Do nothing: after a submission the cluster has copies, and the worker's files are deleted."""
 
     def ended(self, handle: Handle) -> None:
-        """Do nothing: YARN deletes what it was sent, and forgets applications by itself."""
+        """Do nothing: YARN deletes the copies, and forgets applications by itself."""
 
 
 def backend_of(hook: SparkHook) -> Backend:
-    """Return the place where this connection's drivers run. Raises InvalidArgument if it can't be asked from here."""
+    """Return the backend of this connection's drivers. Raises InvalidArgument if the worker can't ask the cluster."""
     if hook.kind is BackendKind.YARN:
         return YarnBackend(hook)
     if hook.kind is BackendKind.KUBERNETES:
@@ -100,9 +100,9 @@ def backend_of(hook: SparkHook) -> Backend:
 
 
 def submit(hook: SparkHook, submission: Submission, variables: Mapping[str, str] | None = None) -> SparkSubmitHook:
-    """Submit to a cluster; return the official hook, which knows what it was answered. Raises SubmitFailed.
+    """Submit to a cluster; return the official hook, with the cluster's answer. Raises SubmitFailed.
 
-    :param variables: of the environment of `spark-submit`, besides the worker's.
+    :param variables: variables of `spark-submit`, in addition to the worker's.
     """
     try:
         submitter = hook.submitter(submission)

@@ -1,4 +1,4 @@
-"""Drivers of Spark as pods: each launch has its own pod name, and a secret of that name, which the pod owns."""
+"""Spark drivers as pods: every launch has a new pod name, and a secret of the same name, owned by the pod."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 _POD_NAME = "spark.kubernetes.driver.pod.name"
 _UPLOADS = "spark.kubernetes.file.upload.path"
 _CONTEXT = "spark.kubernetes.context"
-# Where a pod sees its secret, and the file in it with settings for its JVM.
+# Folder of the secret in a pod, and the file in it with settings for the pod's JVM.
 _MOUNTED = "/etc/lakestream"
 _SETTINGS_FILE = "jvm.args"
-# By it all that belongs to a stream is found.
+# Label of all pods and secrets of a stream.
 _LABEL = "lakestream-stream"
-# Settings that become variables of a pod, and those that take them from a secret instead.
+# Settings that become variables of a pod, and the settings that read the variables from a secret instead.
 _VARIABLES = {
     "spark.kubernetes.driverEnv.": "spark.kubernetes.driver.secretKeyRef.",
     "spark.executorEnv.": "spark.kubernetes.executor.secretKeyRef.",
@@ -63,7 +63,7 @@ _TAIL_LINES = 30
 
 
 class KubernetesBackend:
-    """Driver pods. A pod that is gone is a failure here; the official operator takes it for a success.
+    """Driver pods. A missing pod is a failure here, though a success for the official operator.
 
     Raises InvalidArgument if the cluster can't be asked from here.
     """
@@ -77,13 +77,13 @@ class KubernetesBackend:
         self._owning: set[str] = set()
 
     def planned(self, job: Submission) -> Handle:
-        """Return the handle of the pod that `launch` makes."""
+        """Return the handle of the pod to be created by `launch`."""
         return Handle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._name(job)}", is_planned=True)
 
     def launch(self, job: Submission) -> Handle:
         """Submit; return when the pod is created. Raises SubmitFailed, ClusterAway, ClusterRefuses, InvalidArgument.
 
-        What is left of the stream's earlier drivers is deleted first: whoever launches knows that none works.
+        Leftovers of the stream's earlier drivers are deleted first: at a launch no earlier driver works any more.
         """
         handle = replace(self.planned(job), is_planned=False)
         self._check_uploads(job)
@@ -102,7 +102,7 @@ class KubernetesBackend:
         return handle
 
     def state(self, handle: Handle) -> JobState:
-        """Ask for the pod; UNKNOWN if the API does not answer, or a submit may still make it."""
+        """Ask for the pod; UNKNOWN if the API does not answer, or a submit may still create the pod."""
         name = _pod(handle)
         try:
             pod = self._cluster.pod(name)
@@ -115,11 +115,11 @@ class KubernetesBackend:
         return _OF_PHASES.get(pod.status.phase or "Pending", JobState.UNKNOWN)
 
     def kill(self, handle: Handle) -> None:
-        """Delete the pod with all that it owns, and wait until it is gone. Raises ClusterAway, ClusterRefuses."""
+        """Delete the pod with all owned objects, and wait for the end. Raises ClusterAway, ClusterRefuses."""
         self._remove(_pod(handle))
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return what Kubernetes says of the pod, and the last lines of its log, if they can be read."""
+        """Return Kubernetes' reasons about the pod, and the last lines of the log, if available."""
         name, lines = _pod(handle), list[str]()
         with suppress(LakestreamError):
             pod = self._cluster.pod(name)
@@ -128,7 +128,7 @@ class KubernetesBackend:
         return lines or [f"The driver's log: kubectl logs -n {self._cluster.namespace} {name}"]
 
     def works(self, handle: Handle) -> None:
-        """Let the pod own its secret, if it does not yet: a worker may have died before it came to that."""
+        """Make the pod the owner of the secret, in case a worker died before."""
         name = _pod(handle)
         if name in self._owning:
             return
@@ -140,7 +140,7 @@ class KubernetesBackend:
             log.warning("The secret of %s is not its pod's yet: %s", name, e)
 
     def ended(self, handle: Handle) -> None:
-        """Delete the pod, which is completed, with all that it owns."""
+        """Delete the completed pod, with all owned objects."""
         try:
             self._remove(_pod(handle))
         except LakestreamError as e:
@@ -153,7 +153,7 @@ class KubernetesBackend:
     def _named(self, job: Submission, name: str) -> Submission:
         made = {_POD_NAME: name, f"spark.kubernetes.driver.label.{_LABEL}": _stream(job.stream)}
         if uploads := job.settings.get(_UPLOADS):
-            # A folder for each launch, which goes with it.
+            # A folder for each launch, deleted with the launch's pod.
             made[_UPLOADS] = f"{uploads.rstrip('/')}/{name}"
         if context := settings_of_airflow().get("cluster_context"):
             made[_CONTEXT] = job.settings.get(_CONTEXT, context)
@@ -170,7 +170,7 @@ class KubernetesBackend:
         )
 
     def _kubeconfig(self) -> Mapping[str, str]:
-        """Return what lets `spark-submit` use the file that Airflow uses."""
+        """Return the variables for `spark-submit` to use Airflow's kubeconfig file."""
         file = settings_of_airflow().get("config_file")
         return {"KUBECONFIG": file} if file else {}
 
@@ -179,7 +179,7 @@ class KubernetesBackend:
         yield from sorted({*self._cluster.pods(label), *self._cluster.secrets(label)})
 
     def _remove(self, name: str) -> None:
-        """Delete a pod, with the service, the maps and the secret that it owns, and what was uploaded for it."""
+        """Delete a pod, with the owned service, maps and secret, and with the uploads for the pod."""
         self._cluster.delete_pod(name, _GRACE_S)
         self._drop.forget(name)
         place = urlsplit(self._hook.settings.get(_UPLOADS, ""))
@@ -190,17 +190,17 @@ class KubernetesBackend:
             if time.monotonic() > deadline or _is_overdue(pod):
                 log.warning("Pod %s was to be gone within %g s: its node may be away.", name, _GONE_WITHIN_S)
                 return
-            time.sleep(0.2)  # between two looks; a watch would tell no more
+            time.sleep(0.2)  # between two looks; a watch would not report more
 
 
 class _PodSecret:
-    """A secret for each launch, of the pod's name: configuration, variables, and the settings that are secret."""
+    """A secret for each launch, with the pod's name: configuration, variables, and secret settings."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def put(self, submission: Submission) -> Submission:
-        """Create the secret; return the submission without what is in it, and with the way to it."""
+        """Create the secret. Return the submission without the secret parts, and with the path of the secret."""
         named = submission.with_environment("spark.kubernetes.driverEnv.")
         name, content = named.settings[_POD_NAME], {CONFIG_FILE: json.dumps(named.config.content)}
         settings = {f"spark.kubernetes.driver.secrets.{name}": _MOUNTED}
@@ -231,9 +231,9 @@ class _PodSecret:
 
 
 def _is_secret(key: str, value: str) -> bool:
-    """Tell whether a setting is to be seen by the driver alone: by its name, its form, or since Airflow masks it."""
+    """Return whether only the driver may see a setting: by name, by form, or since Airflow masks the value."""
     if key.startswith("spark.kubernetes."):
-        # They are for the submit, and some name secrets.
+        # These are for the submission, and some contain only names of secrets.
         return False
     return bool(MASKED.search(key)) or any(secrets_in({key: value}, assigned=True)) or redact(value) != value
 
@@ -245,7 +245,7 @@ def _refuse_shown(key: str) -> None:
 
 
 def _jvm_argument(key: str, value: str) -> str:
-    """Return a setting as a line of a file of the JVM's arguments."""
+    """Return a setting as a line in a file of the JVM's arguments."""
     if key in _JAVA_OPTIONS:
         return value
     text = f"-D{key}={value}".replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
@@ -253,7 +253,7 @@ def _jvm_argument(key: str, value: str) -> str:
 
 
 def _is_overdue(pod: Any) -> bool:
-    """Return whether a pod's deletion is long overdue: the caller that deleted it has waited already."""
+    """Return whether a pod's deletion is long overdue, since an earlier caller has waited already."""
     to_end = pod.metadata.deletion_timestamp
     return to_end is not None and time.time() - to_end.timestamp() > _GONE_WITHIN_S
 
@@ -263,5 +263,5 @@ def _pod(handle: Handle) -> str:
 
 
 def _stream(location: str) -> str:
-    """Return a label's value for a stream: a label has no room for a URI."""
+    """Return a label's value for a stream: a URI is too long for a label."""
     return fingerprint_of({"location": location})

@@ -1,4 +1,4 @@
-"""What is submitted, whatever manager takes it: a backend renders a `Submission` in the terms of its own."""
+"""Submission of a driver to any manager, rendered by each backend."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PROPERTIES_FILE = "spark.properties"
 
 @dataclass(frozen=True)
 class Submission:
-    """One launch of a driver.
+    """A launch of a driver.
 
     :param application: path of the program.
-    :param folder: of this launch, on the worker, which only its owner can read.
-    :param config: the driver's configuration, with secrets in it: a file only where a backend needs one.
-    :param stream: what all launches of one stream have in common.
-    :param settings: Spark's, among them those that may be secret.
+    :param folder: folder of this launch, on the worker, which only its owner can read.
+    :param config: the driver's configuration, with secrets: written into a file only if a backend needs it.
+    :param stream: key that all launches of a stream share.
+    :param settings: Spark's settings; they may be secret.
     :param variables: the driver's environment; they may be secret.
     :param py_files: Python code, for driver and executors.
     :param files: for the working folder of driver and executors.
@@ -43,22 +43,22 @@ class Submission:
         return ["--config", self.seen_at]
 
     def with_config_file(self) -> Submission:
-        """Write the configuration into a file of the folder, and return the submission that names it."""
+        """Write the configuration into a file of the folder. Return the submission with the file's path."""
         return replace(self, seen_at=str(self.config.write(self.folder)))
 
     def with_settings(self, settings: Mapping[str, str]) -> Submission:
-        """Return it with more settings; those that were given win."""
+        """Return the submission with more settings; existing settings win."""
         return replace(self, settings={**settings, **self.settings})
 
     def with_environment(self, prefix: str) -> Submission:
-        """Return it with its variables as settings whose names begin with `prefix`."""
+        """Return the submission with the variables as settings: names begin with `prefix`."""
         named = {prefix + name: value for name, value in self.variables.items()}
         return replace(self, settings={**self.settings, **named}, variables={})
 
     def write_properties(self, given: str = "") -> Path:
-        """Write the settings into a file of the folder that only its owner can read, and return its path.
+        """Write the settings into a file of the folder, readable only by the owner. Return the path.
 
-        :param given: the text of another such file, which the settings win over.
+        :param given: the text of another properties file, which the settings win over.
         """
         lines = [f"{key}={_escaped(value)}" for key, value in sorted(self.settings.items())]
         file = self.folder / PROPERTIES_FILE
@@ -68,13 +68,13 @@ class Submission:
 
 
 class SecretDrop(Protocol):
-    """A place where a driver finds what nobody else may see."""
+    """A place for secrets of a driver."""
 
     def put(self, submission: Submission) -> Submission:
-        """Leave a submission's secrets there; return the submission without them, and with the way to them."""
+        """Leave a submission's secrets in the place. Return the submission without secrets, but with the path."""
 
     def forget(self, name: str) -> None:
-        """Delete what was left for a driver, if it is still there."""
+        """Delete the secrets left for a driver, if any."""
 
 
 def _escaped(value: str) -> str:

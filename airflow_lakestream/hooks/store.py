@@ -1,4 +1,4 @@
-"""The properties that open an object store, from the connection of an Iceberg catalog or of Delta tables."""
+"""Properties of an object store, from the connection of an Iceberg catalog or of Delta tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_DELTA = ("aws", "generic")
 def store_properties(conn_id: str | None) -> dict[str, str] | None:
     """Return a catalog's properties, or delta-rs' storage options; None without a connection.
 
-    Raises InvalidArgument for a connection that is missing or can't work.
+    Raises InvalidArgument for a missing or unusable connection.
     """
     if not conn_id:
         return None
@@ -26,9 +26,9 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
 
 
 def fields_of(conn_id: str) -> dict[str, Any] | None:
-    """Return what a connection says, secrets included, its extra as a mapping; None if there is no such connection.
+    """Return a connection's fields, secrets included, with the extra as a mapping. None without a connection.
 
-    Raises InvalidArgument for one that can't be read.
+    Raises InvalidArgument for an unreadable connection.
     """
     connection = found_connection("connection", conn_id)
     if connection is None:

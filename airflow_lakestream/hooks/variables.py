@@ -1,4 +1,4 @@
-"""Airflow's variables, and what connections say, for files that name them."""
+"""Airflow's variables, and fields of connections, for files with references to these."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ log = logging.getLogger(__name__)
 
 
 def airflow_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[str, object] | None]]:
-    """Return what looks up a variable, None if there is none; and a connection's fields, secrets included."""
+    """Return two functions: variable by name, and connection's fields by id, secrets included.
+
+    Both return None for a missing name.
+    """
     return lambda name: Variable.get(name, default=None), fields_of
 
 
 def variable_outside_airflow(name: str) -> str | None:
-    """Return a variable as `airflow variables get` finds it, None if there is none.
+    """Return a variable, found as by `airflow variables get`, or None if missing.
 
     Outside of Airflow `Variable.get` writes a traceback into the log for each backend that can't be asked, such as a
-    database that nobody has made.
+    missing database.
     """
     for backend in ensure_secrets_loaded():
         try:
             found: str | None = backend.get_variable(key=name)
-        except Exception as error:  # noqa: BLE001  # as Airflow does: the next one is asked
+        except Exception as error:  # noqa: BLE001  # as in Airflow, the next backend is asked
             log.debug("%s can't be asked for the variable %s: %s", type(backend).__name__, name, error)
             continue
         if found is not None:

@@ -1,4 +1,4 @@
-"""What a catalog, and a table of it, have to be for a landing: looked at before a record is read."""
+"""Checks of a catalog and a table before a landing reads a record."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from airflow_lakestream.runtime.processes import forbid_forks
 from airflow_lakestream.stores import azure, hdfs
 from airflow_lakestream.stores.places import PlaceNotWritable, check_folder
 
-# PyIceberg's modules of catalogs whose `commit_table` is not written.
+# PyIceberg's modules of catalogs without a working `commit_table`.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
-# Where a query or a fragment of a URI would begin, and what is no character of a URI.
+# The beginning of a query or a fragment in a URI, and characters that a URI can't have.
 _ODD = re.compile(r"[?#\x00-\x1f\x7f]")
-# What says where a table's files lie, and the folder of its own where nothing does.
+# Properties with the locations of a table's files, and the default folders below the table's location.
 _PLACES = {TableProperties.WRITE_DATA_PATH: "data", TableProperties.WRITE_METADATA_PATH: "metadata"}
-# Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and does not write it.
+# Version 1 has no sequence numbers, which the ledger needs. PyIceberg reads version 3, and does not write it.
 WRITTEN_VERSION = 2
 
 
 class CatalogCantCommit(LakestreamError, Terminal):
-    """A catalog through which PyIceberg can't commit."""
+    """Catalog without commits in PyIceberg."""
 
     def __init__(self, table: str, catalog: Catalog) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class CatalogCantCommit(LakestreamError, Terminal):
 
 
 class FormatVersionTooNew(LakestreamError, Terminal):
-    """A table of a format that PyIceberg can read and not write."""
+    """Table of a format version supported by PyIceberg for reading only."""
 
     def __init__(self, table: str, version: int) -> None:
         super().__init__(
@@ -62,8 +62,8 @@ class FormatVersionTooNew(LakestreamError, Terminal):
         )
 
 
-# What PyIceberg raises for metadata that it finds wrong, does not understand, or stumbles over; its clients of stores,
-# for lost ones.
+# PyIceberg's errors for metadata that it finds wrong, does not understand, or fails on; the errors of its clients of
+# stores for lost metadata.
 _OF_METADATA = (
     *(ValidationError, PydanticError, NoSuchPropertyException, FileNotFoundError, BadGzipFile, EOFError, zlib.error),
     *(ValueError, TypeError, AttributeError, LookupError, RecursionError, NotImplementedError),
@@ -72,7 +72,7 @@ _LONGEST = 500
 
 
 class UnreadableTable(LakestreamError, Terminal):
-    """A table whose metadata PyIceberg can't read: made by newer means, damaged, or gone."""
+    """Table with metadata unreadable by PyIceberg: of a newer kind, damaged, or gone."""
 
     def __init__(self, table: str, cause: Exception) -> None:
         if gone := isinstance(cause, FileNotFoundError):
@@ -90,7 +90,7 @@ class UnreadableTable(LakestreamError, Terminal):
 
 
 class NoTableId(LakestreamError, Terminal):
-    """A table whose metadata do not say which one it is."""
+    """Table without a table-uuid in the metadata."""
 
     def __init__(self, table: str) -> None:
         super().__init__(
@@ -101,29 +101,29 @@ class NoTableId(LakestreamError, Terminal):
 
 
 def load_table(catalog: Catalog, name: str) -> Table:
-    """Return the table as it is now. Raises NoSuchTableError, UnreadableTable, and what catalogs and stores raise."""
+    """Return the current table. Raises NoSuchTableError, UnreadableTable, and errors of catalogs and stores."""
     try:
         return catalog.load_table(name)
     except NoSuchTableError as e:
-        # The catalog has an entry that does not say where the metadata are.
+        # The catalog has an entry without the location of the metadata.
         if METADATA_LOCATION in str(e):
             raise UnreadableTable(name, e) from e
         raise
     except _OF_METADATA as e:
-        # An answer of a catalog that is no JSON is both a ValueError and an error of the network.
+        # An answer of a catalog that is not JSON is both a ValueError and an error of the network.
         if isinstance(e, OSError) and not isinstance(e, FileNotFoundError | BadGzipFile):
             raise
         raise UnreadableTable(name, e) from e
 
 
 def check(catalog: Catalog, table: Table) -> None:
-    """Refuse a table that can't be committed to. Raises what the parts raise."""
+    """Refuse a catalog or a table unfit for commits. Raises the errors of both checks."""
     check_catalog(catalog, name_of(table))
     check_table(table)
 
 
 def check_catalog(catalog: Catalog, name: str) -> None:
-    """Refuse a catalog that can't compare and set a commit of this table.
+    """Refuse a catalog without compare-and-set commits of this table.
 
     Raises CatalogCantCommit, and MetastoreDoesNotCompare.
     """
@@ -134,9 +134,9 @@ def check_catalog(catalog: Catalog, name: str) -> None:
 
 
 def check_table(table: Table) -> None:
-    """Refuse a table that can't be written here.
+    """Refuse a table unfit for writing here.
 
-    Raises what `check_metadata` raises, and InvalidArgument for its properties, partitions and order.
+    Raises the errors of `check_metadata`, and InvalidArgument for its properties, partitions and order.
     """
     check_metadata(table.metadata, name_of(table))
     check_names(table.spec(), name_of(table))
@@ -145,7 +145,7 @@ def check_table(table: Table) -> None:
 
 
 def check_store(table: Table) -> None:
-    """Refuse a place that the table's client can't open; note a client that does not survive a fork.
+    """Refuse a location unusable by the table's client, and forbid forks for a client unable to survive a fork.
 
     Raises InvalidArgument, PlaceNotWritable.
     """
@@ -157,7 +157,7 @@ def check_store(table: Table) -> None:
             check_folder(name_of(table), place.removeprefix("file:").removeprefix("//"))
             continue
         try:
-            # What Azure's needs, the client was asked for.
+            # Azure's client was checked above.
             _ = urlsplit(place).scheme in azure.SCHEMES or table.io.new_output(place)
         except (ValueError, ImportError) as e:
             raise PlaceNotWritable(name_of(table), place, e) from e
@@ -193,7 +193,7 @@ def _check_client(table: Table) -> None:
 
 
 def check_place(name: str, place: str) -> None:
-    """Refuse a place that PyIceberg's clients of stores would look for elsewhere. Raises InvalidArgument."""
+    """Refuse a location with characters dropped by PyIceberg's clients of stores. Raises InvalidArgument."""
     if "://" in place and (odd := _ODD.search(place)):
         raise InvalidArgument(
             "table",
@@ -203,18 +203,18 @@ def check_place(name: str, place: str) -> None:
 
 
 def check_version(metadata: TableMetadata, name: str) -> None:
-    """Refuse a table whose version is newer than what can be written. Raises FormatVersionTooNew."""
+    """Refuse a table of a version newer than the written version. Raises FormatVersionTooNew."""
     if metadata.format_version > WRITTEN_VERSION:
         raise FormatVersionTooNew(name, metadata.format_version)
 
 
 def check_metadata(metadata: TableMetadata, name: str) -> None:
-    """Refuse a table by its version, its id, its columns' types, and by what contradicts itself.
+    """Refuse a table because of version, id, types of columns, or a contradiction in the metadata.
 
     Raises FormatVersionTooNew, NoTableId, UnreadableTable, InvalidArgument.
     """
     check_version(metadata, name)
-    # Version 1 need not have one, and is refused for what it is. PyIceberg makes one up at each look.
+    # A table of version 1 may have no id, and is refused for its version. PyIceberg makes up an id at each look.
     if metadata.format_version == WRITTEN_VERSION and "table_uuid" not in metadata.model_fields_set:
         raise NoTableId(name)
     if problem := _contradiction(metadata):
@@ -230,7 +230,7 @@ def check_metadata(metadata: TableMetadata, name: str) -> None:
 
 
 def _contradiction(metadata: TableMetadata) -> str:
-    """Say what Spark refuses, and PyIceberg goes on with: ids that are there twice or not at all, numbers that fall."""
+    """Return a contradiction in ids or numbers, refused by Spark and ignored by PyIceberg, or an empty text."""
     ids = Counter(field.field_id for _, field in _fields(metadata.schema().as_struct()))
     if len(ids) < ids.total():
         return f"several columns have the id {ids.most_common(1)[0][0]}"
@@ -240,14 +240,14 @@ def _contradiction(metadata: TableMetadata) -> str:
     if gone := [one for one in at if one is not None and metadata.snapshot_by_id(one) is None]:
         return f"a branch or a tag is at the snapshot {gone[0]}, which is not there"
     highest = max((one.sequence_number or 0 for one in metadata.snapshots), default=0)
-    # Version 1 has none.
+    # Version 1 has no sequence numbers.
     if metadata.format_version > 1 and highest > (last := metadata.next_sequence_number() - 1):
         return f"last-sequence-number is {last}, and a snapshot has {highest}"
     return ""
 
 
 def _fields(kind: IcebergType, path: str = "") -> Iterator[tuple[str, NestedField]]:
-    """Yield all fields that are in a type, each with its path."""
+    """Yield all fields within a type, each with the path."""
     parts = {StructType: ("fields",), ListType: ("element_field",), MapType: ("key_field", "value_field")}
     for part in parts.get(type(kind), ()):
         found = getattr(kind, part)
@@ -257,7 +257,7 @@ def _fields(kind: IcebergType, path: str = "") -> Iterator[tuple[str, NestedFiel
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Refuse properties that an existing or a new table can't have here. Raises InvalidArgument."""
+    """Refuse properties unsupported here, of an existing or a new table. Raises InvalidArgument."""
     version = properties.get(TableProperties.FORMAT_VERSION, str(WRITTEN_VERSION)).strip()
     if version != str(WRITTEN_VERSION):
         raise InvalidArgument(
@@ -274,7 +274,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
 def commit_table(
     catalog: Catalog, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
 ) -> CommitTableResponse:
-    """Commit through the catalog, by compare and set. Raises what the catalog raises."""
+    """Commit through the catalog, by compare-and-set. Raises the catalog's errors."""
     if hive.is_hive(catalog):
         return hive.commit_table(catalog, table, requirements, updates)
     return catalog.commit_table(table, requirements, updates)

@@ -1,7 +1,7 @@
 """Files of Iceberg tables in HDFS, by hdfs-native: `"py-io-impl": "airflow_lakestream.iceberg.hdfs.HdfsFileIO"`.
 
-PyIceberg's own way is PyArrow's, which needs Hadoop and a Java inside of the process. That Java survives no fork; this
-client is opened anew in each process.
+PyIceberg's own client is PyArrow's, which needs Hadoop and a Java inside of the process. That Java survives no fork;
+this client is opened again in each process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_lakestream.stores import hdfs
 
 
 class HdfsFileIO(FileIO):
-    """PyIceberg's files in HDFS. The environment says how it is reached: see `stores.hdfs`."""
+    """PyIceberg's files in HDFS. The environment has the settings of the cluster: see `stores.hdfs`."""
 
     def new_input(self, location: str) -> InputFile:
         """Return a file to read."""
@@ -34,7 +34,7 @@ class HdfsFileIO(FileIO):
                 raise FileNotFoundError(place)
 
     def list_files(self, folder: str) -> Iterator[str]:
-        """Yield the locations of all files below a folder; none where there is no such folder."""
+        """Yield the locations of all files below a folder; empty if the folder is missing."""
         client, path = _opened(folder.rstrip("/"))
         try:
             with hdfs.told(folder):

@@ -1,4 +1,4 @@
-"""The ledger of a PyIceberg table: its metadata files, as `core.lineage` wants to see them."""
+"""Ledger of an Iceberg table, read from the metadata files through `core.lineage`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 class FormatVersionTooOld(LakestreamError, Terminal):
-    """The table has no sequence numbers, without which an ancestor can't be told from a stranger."""
+    """Table of format version 1: without sequence numbers, the history of a ledger can't be decided."""
 
     def __init__(self, table: str) -> None:
         super().__init__(
@@ -27,53 +27,53 @@ class FormatVersionTooOld(LakestreamError, Terminal):
 
 
 def read_ledger(table: Table, consumer_group: str) -> Ledger:
-    """Return which Kafka offsets the current snapshot of `table` holds for `consumer_group`.
+    """Return the ledger of `consumer_group` at the current snapshot of `table`.
 
-    Empty for a group that never landed here. Raises UndecidedLedger when the metadata no longer says.
+    Empty for a group that never landed here. Raises UndecidedLedger if the metadata no longer decides it.
     """
     return read(table, consumer_group).ledger
 
 
 def read(table: Table, consumer_group: str) -> Reading:
-    """Return the ledger at the table's head together with how it was found."""
+    """Return the ledger at the table's head, with the base and the landings of its derivation."""
     if table.metadata.format_version < 2:
         raise FormatVersionTooOld(name_of(table))
     return lineage.read(history(table), consumer_group)
 
 
 def groups(table: Table) -> tuple[str, ...]:
-    """Return the consumer groups that have a ledger property on the table."""
+    """Return the consumer groups with a ledger property on the table."""
     prefix = codec.PROPERTY_PREFIX
     return tuple(sorted(key.removeprefix(prefix) for key in table.metadata.properties if key.startswith(prefix)))
 
 
 def ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
-    """Return the ledgers of all groups, and of this one in any case. Raises UndecidedLedger."""
+    """Return the ledgers of all groups, and of this group in any case. Raises UndecidedLedger."""
     return {group: read_ledger(table, group) for group in {consumer_group: None, **dict.fromkeys(groups(table))}}
 
 
 def other_ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
-    """Return the ledgers of all other groups. Raises UndecidedLedger."""
+    """Return the ledgers of all groups except this group. Raises UndecidedLedger."""
     return {group: read_ledger(table, group) for group in groups(table) if group != consumer_group}
 
 
 def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
-    """Return the landings of one run in the head's history, oldest first, as far back as metadata shows them."""
+    """Return the landings of a run in the head's history, oldest first, as far back as the metadata goes."""
     found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
     for snapshot in live_ancestors(table.metadata):
-        # Only this run's landings are decoded: a long history has many of others.
+        # Only this run's landings are decoded: a long history has many landings of other runs.
         is_own = summary_of(snapshot).get(codec.SUMMARY_RUN_ID) == run_id
         if is_own and (landing := landing_of(snapshot, consumer_group)) is not None:
-            # Rather than the journal's: the summary has the counts by partition, too.
+            # From the summary rather than from the journal: the summary has the counts by partition, too.
             found[landing.landing_id] = (snapshot.snapshot_id, landing)
     sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
     of_run = [item for item in found.values() if item[1].run_id == run_id]
-    # Those that have expired are older than all that are alive; the journal has them in order.
+    # Expired landings are older than all live landings; the journal has them in order.
     return sorted(of_run, key=lambda item: sequence.get(item[0], 0))
 
 
 def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> int | None:
-    """Return the snapshot that holds a landing in the head's history, alive or in the journal; None without one."""
+    """Return the snapshot of a landing in the head's history, live or in the journal, or None if missing."""
     for snapshot in live_ancestors(table.metadata):
         if summary_of(snapshot).get(codec.SUMMARY_LANDING_ID) == landing_id:
             return snapshot.snapshot_id
@@ -84,14 +84,14 @@ def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> i
 
 
 def landing_of(snapshot: Snapshot, consumer_group: str) -> Landing | None:
-    """Return a group's landing in a snapshot; None without one. Raises UnreadableLedger."""
+    """Return a group's landing in a snapshot, or None without a landing. Raises UnreadableLedger."""
     return codec.decode_summary(summary_of(snapshot), consumer_group, f"snapshot {snapshot.snapshot_id}")
 
 
 def columns_told(table: Table, consumer_group: str) -> Ledger:
-    """Return what the table says of a group's columns, also where nothing says its offsets: a ledger without topics.
+    """Return a group's columns by the table as a ledger without topics, even if the offsets are undecided.
 
-    The property, its journal, and the snapshots that are alive tell it. Raises UnreadableLedger.
+    The columns are in the property, its journal, and the live snapshots. Raises UnreadableLedger.
     """
     text, landings = table.metadata.properties.get(codec.property_key(consumer_group)), list[Landing | None]()
     ledger = Ledger(consumer_group)
@@ -105,12 +105,12 @@ def columns_told(table: Table, consumer_group: str) -> Ledger:
 
 
 def live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield main's head and its ancestors, newest first, as far as they are not expired."""
+    """Yield main's head and the ancestors, newest first, up to an expired snapshot."""
     return ancestors(metadata, head_of(metadata))
 
 
 def ancestors(metadata: TableMetadata, head: int | None) -> Iterator[Snapshot]:
-    """Yield a snapshot and its ancestors, newest first, as far as they are not expired."""
+    """Yield a snapshot and the ancestors, newest first, up to an expired snapshot."""
     snapshots, at = {s.snapshot_id: s for s in metadata.snapshots}, head
     while at is not None and at in snapshots:
         yield snapshots[at]
@@ -118,9 +118,9 @@ def ancestors(metadata: TableMetadata, head: int | None) -> Iterator[Snapshot]:
 
 
 def rolled_back(metadata: TableMetadata) -> list[str]:
-    """Return the ids of the landings whose snapshots are there, and certainly not in main's history."""
+    """Return the ids of landings with live snapshots certainly outside of main's history."""
     history = {one.snapshot_id: one.sequence_number or 0 for one in live_ancestors(metadata)}
-    # Numbers fall along the parents: what is below the last one met may be an ancestor behind one that has expired.
+    # Numbers fall along the parents: a snapshot below the last live ancestor may be an ancestor behind an expired one.
     lowest = min(history.values(), default=0)
     newer = (one for one in metadata.snapshots if (one.sequence_number or 0) >= lowest)
     others = (summary_of(one) for one in newer if one.snapshot_id not in history)
@@ -128,17 +128,17 @@ def rolled_back(metadata: TableMetadata) -> list[str]:
 
 
 def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
-    """Return a snapshot's summary, beyond its operation."""
+    """Return a snapshot's summary without the operation."""
     return {} if snapshot.summary is None else snapshot.summary.additional_properties
 
 
 def history(table: Table) -> Iterator[TableFacts]:
-    """Yield what the table's metadata files say, newest first, as long as they are there."""
+    """Yield the facts of the table's metadata files, newest first, up to a missing file."""
     return map(facts_of, metadata_files(table))
 
 
 def metadata_files(table: Table) -> Iterator[TableMetadata]:
-    """Yield the table's metadata files, newest first, as long as they are there."""
+    """Yield the table's metadata files, newest first, up to a missing file."""
     yield table.metadata
     for entry in reversed(table.metadata.metadata_log):
         try:
@@ -148,23 +148,23 @@ def metadata_files(table: Table) -> Iterator[TableMetadata]:
 
 
 def facts_of(metadata: TableMetadata) -> TableFacts:
-    """Return what one metadata file says of lineage and ledgers."""
+    """Return the facts of a metadata file about snapshots and ledgers."""
     return TableFacts(head_of(metadata), _Snapshots(metadata), metadata.properties)
 
 
 def newest_sequence(metadata: TableMetadata) -> int:
-    """Return the sequence number of the table's newest snapshot, of whatever branch; 0 without any."""
+    """Return the sequence number of the table's newest snapshot on any branch; 0 without snapshots."""
     return 0 if isinstance(metadata, TableMetadataV1) else metadata.last_sequence_number
 
 
 def head_of(metadata: TableMetadata) -> int | None:
-    """Return the snapshot that main is at; None for a table without any."""
+    """Return the snapshot of main's head, or None for a table without snapshots."""
     main = metadata.refs.get(MAIN_BRANCH)
     return main.snapshot_id if main is not None else metadata.current_snapshot_id
 
 
 class _Snapshots(Mapping[int, SnapshotFacts]):
-    """A metadata file's snapshots as facts, made as they are asked for: of a thousand the ledger needs one or two."""
+    """Facts of a metadata file's snapshots, made on access: of a thousand snapshots the ledger needs few."""
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._by_id = {s.snapshot_id: s for s in metadata.snapshots}
@@ -186,11 +186,11 @@ class _Snapshots(Mapping[int, SnapshotFacts]):
 def properties_after(
     table: Table, consumer_group: str, snapshot_id: int, landing: Landing, expiring: Collection[int] = ()
 ) -> dict[str, str]:
-    """Return the ledger properties of all groups for a snapshot on top of the table's head that adds `landing`.
+    """Return the ledger properties of all groups for a snapshot with `landing` on top of the table's head.
 
     Every landing re-anchors the other groups too: their own last landing may expire while this group goes on. A group
     whose ledger can't be decided keeps its property: that is its own error, at its own next run. `expiring` are the
-    snapshots that go in the same commit.
+    snapshots that the same commit removes.
     """
     after = {codec.property_key(consumer_group): read(table, consumer_group).property_after(snapshot_id, landing)}
     for other in groups(table):
@@ -208,7 +208,7 @@ def properties_after(
 
 
 def newcomer_properties(table: Table, consumer_group: str) -> dict[str, str]:
-    """Return what a group without a ledger property brings with its first, for a table that is rolled back then."""
+    """Return the anchors for the first landing of a group without a ledger property, for a later rollback."""
     if codec.property_key(consumer_group) in table.metadata.properties:
         return {}
     noted = anchors.anchors_of_newcomer(lambda: history(table), consumer_group)
@@ -216,5 +216,5 @@ def newcomer_properties(table: Table, consumer_group: str) -> dict[str, str]:
 
 
 def name_of(table: Table) -> str:
-    """Return the table's name as users write it."""
+    """Return the table's name in the users' form."""
     return ".".join(table.name())

@@ -1,7 +1,7 @@
-"""The entries of manifests. What was read is kept within the process: a manifest never changes.
+"""Entries of manifests, cached within the process: a manifest never changes.
 
-A commit that takes files out needs the manifests of its base several times, and the next one needs most of them again.
-To read one takes milliseconds however small it is: PyIceberg parses its schema each time.
+A commit that removes files needs the manifests of its base several times, and the next commit needs most of them
+again. Reading a manifest takes milliseconds however small it is: PyIceberg parses its schema each time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.table import ManifestGroupPlanner
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-# Manifests of this size are kept: some ten thousand files. A batch needs the entries of all files anyway.
+# Total size of the cached manifests, of some ten thousand files. A batch needs the entries of all files anyway.
 MOST_BYTES = 4 * 2**20
 
 
 class _Kept:
-    """The live entries of the manifests that were used last, by path."""
+    """Cache of the live entries of the manifests used last, by path."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes = most_bytes, 0
@@ -29,7 +29,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Sequence[ManifestEntry] | None:
-        """Return the entries of a manifest; None if they are not kept."""
+        """Return the entries of a manifest, or None if not cached."""
         with self._lock:
             if path not in self._entries:
                 return None
@@ -37,7 +37,7 @@ class _Kept:
             return self._entries[path][1]
 
     def put(self, path: str, size: int, entries: Sequence[ManifestEntry]) -> None:
-        """Keep entries; those that were not used for the longest time go."""
+        """Cache entries, and evict the entries unused for the longest time."""
         with self._lock:
             if path not in self._entries:
                 self._entries[path] = size, entries
@@ -50,7 +50,7 @@ _kept = _Kept(MOST_BYTES)
 
 
 def live_entries_of(io: FileIO, manifest: ManifestFile) -> Sequence[ManifestEntry]:
-    """Return the entries of a manifest's live files. They are shared: nobody may change them."""
+    """Return the entries of a manifest's live files. Callers share the entries, and must not change an entry."""
     entries = _kept.get(manifest.manifest_path)
     if entries is None:
         entries = manifest.fetch_manifest_entry(io)
@@ -59,14 +59,14 @@ def live_entries_of(io: FileIO, manifest: ManifestFile) -> Sequence[ManifestEntr
 
 
 def live_entries(io: FileIO, manifests: Iterable[ManifestFile]) -> Iterator[Sequence[ManifestEntry]]:
-    """Yield those of each manifest, read by PyIceberg's pool of threads. Not for tasks of this pool: it has an end."""
+    """Yield the live entries of each manifest, read by PyIceberg's limited thread pool; not for tasks of this pool."""
     return ExecutorFactory.get_or_create().map(partial(live_entries_of, io), manifests)
 
 
 class Planner(ManifestGroupPlanner):
-    """PyIceberg's planner of the scan of a whole table."""
+    """PyIceberg's planner of the scan of a whole table, with cached manifests."""
 
     def plan_manifest_entries(self, manifests: Iterable[ManifestFile]) -> Iterator[list[ManifestEntry]]:
-        """Yield the entries of each manifest's live files that have rows."""
+        """Yield for each manifest the entries of live files with rows."""
         for entries in live_entries(self.io, manifests):
             yield [entry for entry in entries if entry.data_file.record_count]

@@ -1,4 +1,4 @@
-"""The reject table of an Iceberg table, and the sink that has it beside it; see `tables.rejects.book`."""
+"""Reject table of an Iceberg table, and the sink of both tables; see `tables.rejects.book`."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 
 def pending_in(table: Table | None) -> list[Pending]:
-    """Return the landings that are noted as pending."""
+    """Return the pending landings noted in a reject table."""
     return [] if table is None else pending_of(table.metadata.properties)
 
 
 class Settlement(decided.Settlement):
-    """What an Iceberg table has decided of the pending landings."""
+    """An Iceberg table's decision on the pending landings."""
 
     @classmethod
     def of(cls, pending: Iterable[Pending], main: Table | None) -> Self:
-        """Ask the main table; None for one that is not there."""
+        """Return the decision of the main table; if `main` is None (no table), all landings are open."""
         return cls.by(pending, None if main is None else _Books(main))
 
 
@@ -64,12 +64,12 @@ class _Books:
         self.rolled_back: Sequence[str] = ledger_store.rolled_back(main.metadata)
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return the landing's sequence number, 0 for one that has expired, and below 0 for one known by its id."""
+        """Return the landing's sequence number, 0 if expired, a number below 0 if only the id is known, or None."""
         snapshot_id = ledger_store.snapshot_of_landing(self._main, consumer_group, landing_id)
         if snapshot_id is None:
             ledgers = (self.ledger(group) for group in {consumer_group, *ledger_store.groups(self._main)})
             return next(filter(None, (ledger.noted.place(landing_id) for ledger in ledgers)), None)
-        # Those that have expired are older than all that are alive.
+        # Expired landings are older than all live landings.
         return self._sequence.get(snapshot_id, 0)
 
     def ledger(self, consumer_group: str) -> Ledger:
@@ -78,12 +78,12 @@ class _Books:
 
 
 def files_in(table: Table, ranges: RangeSet | None) -> Iterator[FileScanTask]:
-    """Yield the files of a reject table that may have rows of these offsets; default: all."""
+    """Yield the files of a reject table with possible rows of these offsets; default: all."""
     return (task for task in live_files(table) if ranges is None or may_hold(table.metadata, task.file, ranges))
 
 
 def rows_in(table: Table, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """Yield the rows of those files, of other offsets, too."""
+    """Yield all rows of the files from `files_in`."""
     for task in files_in(table, ranges):
         yield from read_rows(table.metadata, table.io, task, columns=columns)
 
@@ -97,11 +97,11 @@ def counting_rows(
     ranges: RangeSet | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the rows that count: of landings that are in the main table's ledger, at offsets that it holds.
+    """Yield the counting rows: of landings in the main table's ledger, at landed offsets.
 
     :param topic: only of this topic.
     :param ranges: only at these offsets.
-    :param columns: those to read, besides `PLACE`; default: all.
+    :param columns: the columns to read in addition to `PLACE`; default: all.
     """
     settlement = Settlement.of(pending_in(rejects), main)
     ledger = ledger_store.read_ledger(main, consumer_group)
@@ -115,9 +115,9 @@ def counting_rows(
 def newest_counting_rows(
     rejects: Table, main: Table, consumer_group: str, *, columns: Sequence[str], most_bytes: int
 ) -> Iterator[pa.Table]:
-    """Yield the rows that count of a group, those that were rejected last first, file by file.
+    """Yield the counting rows of a group, the last rejected first, file by file.
 
-    :param most_bytes: files together, and each for itself, have no more: what is larger is left out.
+    :param most_bytes: limit of all files together; a file that exceeds the rest of it is left out.
     """
     settlement = Settlement.of(pending_in(rejects), main)
     topics = ledger_store.read_ledger(main, consumer_group).topics
@@ -133,13 +133,13 @@ def newest_counting_rows(
 
 
 def newest_of(file: DataFile, column: int) -> int:
-    """Return the greatest value of a column of times by a file's bounds; without them it counts as old."""
+    """Return the greatest value of a time column by a file's bounds, or 0 (old) without bounds."""
     bound = (file.upper_bounds or {}).get(column)
     return 0 if bound is None else int.from_bytes(bound, "little", signed=True)
 
 
 class RejectTable(IcebergSink, RejectBook):
-    """The reject table of one table, as it is written for one consumer group."""
+    """Reject table of a table, written for a consumer group."""
 
     takes_records = False
 
@@ -165,7 +165,7 @@ class RejectTable(IcebergSink, RejectBook):
         written: list[DataFile] = []
 
         def settle(table: Table) -> Rewrite:
-            """Take out the rows that do not count."""
+            """Return the rewrite without stale rows."""
             files = files_in(table, settlement.ranges) if settlement.is_due else ()
             rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
             out, new = list[DataFile](), list[DataFile]()
@@ -180,7 +180,7 @@ class RejectTable(IcebergSink, RejectBook):
 
 
 class _Guard(HeadGuard):
-    """Notes and settles pending landings in the commit; no ledger forbids one."""
+    """Commit guard for notes and settlement of pending landings; the ledgers are not checked."""
 
     added: Mapping[str, str]
     settled: Sequence[str]
@@ -191,7 +191,7 @@ class _Guard(HeadGuard):
         if self.added:
             updates = (*updates, SetPropertiesUpdate(updates=dict(self.added)))
         if self.settled:
-            # Another landing may have settled them too; a removal of what is not there fails.
+            # Another landing may have settled them too; the removal of a missing property fails.
             known = self._catalog.load_table(table.name()).metadata.properties
             updates = (*updates, RemovePropertiesUpdate(removals=[key for key in self.settled if key in known]))
         return super()._commit(table, requirements, updates)
@@ -214,7 +214,7 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
     def _settlement(self) -> Settlement:
         pending = self._rejects.pending
         try:
-            # Without a reject table there is nothing that could be anybody's.
+            # A missing reject table has nothing to settle.
             return Settlement.of(pending, self._main() if self._rejects.exists else None)
         except NoSuchTableError:
             return Settlement.of(pending, None)
@@ -223,7 +223,7 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
         return self._catalog.load_table(self._name)
 
     def _take_handed(self, path: str) -> pa.Table:
-        # The table may be one that the commit is to create: nobody but the inner sink knows it yet.
+        # The commit may have to create the table first: until then only the inner sink knows it.
         io = self.inner.outline().io
         records = _read_records(io, path)
         for left in delete_files(io, [path]):

@@ -1,7 +1,7 @@
-"""One Iceberg table as a sink: rows become data files, and a landing commits them together with the ledger.
+"""Sink of an Iceberg table: rows become data files, and a landing commits files and ledger together.
 
-The one transaction is PyIceberg's; what makes it exactly once is the guard inside its retry. Read `committing` and
-`guard` with this.
+The transaction is PyIceberg's; the guard inside its retry makes it exactly once. Read `committing` and `guard` with
+this.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ Kind = TypeVar("Kind", bound=CommitGuard)
 
 
 class NotIceberg(InvalidArgument):
-    """The catalog has a table of that name, and it is none of Iceberg's."""
+    """Table of the same name in the catalog, but not an Iceberg table."""
 
     def __init__(self, table: str) -> None:
         super().__init__("table", f"{table} is there, and is no Iceberg table.", "Name another one.")
 
 
 class IcebergSink(TableSink[DataFile]):
-    """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
+    """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog with compare-and-set."""
 
     _append_guard: type[CommitGuard] = CommitGuard
     _replace_guard: type[ReplaceGuard] = ReplaceGuard
@@ -82,17 +82,17 @@ class IcebergSink(TableSink[DataFile]):
         self._catalog = catalog
         self._table: Table | None = None
         self._staged: NewTable | None = None
-        # For the whole life of the run, however often it plans again: a replace must see those that came later.
+        # The run's first look, kept when the run plans again: a replace must find later landings of other runs.
         self._first: FirstLook | None = None
-        # The files that the last rewriting commit has brought into the table.
+        # The files that the last rewriting commit brought into the table.
         self._brought = set[str]()
-        # The topic whose name has chosen the table; None where people did.
+        # The topic whose name selected the table; None if the user named the table.
         self.named_by: NamingTopic | None = None
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and check it against the design. Raises InvalidArgument where they contradict.
+        """Load the table again, and check the table against the design. Raises InvalidArgument for a contradiction.
 
-        Raises what `fitness` raises for a catalog or a table that nothing can be landed in.
+        Raises the errors of `fitness` for a catalog or a table that can't be landed in.
         """
         fitness.check_catalog(self._catalog, self._name)
         try:
@@ -117,17 +117,17 @@ class IcebergSink(TableSink[DataFile]):
             landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
             schema=self._decoded(self._change),
             part=note_on(self._table.metadata.properties),
-            # A mirror takes events as often as they come: the newest of a key wins.
+            # A mirror accepts repeated events: the newest event of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
 
     def commit(self, landing: Landing) -> int:
-        """Commit the rows taken and the landing in one snapshot; see `core.ports.Sink`."""
+        """Commit the buffered rows and the landing as a snapshot; see `core.ports.Sink`."""
         files = self._files
         return self._drive(self._attempt(landing), landing, files)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Replace the rows of ranges by the rows taken, in one snapshot; see `core.ports.Sink`."""
+        """Replace the rows of ranges by the buffered rows, in a single snapshot; see `core.ports.Sink`."""
         _, ranges = what_it_replaces(landing)
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
@@ -141,45 +141,45 @@ class IcebergSink(TableSink[DataFile]):
         return snapshot_id, attempt.landing_of(snapshot_id)
 
     def outline(self) -> handover.Outline:
-        """Return what a sink in another process needs to write for the table, also a staged one; it can be pickled."""
+        """Return the outline of the table, existing or staged, for writing in another process; can be pickled."""
         self._buffer.write_out()
         target = self._target(None)
-        # What it took to read the first records is better had by those who read on.
+        # The memory for reading the first records is better left to the remote readers.
         pa.default_memory_pool().release_unused()
         return handover.Outline(self._name, target.metadata, target.io)
 
     def outline_beside(self, columns: pa.Schema) -> handover.Outline:
-        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
+        """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
         if self._table is None and self._staged is None:
-            # Only to learn where its files are to lie: its own columns are not known yet.
+            # Only for the location of its files: its own columns are not known yet.
             place = TableDesign(pa.schema([]), properties=self._design.properties)
             self._staged = NewTable.stage(self._catalog, self._name, to_schema(columns), place)
         return handover.beside(self._target(None), columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
+        """Return the reason why handed files do not fit the table at the last `load`, or None."""
         if self._table is None or self._change is None:
             return "the table is not there (any more)"
         return handover.misfit(self._change.metadata, self._table.io, files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what a landing changed in the table's schema; nothing once its snapshot has expired."""
+        """Return a landing's changes of the table's schema, in words; empty once the snapshot has expired."""
         return changes_in(None if self._table is None else self._table.metadata.snapshot_by_id(snapshot_id))
 
     def discard(self) -> None:
-        """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
+        """Delete the files of all rows since the last commit, and a namespace made for the table; never raises."""
         super().discard()
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
 
     def _check_name(self) -> None:
-        """Refuse a table that a topic's name has chosen and may not have. Raises InvalidArgument."""
+        """Refuse a table selected by a topic's name, if not free for the topic. Raises InvalidArgument."""
         if self.named_by is not None:
             self.named_by.check(self._name, self._table, self._group)
 
     def _missing_table(self) -> TableState:
-        # The catalog tells the place only when records have told the columns; an outline has no properties.
+        # The catalog gives the location only once records have given the columns; an outline has no properties.
         warehouse = getattr(self._catalog, "properties", {}).get(WAREHOUSE_LOCATION, "")
         fitness.check_place(self._name, f"{warehouse}/{self._name}")
         schema = None
@@ -203,7 +203,7 @@ class IcebergSink(TableSink[DataFile]):
         return change
 
     def _check_part(self, table: Table) -> None:
-        """Refuse a fan-out's home, and a table that this group landed in as one of several. Raises LandedByFanOut."""
+        """Refuse a fan-out's home, and a table of a fan-out of this group. Raises LandedByFanOut."""
         note = note_on(table.metadata.properties)
         if note and (BOOKS in table.metadata.properties or landed_by_fan_out(table, self._group)):
             raise LandedByFanOut(self._name, self._group, note)
@@ -225,7 +225,7 @@ class IcebergSink(TableSink[DataFile]):
         self._target(None)
 
     def _target(self, rows: pa.Table | None) -> Table:
-        """Return the table to write for: the real one, or the staged one that the first commit creates."""
+        """Return the table to write for: the existing table, or the staged table of the first commit."""
         table = self._table
         if table is None:
             if self._staged is None:
@@ -260,16 +260,16 @@ class IcebergSink(TableSink[DataFile]):
         return delete_files(self._io(), [file.file_path for file in files])
 
     def _load_table(self) -> Table:
-        """Return the table as it is now. Raises NoSuchTableError, UnreadableTable."""
+        """Return the current table. Raises NoSuchTableError, UnreadableTable."""
         return fitness.load_table(self._catalog, self._name)
 
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         try:
-            # What is written for a table that is still to be created lies where that is going to be.
+            # Files for a table that is still to be created are at the location of the staged table.
             staged = self._staged and self._staged.table
             known = staged or self._table or self._catalog.load_table(self._name)
             place = data_folder(known.metadata, folder)
-            # Most often nothing is left: read neither table nor manifests for that.
+            # Most often no file is left: then neither table nor manifests are read.
             if all(path in self._brought for path in list_files(known.io, place)):
                 return 0, 0
             return delete_unreferenced(staged or self._catalog.load_table(self._name), place)
@@ -283,7 +283,7 @@ class IcebergSink(TableSink[DataFile]):
         written: Sequence[DataFile],
         guard: HeadGuard | None = None,
     ) -> int:
-        """Commit a landing that takes files out; see `RewriteAttempt`. Returns the snapshot's id."""
+        """Commit a landing with removed files and return the snapshot's id; see `RewriteAttempt`."""
         files = self._files
         guard = guard or self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
         attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
@@ -303,7 +303,7 @@ class IcebergSink(TableSink[DataFile]):
         return codec.encode_summary(self._group, landing)
 
     def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
-        """Return what finds the rows that a replace takes out."""
+        """Return the search for rows removed by a replace."""
         return Finder(ranges, files, self._write_files, self._passed_over)
 
     def _write_files(self, rows: pa.Table) -> list[DataFile]:
@@ -311,7 +311,7 @@ class IcebergSink(TableSink[DataFile]):
         return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
     def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
-        """Return a landing's guard, for the table that files are written for; `facts` are what the kind takes more."""
+        """Return a landing's guard for the target table; `facts` are further arguments of the guard's class."""
         change = self._planned(None)
         guard = kind(self._catalog, self._group, landing, change.base, change=change, **facts)
         guard.notes = self._design.notes
@@ -322,13 +322,13 @@ class IcebergSink(TableSink[DataFile]):
         try:
             snapshot_id = committer.commit(files)
         except BaseException:
-            # Refused, or interrupted in the middle of it: what may have been applied must not lose its files.
+            # After a refusal or an interrupt: if the commit may have been applied, its files must stay.
             if committer.may_be_applied:
                 self._leave_in_place()
             raise
         self._landed.add(landing.landing_id)
         self._leave_in_place()
-        # The next rows are written for what the table is now: it may only just have been created.
+        # The next rows are written for the table after this commit, which may have created it.
         self._table = self._catalog.load_table(self._name)
         self._change = SchemaChange.none(self._table.metadata)
         return snapshot_id

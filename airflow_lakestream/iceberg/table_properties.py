@@ -1,7 +1,7 @@
-"""Properties of a table that say how it is written: parsed in one place, as Iceberg's Java does, or refused by name.
+"""Table properties for writers: parsed in a single place, like Iceberg's Java, or refused by name.
 
-All of them are looked at before a record is read. Else PyIceberg or Arrow would raise in the midst of a commit, where
-an error is taken for that of a catalog, or of the records.
+All of them are checked before a record is read. Else PyIceberg or Arrow would raise in the middle of a commit, where
+the error would look like an error of the catalog, or of the records.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from airflow_lakestream.exceptions import InvalidArgument
 log = logging.getLogger(__name__)
 
 _GREATEST_INT, _GREATEST_LONG = 2**31 - 1, 2**63 - 1
-# By Java's names; Arrow's are others.
+# By Java's names; Arrow's names differ.
 _CODECS = {
     **{name: name for name in ("snappy", "gzip", "brotli", "zstd", "lz4", "none")},
     "uncompressed": "none",
     "lz4_raw": "lz4",
 }
-# As in Java, a level goes with these; with others it is passed over.
+# As in Java, only these codecs have a level; for other codecs it is ignored.
 _WITH_LEVEL = ("gzip", "brotli", "zstd")
-# PyIceberg compares them as they are written. Its Snappy needs a package of its own.
+# PyIceberg compares the literal names. Its Snappy needs a package of its own.
 _MANIFEST_CODECS = ("gzip", "zstd", "deflate", "zstandard", "bzip2", "null")
 _PLACES = TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
 _ISOLATION_LEVELS = ("serializable", "snapshot")
@@ -39,7 +39,7 @@ Check = Callable[[str, str], object]
 
 
 def check(properties: Mapping[str, str]) -> None:
-    """Refuse a property whose value can't be followed, by its name. Raises InvalidArgument."""
+    """Refuse a property with an unsupported value, by name. Raises InvalidArgument."""
     for name, parse in _PROPERTIES.items():
         if name in properties:
             parse(name, str(properties[name]))
@@ -52,7 +52,7 @@ def check(properties: Mapping[str, str]) -> None:
 
 
 def codec_of(properties: Mapping[str, str]) -> tuple[str, int | None]:
-    """Return Arrow's name of the codec of Parquet files, and its level, None for the usual. Raises InvalidArgument."""
+    """Return Arrow's codec of Parquet files, and the level or None for the usual level. Raises InvalidArgument."""
     name, level_name = TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_LEVEL
     codec = _CODECS.get(str(properties.get(name, TableProperties.PARQUET_COMPRESSION_DEFAULT)).lower())
     if codec is None or (codec != "none" and not pa.Codec.is_available(codec)):
@@ -69,7 +69,7 @@ def with_known_modes(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def number(properties: Mapping[str, str], name: str, default: int) -> int:
-    """Return the number that a property has, once it was checked."""
+    """Return the number in a checked property, or the default."""
     text = properties.get(name)
     return int(text) if text else default
 
@@ -95,7 +95,7 @@ def _refused(name: str, properties: Mapping[str, str], why: str) -> InvalidArgum
 
 
 def _integer(name: str, text: str, *, least: int = -_GREATEST_LONG, most: int = _GREATEST_LONG) -> int | None:
-    # PyIceberg takes an empty text for none.
+    # PyIceberg takes an empty text for no value.
     if not text:
         return None
     if not re.fullmatch(r"[+-]?[0-9]+", text):
@@ -106,7 +106,7 @@ def _integer(name: str, text: str, *, least: int = -_GREATEST_LONG, most: int = 
 
 
 def _flag(name: str, text: str) -> None:
-    # Java takes all but "true" for false, PyIceberg "yes" and "1" for true.
+    # Java reads all texts except "true" as false, PyIceberg reads "yes" and "1" as true.
     if text and text.lower() not in ("true", "false"):
         raise _refused(name, {name: text}, "is neither true nor false")
 

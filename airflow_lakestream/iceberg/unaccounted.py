@@ -1,4 +1,4 @@
-"""Rows of an Iceberg table that no ledger accounts for; see `airflow_lakestream.tables.unaccounted`."""
+"""Search of an Iceberg table for rows unknown to all ledgers; see `airflow_lakestream.tables.unaccounted`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from airflow_lakestream.tables.unaccounted import FileToJudge, FileUnreadable, f
 
 
 def look_for_rows(table: Table, asked: Asked) -> Found:
-    """Find rows in the table's head, position deletes applied; those that equality deletes take count as there.
+    """Return the unaccounted rows in the table's head: position deletes are applied, equality deletes are not.
 
-    Raises FileUnreadable, and HeadMoved where another writer has removed the files meanwhile. A table whose rows keep
-    no positions has none to find.
+    Raises FileUnreadable, and HeadMoved if another writer has removed the files meanwhile. The result is empty for a
+    table whose rows keep no positions.
     """
     snapshot = table.current_snapshot()
     if snapshot is None or not keeps_positions(table.schema().as_arrow()):

@@ -1,1 +1,1 @@
-"""Kafka, through confluent-kafka: what a topic holds, and the reading of exactly the planned ranges."""
+"""Kafka, through confluent-kafka: looks at topics, and reads of exactly the planned ranges."""

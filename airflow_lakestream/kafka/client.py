@@ -1,4 +1,4 @@
-"""Client configuration: the settings that every client gets, and what happens to the clients' own errors."""
+"""Configuration and background errors of librdkafka clients."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ LOG_INTERVAL = 10.0
 ALL_DOWN_TIMEOUT = 5.0
 _THREAD = re.compile(r"^\[thrd:[^\]]*\]: ")
 _AGE = re.compile(r" \(after \d+ms.*", re.DOTALL)
-# The brokers' certificate is not trusted here, or they do not take this client's: waiting mends neither.
+# The brokers' certificate is not trusted here, or the brokers refuse this client's: waiting mends neither.
 _UNTRUSTED = re.compile(r"certificate verify failed|\balert\b.*(certificate|unknown ca)")
 
 Client = TypeVar("Client")
 
 
 class ClientErrors:
-    """Collects what librdkafka reports in the background: nothing else tells the cause of a time-out.
+    """Background errors of a librdkafka client, the only source for the cause of a time-out.
 
     It is the client's `error_cb` and its `logger`: some causes, such as a listener that hangs up on a client
     with another security.protocol, are only logged.
@@ -62,7 +62,7 @@ class ClientErrors:
         self.last = ""
         self.fatal: KafkaError | None = None
         self.too_large = ""
-        # Since when no broker at all could be reached; None while one can.
+        # The time since which no broker could be reached; None while one can.
         self.down_since: float | None = None
         self._said: dict[str, tuple[float, int]] = {}
 
@@ -70,7 +70,7 @@ class ClientErrors:
         """Take an error from librdkafka's error_cb."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self.down_since is None:
             self.down_since = time.monotonic()
-        # "All brokers down" comes after the error that says why: keep that one.
+        # "All brokers down" comes after the error with the cause: keep the cause.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
             self.last = f"{error.name()}: {error.str()}"
         if "receive.message.max.bytes" in error.str():
@@ -80,13 +80,13 @@ class ClientErrors:
 
     @property
     def are_all_down(self) -> bool:
-        """Whether no broker could be reached for so long that a time-out is not worth waiting for."""
+        """Whether no broker has been reachable for ALL_DOWN_TIMEOUT seconds: a longer wait is not worthwhile."""
         return self.down_since is not None and time.monotonic() - self.down_since >= ALL_DOWN_TIMEOUT
 
     def log(self, _: int, template: str, facility: str, client: str, text: str) -> None:
         """Pass on a line of librdkafka's log, at DEBUG; a repeated line at most every 10 seconds.
 
-        The error that a task ends with has the last one of them, with what to do.
+        The error that ends a task quotes the last line of facility FAIL, with the remedy.
         """
         text = _THREAD.sub("", text)
         if facility == "FAIL":
@@ -120,7 +120,7 @@ def admin_config(connection: Mapping[str, Any], errors: ClientErrors) -> dict[st
 
 
 def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErrors) -> dict[str, Any]:
-    """Return the configuration of a consumer that reads assigned ranges and never commits."""
+    """Return the configuration of a consumer for assigned ranges, without commits."""
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
     # Else a changed byte on a broker's disk becomes a row. Java's clients check by default, too.
@@ -150,7 +150,7 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
 
 
 def isolation_level(connection: Mapping[str, Any]) -> IsolationLevel:
-    """Return the isolation level of the connection: read_committed unless it says otherwise."""
+    """Return the isolation level of the connection, read_committed by default. Raises InvalidArgument."""
     value = str(connection.get("isolation.level", "read_committed"))
     levels = {"read_committed": IsolationLevel.READ_COMMITTED, "read_uncommitted": IsolationLevel.READ_UNCOMMITTED}
     if value not in levels:

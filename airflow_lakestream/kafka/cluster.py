@@ -1,4 +1,4 @@
-"""A cluster seen from outside: who its brokers are, and whether they can be reached and talk as the settings say."""
+"""Brokers of a cluster, and checks of the network and of TLS between this machine and the brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_PORT = 9092
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker listens."""
+    """Host and port of a broker."""
 
     host: str
     port: int
@@ -25,7 +25,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
     def problem(self) -> str | None:
-        """Return why no connection can be made; None if one can."""
+        """Return the reason why no connection can be made, or None."""
         try:
             with self._connect():
                 return None
@@ -37,7 +37,7 @@ class Address:
             return str(getattr(e, "strerror", None) or e).lower()
 
     def speaks_tls(self) -> bool | None:
-        """Tell whether the port speaks TLS, whatever its certificate; None if that can't be told."""
+        """Return whether the port speaks TLS, with any certificate; None if unknown."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         try:
@@ -57,7 +57,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Brokers:
-    """A cluster's id, and its brokers as they tell clients to reach them."""
+    """A cluster's id, and the brokers' addresses as given to clients."""
 
     cluster_id: str
     addresses: Sequence[Address]
@@ -67,7 +67,7 @@ class Cluster(Requests):
     """A connection's cluster."""
 
     def brokers(self) -> Brokers:
-        """Ask for the brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
+        """Return the cluster's id and brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
         found = self._ask(
             "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
         )
@@ -75,7 +75,7 @@ class Cluster(Requests):
 
 
 def bootstrap_addresses(connection: Mapping[str, Any]) -> list[Address]:
-    """Return the brokers that a connection names. Raises ValueError for a port that is no number."""
+    """Return the brokers named by a connection. Raises ValueError for an invalid port."""
     text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
     found = []
     for part in filter(None, (one.strip() for one in text.split(","))):

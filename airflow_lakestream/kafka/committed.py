@@ -1,4 +1,4 @@
-"""A consumer group's committed offsets of one topic: read as a beginning, refused, and written."""
+"""Committed offsets of a consumer group in a topic: read as a beginning, refused, and written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFUSED = "refused by airflow-lakestream: beyond the log's end at "
 
 
 class CommittedOffsets(Requests):
-    """The committed offsets of one group and topic.
+    """Committed offsets of a group and a topic.
 
     :param notes_refusals: writes a refusal into the group; False for a look that changes nothing.
     """
@@ -34,7 +34,7 @@ class CommittedOffsets(Requests):
         self._notes_refusals = notes_refusals
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
-        """Write the group's committed offsets. Nothing depends on them: a failure is only logged."""
+        """Write the group's committed offsets, for lag tools; a failure is only logged."""
         if problem := self._write(TopicPartition(self._topic, p, offset) for p, offset in offsets.items()):
             log.warning(
                 "The committed offsets of group %r on %s were not written (%s). Nothing is lost: progress is kept in "
@@ -45,7 +45,7 @@ class CommittedOffsets(Requests):
             )
 
     def _committed(self, partitions: Iterable[int]) -> dict[int, TopicPartition]:
-        """Return the group's committed offsets by partition, without partitions that have none."""
+        """Return the group's committed offsets by partition, without uncommitted partitions."""
         request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in partitions])
 
         def ask() -> Future[Any]:
@@ -56,14 +56,14 @@ class CommittedOffsets(Requests):
         doing = f"reading the committed offsets of group {self._group!r}"
         answer = self._ask(doing, ask)
         if failed := [tp.error for tp in answer.topic_partitions if tp.error is not None]:
-            # Errors come per partition; taken for "none", one would make the group begin at the log's start.
+            # Errors come per partition; taken for "none", an error would make the group begin at the log's start.
             raise self._unavailable(doing, failed[0].str())
         return {tp.partition: tp for tp in answer.topic_partitions if tp.offset >= 0}
 
     def _refuse_beyond(self, committed: Mapping[int, TopicPartition], ends: Mapping[int, int]) -> None:
-        """Refuse to begin at offsets that the log did not have when a run first saw them. Raises InvalidArgument.
+        """Refuse to begin at offsets beyond the log's end as of a run's first look. Raises InvalidArgument.
 
-        The records that come up to them would be skipped. A log that has grown past such an offset since does not make
+        The records up to them would be skipped. A log that has grown past such an offset since does not make
         it right, so the refusal is noted in the group.
 
         :param ends: by partition, the end of the log, open transactions included; of partitions that may be beyond it.
@@ -93,7 +93,7 @@ class CommittedOffsets(Requests):
         )
 
     def _write(self, offsets: Iterable[TopicPartition]) -> str | None:
-        """Write offsets of the group; return why they were not written."""
+        """Write offsets of the group; return the reason of a failure, or None."""
         if not (targets := list(offsets)):
             return None
         request = ConsumerGroupTopicPartitions(self._group, targets)
@@ -108,6 +108,6 @@ class CommittedOffsets(Requests):
 
 
 def _noted_end(tp: TopicPartition) -> int | None:
-    """Return where the log ended when the offset was refused; None for an offset that was not."""
+    """Return the log's end noted at the refusal of an offset; None for an offset never refused."""
     end = str(tp.metadata or "").removeprefix(_REFUSED)
     return int(end) if end != tp.metadata and end.isdigit() else None

@@ -1,4 +1,4 @@
-"""Damage to a partition's log: distinguished from other errors, and measured offset by offset."""
+"""Damage of a partition's log: recognized among errors, and measured offset by offset."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from airflow_lakestream.kafka.order import misplaced
 _DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 # By the broker, which fails over the batch's header.
 _REFUSED = frozenset({KafkaError.INVALID_MSG, KafkaError.UNKNOWN})
-# So often has librdkafka to find an answer too short for what it says of itself. One answer may be cut by its limit.
+# This many answers must be too short for their own lengths. A single answer may be cut by its limit.
 _SHORT_ANSWERS = 5
-# More at once could pass over what lies whole between two damaged batches.
+# A wider step could pass over good records between two damaged batches.
 _WIDEST = 1000
 DISORDER = "its own offset is another one, so that its records come at the offsets of others or beyond the log's end"
 _MANY = 10_000
@@ -33,8 +33,8 @@ _WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
 class Fault:
     """The damage of the log at an offset.
 
-    :param first: the first offset of the damaged batch; None where nobody knows.
-    :param is_refused: the broker itself does not give what is there.
+    :param first: the first offset of the damaged batch; None if unknown.
+    :param is_refused: the broker itself can't read the batch.
     """
 
     problem: str
@@ -43,7 +43,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: KafkaError, offset: int) -> Fault | None:
-        """Return the fault that an error means, one that comes with this offset; None for other trouble."""
+        """Return the fault by an error at this offset, or None for an error without damage."""
         if error.code() in _DAMAGED or "MagicByte" in error.str():
             return cls(error.str(), first=offset)
         if error.code() in _REFUSED:
@@ -56,7 +56,7 @@ SILENCE = Fault("nothing comes from there")
 
 
 def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> LakestreamError:
-    """Return the error for one of a reading that only looks: how far damage reaches, it does not say."""
+    """Return the error for a failed read; the extent of damage is not measured."""
     fault = Fault.of(error, offset)
     if fault is None or fault.is_refused:
         return ReadFailed(topic, partition, offset, error.str())
@@ -64,23 +64,23 @@ def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> La
 
 
 class _Unparsed(ClientErrors):
-    """Counts the answers that librdkafka cannot parse, which it reports in its log only."""
+    """Counter of answers unparsable by librdkafka, as found in the client's log."""
 
     def __init__(self) -> None:
         super().__init__()
         self.short = 0
 
     def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
-        """Count; nothing is passed on, since debugging says much."""
+        """Count a line, without passing on the long debug log."""
         self.short += facility == "PROTOUFLOW" and " for Fetch " in text
 
 
 class LogProbe:
-    """Looks at single offsets of a topic.
+    """Probe of single offsets of a topic.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
-    :param patience: seconds in which an offset that can be read shows something.
+    :param patience: seconds to wait for a sign of a readable offset.
     """
 
     def __init__(self, connection: Mapping[str, Any], group: str, where: str, patience: float) -> None:
@@ -90,7 +90,7 @@ class LogProbe:
         self._patience = patience
 
     def fault(self, topic: str, partition: int, offset: int) -> Fault | None:
-        """Return what keeps an offset from being read, perhaps SILENCE; None if something comes from there."""
+        """Return the fault at an offset, perhaps SILENCE; None for a readable offset."""
         errors = _Unparsed()
         config = {**consumer_config(self._connection, self._group, errors), **_WHOLE_BATCHES, "debug": "protocol"}
         consumer = open_client(Consumer, config, self._where)
@@ -114,11 +114,11 @@ class LogProbe:
         return SILENCE
 
     def damage(self, topic: str, partition: int, position: int, end: int, fault: Fault) -> DamagedBatch | None:
-        """Return the error for a fault met at a position, with the offsets that it keeps from being read.
+        """Return the error for a fault met at a position, with the unreadable offsets.
 
-        None where what is seen changes meanwhile: then it may be a broker that comes or goes.
+        None if the faults change meanwhile: a broker may be coming or going.
 
-        :param end: how far the log is known to reach.
+        :param end: the end of the offsets known to be in the log.
         """
         first = position if fault.first is None or not 0 <= fault.first < end else fault.first
         good = self._end(topic, partition, max(first, position), end, fault)
@@ -129,9 +129,9 @@ class LogProbe:
         return DamagedBatch(topic, partition, first, good, fault.problem, is_refused=fault.is_refused)
 
     def disorder(self, topic: str, partition: int, position: int, end: int) -> DamagedBatch | None:
-        """Return the error for a batch that stands at others' offsets, met behind a position.
+        """Return the error for a batch at foreign offsets, met behind a position.
 
-        None where its own offsets are before the position, or nothing is out of order when it is looked at again.
+        None if its own offsets are before the position, or if all is in order at a second look.
         """
         start = max(0, position - 1)
         found = misplaced(self._in_order(topic, partition, start, end), start)
@@ -141,7 +141,7 @@ class LogProbe:
         return DamagedBatch(topic, partition, first, min(until, end), DISORDER)
 
     def _in_order(self, topic: str, partition: int, start: int, end: int) -> list[int]:
-        """Return the offsets from a position to the range's end, in the log's order, as one answer shows them."""
+        """Return the offsets from `start` to `end`, in the log's order, from a single answer of the broker."""
         config = {**consumer_config(self._connection, self._group, ClientErrors()), **_WHOLE_BATCHES}
         consumer = open_client(Consumer, config, self._where)
         offsets: list[int] = []
@@ -174,5 +174,5 @@ class LogProbe:
 
 
 def _is_same(found: Fault | None, fault: Fault) -> bool:
-    """Tell whether what was found at an offset may come of a fault before it."""
+    """Return whether a fault found at an offset may result from an earlier fault."""
     return found is not None and (found is SILENCE or found.first == fault.first)

@@ -1,4 +1,4 @@
-"""Errors of the Kafka side: each names the topic, the connection, and what to do."""
+"""Errors of Kafka, each with the topic, the connection and the remedy."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ CHECK_CERTIFICATE = (
     "The brokers refuse this client's certificate, or want one: check ssl.certificate.location and ssl.key.location, "
     "until when the certificate is valid, and whether the brokers trust who signed it."
 )
-# By a pattern in what client or broker say of it.
+# By a pattern in the error text of the client or the broker.
 _REMEDIES = ((r"OAUTHBEARER|OIDC|invalid_token", CHECK_CLIENT), (r"\balert\b", CHECK_CERTIFICATE))
 
 
 def remedy_for(problem: str) -> str:
-    """Return what to do about credentials that were refused, by what was said of them."""
+    """Return the remedy for refused credentials, by the text of the refusal."""
     return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, problem)), CHECK_CREDENTIALS)
 
 
 class KafkaMisconfigured(LakestreamError, Terminal):
-    """The connection's settings make no client."""
+    """The connection's settings can't be used for a client."""
 
     def __init__(self, where: str, problem: str) -> None:
         self.where = where
@@ -75,7 +75,7 @@ class TopicMissing(LakestreamError, Terminal):
 
 
 class StalledPartition(LakestreamError, Transient):
-    """A partition yielded nothing for `poll_timeout` seconds before its planned end."""
+    """A partition yielded no record for `poll_timeout` seconds before the planned end."""
 
     def __init__(self, topic: str, missing: dict[int, tuple[int, int]], seconds: float, last: str) -> None:
         self.topic, self.missing = topic, missing
@@ -88,7 +88,7 @@ class StalledPartition(LakestreamError, Transient):
 
 
 class BatchTooLarge(LakestreamError, Terminal):
-    """A batch of records is larger than one answer of the client may be."""
+    """A batch of records is larger than an answer to the client may be."""
 
     def __init__(self, topic: str, positions: dict[int, int], where: str, problem: str) -> None:
         self.topic, self.positions = topic, positions
@@ -101,7 +101,7 @@ class BatchTooLarge(LakestreamError, Terminal):
 
 
 class ReadFailed(LakestreamError, Transient):
-    """A partition answered with an error that may pass."""
+    """A partition answered with a perhaps transient error."""
 
     def __init__(self, topic: str, partition: int, position: int, problem: str) -> None:
         self.topic, self.partition, self.position = topic, partition, position

@@ -1,4 +1,4 @@
-"""Consumer groups and topics of another program: read, and set while nobody is in the group."""
+"""Consumer groups and topics of another program: reads, and changes of empty groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EMPTY_WITHIN_S = 60.0
 
 
 class GroupInUse(LakestreamError, Transient):
-    """A group's offsets can't be set while somebody is in it."""
+    """A group's offsets can't be set while the group has members."""
 
     def __init__(self, group: str, where: str) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class GroupInUse(LakestreamError, Transient):
 
 
 class Groups(Requests):
-    """A connection's groups; `watch` tells what they have committed.
+    """Groups of a connection; `watch` reads the committed offsets.
 
     All methods raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured and TopicMissing.
     """
@@ -50,11 +50,11 @@ class Groups(Requests):
         self.watch = KafkaWatch(connection, where)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Return the offsets that a group has committed of a topic, by partition."""
+        """Return a group's committed offsets of a topic, by partition."""
         return dict(self.watch.group(group).offsets.get(topic, {}))
 
     def set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the offsets of a group that nobody is in. Raises GroupInUse."""
+        """Set a group's offsets once the group is empty. Raises GroupInUse."""
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in sorted(offsets.items())])
 
         def ask() -> Future[Any]:
@@ -71,19 +71,19 @@ class Groups(Requests):
                 return
             if errors[0].code() not in _COORDINATOR_BUSY or time.monotonic() > deadline:
                 raise GroupInUse(group, self._where) from KafkaException(errors[0])
-            time.sleep(_PAUSE)  # Nothing tells when its coordinator is ready.
+            time.sleep(_PAUSE)  # No event shows when the coordinator is ready.
 
     def await_empty(self, group: str) -> None:
-        """Wait until nobody is in a group. Raises GroupInUse."""
+        """Wait until a group is empty. Raises GroupInUse."""
         deadline = time.monotonic() + _EMPTY_WITHIN_S
         while self.watch.group(group).members:
-            # Those of a worker that was killed are in it until their session is over.
+            # Members of a killed worker stay until their session is over.
             if time.monotonic() > deadline:
                 raise GroupInUse(group, self._where)
-            time.sleep(_PAUSE)  # Nothing tells when a session is over.
+            time.sleep(_PAUSE)  # No event shows the end of a session.
 
     def make_topic(self, topic: str) -> bool:
-        """Make a topic of one partition, replicated as the broker has it; False if it is there already."""
+        """Create a topic of a single partition, with the broker's replication; return False if the topic exists."""
 
         def ask() -> Future[Any]:
             new = NewTopic(topic, num_partitions=1, replication_factor=-1)
@@ -99,7 +99,7 @@ class Groups(Requests):
         while topic not in self._client().list_topics(timeout=REQUEST_TIMEOUT).topics:
             if time.monotonic() > deadline:
                 raise self._unavailable(f"waiting for topic {topic!r}", "it does not show")
-            time.sleep(_PAUSE)  # Nothing tells when the last one has.
+            time.sleep(_PAUSE)  # No event shows when the last broker knows.
         return True
 
     def reader(self) -> KafkaReader:
@@ -107,9 +107,9 @@ class Groups(Requests):
         return KafkaReader(self._connection, _GROUP, poll_timeout=REQUEST_TIMEOUT, where=self._where)
 
     def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:
-        """Yield what a topic has now, of committed transactions only.
+        """Yield the topic's present records, of committed transactions only.
 
-        :param starts: by partition, where to begin; default: the log's start.
+        :param starts: the first offsets by partition; default: the log's start.
         """
         marks = self.watch.topic(topic).marks
         begins = {p: max(one.low, (starts or {}).get(p, 0)) for p, one in marks.items()}
@@ -143,7 +143,7 @@ class Groups(Requests):
 
 
 class _Exists(Exception):
-    """The topic is there already."""
+    """The topic exists already."""
 
 
 def _unless_there(future: Future[Any]) -> Future[Any]:

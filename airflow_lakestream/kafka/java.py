@@ -1,6 +1,6 @@
-"""Damage that Kafka's Java client meets in another engine: what its errors say, and where our own reader finds it.
+"""Damage met by Kafka's Java client in another engine: parsed from errors, and located by our own reader.
 
-The texts are those of Kafka 3.9 to 4.x, with the classes' packages as they are or as a jar has shaded them.
+The texts are of Kafka 3.9 to 4.x, with the classes' packages as they are or as shaded by a jar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import LakestreamError
 log = logging.getLogger(__name__)
 
 _WHERE = r"(?P<topic>[\w.-]+)-(?P<partition>\d+)"
-# With the batch's first offset, the offset that was asked for, or none.
+# With the batch's first offset, the offset of the request, or none.
 _PLACES = tuple(
     re.compile(pattern)
     for pattern in (
@@ -36,14 +36,14 @@ _DAMAGED = re.compile(
 )
 
 
-# A client has read no more than some thousand records beyond what is known of it.
+# A client has read no more than some thousand records beyond its last known position.
 MOST_LOOKED_AT = 100_000
 _ENDLESS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class DamageTold:
-    """What an error says of a damaged batch: its place as far as it is told, and the error's line."""
+    """A damaged batch by an error's text: the place, as far as known, and the error's line."""
 
     line: str
     topic: str = ""
@@ -52,7 +52,7 @@ class DamageTold:
 
     @classmethod
     def of(cls, error: str) -> DamageTold | None:
-        """Return what an error or a trace says; None where it is of something else."""
+        """Return the damage by an error or a trace; None for an error without damage."""
         for place in _PLACES:
             if found := place.search(error):
                 told = found.groupdict()
@@ -62,19 +62,19 @@ class DamageTold:
         return None if found is None else cls(_line(error, found.start()))
 
     def within(self, ranges: RangeSet) -> RangeSet:
-        """Return where in ranges of topics the damage is, as far as it is told."""
+        """Return the part of the ranges with the damage, as far as the place is known."""
         if not self.topic:
             return ranges
         return ranges & RangeSet.of(self.topic, self.partition, max(self.offset, 0), _ENDLESS)
 
 
 def near(ranges: RangeSet) -> RangeSet:
-    """Return the beginning of each range."""
+    """Return the first MOST_LOOKED_AT offsets of each range."""
     return RangeSet(replace(r, until_offset=min(r.until_offset, r.from_offset + MOST_LOOKED_AT)) for r in ranges)
 
 
 def find_damage(reader: Reader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
-    """Return the first damaged batch of some ranges of a topic; None where there is none, or nobody can tell."""
+    """Return the first damaged batch in ranges of a topic; None if no damage was found."""
     try:
         with closing(reader.read(Plan(state, ranges), threading.Event())) as chunks:
             for _ in chunks:

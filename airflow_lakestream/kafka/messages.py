@@ -1,4 +1,4 @@
-"""What librdkafka's messages say of themselves. Each question is a call from Python, so few are asked."""
+"""Attributes of librdkafka's messages, read by as few calls from Python as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORTH_ASKING = 32
 
 
 class Positions:
-    """A consumer's positions, to know which partition its last messages are from."""
+    """Positions of a consumer, to find the partition of the last messages."""
 
     def __init__(self, consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
         self._consumer = consumer
@@ -23,7 +23,7 @@ class Positions:
         self._known = {tp.partition: OFFSET_INVALID for tp in self._asked}
 
     def the_one_moved(self, count: int) -> int | None:
-        """Return the partition of all the last `count` messages; None if the messages have to be asked.
+        """Return the only partition of the last `count` messages; None if unknown or several.
 
         A position moves with each message that consume() returns, and otherwise only over what it skips:
         `rd_kafka_q_serve_rkmessages` in librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
@@ -38,7 +38,7 @@ class Positions:
 
 
 def runs(messages: Sequence[Any], positions: Positions) -> Iterator[tuple[int, int, int]]:
-    """Yield each run of messages of one partition, as (partition, first index, index behind the last)."""
+    """Yield runs of messages of a partition, as (partition, first index, index behind the last)."""
     count = len(messages)
     if (only := positions.the_one_moved(count)) is not None:
         yield only, 0, count

@@ -1,8 +1,8 @@
-"""The order of a partition's records, by which a batch is found that stands at other offsets than its own.
+"""Order of a partition's records, to find a batch at foreign offsets.
 
-A batch's checksum does not cover the batch's own offset. Damaged to a higher or a lower one, its records come at
-offsets of others, or beyond the log's end, and the records behind them seem to go back. Their order in the log is right
-all the same.
+A batch's checksum does not cover the batch's own offset. If that is damaged to a higher or a lower offset, the records
+come at offsets of other batches, or beyond the log's end, and the records behind them seem to go back. Their order in
+the log is right all the same.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from itertools import pairwise
 
 
 def rises(offsets: Sequence[int]) -> bool:
-    """Tell whether each offset is higher than the one before."""
+    """Return whether each offset is higher than the previous offset."""
     return isinstance(offsets, range) or all(one < other for one, other in pairwise(offsets))
 
 
 def misplaced(offsets: Sequence[int], start: int) -> tuple[int, int] | None:
-    """Return the own offsets [first, end) of the first batch that stands at other ones; None where no offset goes back.
+    """Return the own offsets [first, end) of the first batch at wrong offsets; None if no offset goes back.
 
-    They are empty where the reading began behind them. Where compaction has left holes it may be that neither way to
-    put the records in order fills them: then it is the one that leaves room.
+    They are empty if the read began behind them. If compaction has left holes, maybe no way to put the records in order
+    fills them: then the way that leaves room is taken.
 
-    :param offsets: those of records in the order of the log, as one answer of the broker has them.
-    :param start: where the reading began.
+    :param offsets: of records in the order of the log, from a single answer of the broker.
+    :param start: the first offset of the read.
     """
     at = next((n for n, (one, other) in enumerate(pairwise(offsets), 1) if other <= one), None)
     if at is None:
         return None
     before, after = offsets[at - 1], offsets[at]
-    # Raised are some in front of the break, which fill the room from the last good one to what follows.
+    # Raised offsets before the break fill the room from the last good offset to the next one.
     there = [start - 1, *offsets]
     raised = next((there[n] + 1 for n in range(at, -1, -1) if there[n] + at + 1 - n == after), None)
     if raised is not None:
         return raised, after
     if offsets[0] != start:
         return after, after
-    # Lowered are some from the break on, likewise.
+    # Lowered offsets after the break, likewise.
     for n in range(at + 1, len(offsets)):
         if offsets[n] == before + 1 + n - at:
             return before + 1, offsets[n]

@@ -1,4 +1,4 @@
-"""One partition's way through its planned range: messages become Arrow columns, and columns become chunks."""
+"""A partition's way through the planned range: messages become Arrow columns, and columns become chunks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value"
 
 
 class Partition:
-    """One partition's way through its planned range [position, end).
+    """A partition's way through the planned range [position, end).
 
-    `position` is where the next chunk begins, `next_offset` follows the last record taken, `seen` is the greatest
+    `position` is the beginning of the next chunk, `next_offset` follows the last record taken, `seen` is the greatest
     offset known to be passed: by a record, an end-of-partition, or the consumer's position.
     """
 
@@ -53,28 +53,28 @@ class Partition:
 
     @property
     def at_end(self) -> bool:
-        """Whether no more of the range can come."""
+        """Whether the whole range was passed."""
         return self.seen >= self.end
 
     @property
     def reached(self) -> int:
-        """The offset up to which all is taken or known to be empty."""
+        """The end of the offsets taken or known to be empty."""
         return max(self.next_offset, self.seen)
 
     @property
     def is_full(self) -> bool:
-        """Whether enough was taken for a chunk."""
+        """Whether the taken records are enough for a chunk."""
         return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
 
     def add(self, messages: list[Any], stamps: npt.NDArray[np.int64]) -> None:
-        """Add delivered messages, with their timestamps."""
+        """Add delivered messages, with timestamps."""
         self._messages += messages
         self._stamps.append(stamps)
 
     def is_in_order(self, high: Callable[[], int]) -> bool:
-        """Tell whether the delivered messages go on from those before, and none is beyond the log's end.
+        """Return whether the delivered messages are in order, behind earlier messages and below the log's end.
 
-        :param high: returns that end; asked only where the range ends.
+        :param high: returns the log's end; called only at the end of the range.
         """
         if not self._messages:
             return True
@@ -83,7 +83,7 @@ class Partition:
         return first >= self.next_offset and rises(offsets) and (last < self.end or last < high())
 
     def drop_raised(self, high: int) -> None:
-        """Drop delivered messages that stand at others' offsets, or beyond the log's end."""
+        """Drop delivered messages at foreign offsets or beyond the log's end."""
         stamps = np.concatenate(self._stamps)
         offsets: list[Any] = list(map(Message.offset, self._messages))
         at = next((n for n in range(1, len(offsets)) if offsets[n] <= offsets[n - 1]), len(offsets))
@@ -92,9 +92,9 @@ class Partition:
         self._messages, self._stamps = list(compress(self._messages, there)), [stamps[np.array(there, bool)]]
 
     def take_messages(self, with_keys: bool, with_headers: bool) -> int:
-        """Move the delivered messages, which are in order, into columns, without those behind the range.
+        """Move the delivered messages into columns, except messages behind the range.
 
-        Returns their bytes.
+        The messages must be in order. Returns the bytes taken.
         """
         if not self._messages:
             return 0
@@ -129,7 +129,7 @@ class Partition:
         return self.size - before
 
     def chunk(self, until: int) -> Chunk:
-        """Return the taken records as a chunk that covers up to `until`; the next one begins there."""
+        """Return the taken records as a chunk up to `until`, the beginning of the next chunk."""
         batch = RawBatch(
             self.topic,
             self.partition,
@@ -147,7 +147,7 @@ class Partition:
 
 
 def _offsets(messages: Sequence[Any]) -> Sequence[int]:
-    """Return the messages' offsets, in order. If first and last show that none is missing, the others are not asked."""
+    """Return the messages' offsets, in order: as a range, without further calls, if no offset is missing."""
     first, last = messages[0].offset(), messages[-1].offset()
     if last - first + 1 == len(messages):
         return range(first, last + 1)

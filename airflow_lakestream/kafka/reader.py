@@ -1,4 +1,4 @@
-"""Reads exactly the planned ranges: assigned, never subscribed; a range ends by position, never by an empty poll."""
+"""Reader of exactly the planned ranges, assigned, never subscribed. A range ends by position, not by an empty poll."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONSUME = 1_000
 # Fewer for large records, about this many bytes: until they are in columns they are held twice.
 CONSUME_BYTES = 4 * 2**20
 POLL = 0.1
-# A look at a single offset takes at most so long.
+# A probe of a single offset takes at most this long.
 PROBE = 10.0
 # When all partitions together hold this much, the fullest are handed on: with many partitions none gets full.
 HELD_BYTES = 4 * CHUNK_BYTES
@@ -42,7 +42,7 @@ _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE
 
 
 class KafkaReader:
-    """`core.ports.Reader` on a real cluster. One consumer reads all partitions of the plan at once.
+    """`core.ports.Reader` on a real cluster. A single consumer reads all partitions of the plan at once.
 
     :param connection: librdkafka configuration.
     :param poll_timeout: seconds without data after which a partition has stalled.
@@ -74,9 +74,9 @@ class KafkaReader:
                 yield from self._read_layer(layer, plan, cancelled)
 
     def _read_layer(self, parts: dict[int, Partition], plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
-        """Read at most one range of each partition, with a new consumer.
+        """Read at most a single range of each partition, with a new consumer.
 
-        A consumer that seeks may still report its earlier position, and here the position tells that a range is at
+        A consumer that seeks may still report its earlier position, and the position decides here whether a range is at
         its end.
         """
         errors = ClientErrors()
@@ -87,7 +87,7 @@ class KafkaReader:
             consumer.assign([_assignment(part, plan.known_epoch(p, part.position)) for p, part in parts.items()])
             while parts and not cancelled.is_set():
                 started = time.monotonic()
-                # Ask for no more than are left, or the last ones would wait for records that are not wanted.
+                # Ask for no more records than are left, or the last records would wait for unwanted ones.
                 left = sum(part.end - part.next_offset for part in parts.values())
                 wanted = max(1, min(most, left))
                 messages = consumer.consume(wanted, POLL)
@@ -117,12 +117,12 @@ class KafkaReader:
             consumer.close()
 
     def _check_order(self, consumer: Consumer, part: Partition) -> None:
-        """Refuse records that stand at others' offsets, or beyond the log's end. Raises DamagedBatch."""
+        """Refuse records at foreign offsets or beyond the log's end. Raises DamagedBatch."""
         if part.is_in_order(partial(_high, consumer, part)):
             return
         if damaged := self._probe.disorder(part.topic, part.partition, part.next_offset, part.end):
             raise damaged
-        # Its own offsets were not asked for, and what is behind them follows.
+        # The batch's own offsets were not asked for, and the records behind the batch follow.
         high = _high(consumer, part, asks=True)
         part.drop_raised(high)
         if not part.is_in_order(lambda: high):
@@ -131,7 +131,7 @@ class KafkaReader:
     def _look_at_quiet(
         self, consumer: Consumer, parts: dict[int, Partition], polled: float, errors: ClientErrors
     ) -> Iterator[Chunk]:
-        """Advance partitions whose position moved without a record: over markers, aborts and compacted holes."""
+        """Advance partitions after a move of the position without a record: over markers, aborts and holes."""
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
             if tp.offset > part.end and all(tp.offset > _high(consumer, part, asks=asks) for asks in (False, True)):
@@ -143,7 +143,7 @@ class KafkaReader:
         stalled = [part for part in parts.values() if polled - part.heard_at >= self._poll_timeout]
         if stalled:
             for part in stalled:
-                # librdkafka says nothing of a batch that it can't take apart, and asks for it again and again.
+                # librdkafka does not report a batch that it can't parse, and fetches it again and again.
                 fault = self._probe.fault(part.topic, part.partition, part.reached)
                 if fault is not None and fault is not SILENCE:
                     self._raise_damaged(fault, part, part.reached)
@@ -153,7 +153,7 @@ class KafkaReader:
     def _sort_in(
         self, messages: list[Any], parts: Mapping[int, Partition], positions: Positions
     ) -> Sequence[Partition]:
-        """Give each message to its partition; return the partitions that got something."""
+        """Sort messages into partitions; return the partitions with new messages or a reached end."""
         stamps = timestamps(messages)
         if len(messages) and stamps.min() < 0 and any(map(Message.error, messages)):
             messages = self._without_errors(messages, parts)
@@ -180,10 +180,10 @@ class KafkaReader:
         return good
 
     def _sort_in_damage(self, error: KafkaError, message: Any, part: Partition, position: int) -> None:
-        """Take note of an error at a position. Raises DamagedBatch, and what other errors mean."""
+        """Note an error at a position. Raises DamagedBatch, and the errors of `_sort_in_error`."""
         fault = Fault.of(error, message.offset())
         if position >= part.end:
-            # Nobody asked for what follows the range.
+            # An error behind the range does not matter.
             return
         if fault is not None and fault.first == part.end:
             part.seen = part.end
@@ -193,7 +193,7 @@ class KafkaReader:
         self._sort_in_error(error, message, part)
 
     def _raise_damaged(self, fault: Fault, part: Partition, position: int) -> None:
-        """Raise DamagedBatch, unless it is not the same any more when it is looked at again."""
+        """Raise DamagedBatch if a second look confirms the fault."""
         if damaged := self._probe.damage(part.topic, part.partition, position, part.end, fault):
             raise damaged
 
@@ -217,7 +217,7 @@ class KafkaReader:
 
 
 def _high(consumer: Consumer, part: Partition, *, asks: bool = False) -> int:
-    """Return the log's end as of the newest answer, which has no record from beyond it.
+    """Return the log's end as of the newest answer; the answer has no record beyond.
 
     :param asks: ask the leader: a follower's answer may have a lower end than the leader's before.
     """
@@ -230,7 +230,7 @@ def _high(consumer: Consumer, part: Partition, *, asks: bool = False) -> int:
 
 
 def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:
-    """Yield the first range of each partition, then the second of those that have one, and so on."""
+    """Yield the first ranges of all partitions, then the second ranges, and further."""
     topic = plan.state.identity.topic
     left = {p: list(plan.ranges.intervals(topic, p)) for _, p in plan.ranges.partitions}
     while left:
@@ -239,7 +239,7 @@ def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:
 
 
 def _advance(consumer: Consumer, parts: dict[int, Partition], part: Partition) -> Iterator[Chunk]:
-    """Yield a chunk once it is full, or when the range is at its end."""
+    """Yield a full chunk, or the last chunk at the end of the range."""
     if part.at_end:
         del parts[part.partition]
         consumer.incremental_unassign([TopicPartition(part.topic, part.partition)])

@@ -1,4 +1,4 @@
-"""Requests to a cluster: each has a deadline, is repeated while that may help, and otherwise fails at once."""
+"""Requests to a cluster, each with a deadline: repeated if a repetition may help, else failed at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_lakestream.kafka.errors import (
 
 REQUEST_TIMEOUT = 20.0
 _RETRY_PAUSE = 0.2
-# Another broker leads the partition, or the same one does anew.
+# Another broker leads the partition, or the same broker with a new epoch.
 _OTHER_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 _POLL_INTERVAL = 0.05
 
@@ -31,13 +31,13 @@ Answer = TypeVar("Answer")
 
 
 class Requests:
-    """A connection's admin client, and how its answers are awaited.
+    """Admin client of a connection, with deadlines for the answers.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
     """
 
-    # The argument that the error for a missing topic names.
+    # The topic that the error for a missing topic names.
     _topic = ""
 
     def __init__(self, connection: Mapping[str, Any], where: str) -> None:
@@ -52,7 +52,7 @@ class Requests:
         return self._admin
 
     def _ask(self, doing: str, request: Callable[[], Future[Answer]]) -> Answer:
-        """Wait for an answer; repeat the request on retriable errors, fail at once on others."""
+        """Return the answer to a request; repeat the request on errors, except refusals and missing topics."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         self._errors.down_since = None
         while True:
@@ -68,8 +68,8 @@ class Requests:
                     raise self._unavailable(doing, error.str(), deadline) from e
                 self._errors.last = f"{error.name()}: {error.str()}"
                 if error.code() in _OTHER_EPOCH:
-                    # Only a new client asks who leads: librdkafka's requests of an admin have the epoch that it knew
-                    # first (librdkafka #4620 is the same of consumers).
+                    # Only a new client asks for the leader: an admin's requests keep the epoch that librdkafka knew
+                    # first (librdkafka #4620 is the same for consumers).
                     self._admin = None
                 time.sleep(_RETRY_PAUSE)
 
@@ -92,10 +92,10 @@ class Requests:
 
 
 def no_answer(result: Any) -> bool:
-    """Tell whether the answer for a partition's low or end is none: it has no offset.
+    """Return whether a partition's answer for low or end has no offset.
 
     While leaders move, a partition that no broker has answered for has the offset -1, and no error. Taken for an
-    offset, it would be where a group begins.
+    offset, it would make a group begin at -1.
     """
     return bool(result.offset < 0)
 
@@ -103,7 +103,7 @@ def no_answer(result: Any) -> bool:
 def gather(
     futures: Mapping[TopicPartition, Future[Any]], lacks: Callable[[Any], bool] = lambda _: False
 ) -> Future[Any]:
-    """Return one future of all results; it fails with the first failure, and where a result lacks its answer."""
+    """Return a future of all results; the future fails with the first failure, or if a result lacks an answer."""
     gathered: Future[Any] = Future()
     results: dict[TopicPartition, Any] = {}
 

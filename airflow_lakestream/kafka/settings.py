@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with librdkafka's settings before there is a client. Imports no client."""
+"""Check of librdkafka's settings before a client is made. Imports no client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 def problem_of(settings: Mapping[str, object], *, has_login: bool = False) -> tuple[str, str] | None:
-    """Return what is wrong, and what to do; None where nothing is.
+    """Return the problem of the settings and the remedy, or None.
 
-    librdkafka takes settings of a login without one: it connects in the clear, and says nothing.
+    Without a matching security.protocol librdkafka ignores settings of TLS or a login: it connects without them,
+    silently.
 
-    :param has_login: the connection has a login or a password beside the settings.
+    :param has_login: the connection has a login or a password next to the settings.
     """
     for name, value in settings.items():
         if isinstance(value, list | tuple | Mapping):

@@ -1,6 +1,6 @@
-"""Debezium's signal topic: records that tell a connector to do something, keyed by its topic.prefix.
+"""Debezium's signal topic: orders to a connector, as records with the connector's topic.prefix as key.
 
-Two signals that reach Debezium 3.2 at once halt its streaming for good: keep them apart in time.
+Two signals that reach Debezium 3.2 at once halt its streaming for good: leave time between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer
 
 # The connector looks for signals every five seconds.
 PAUSE_SECONDS = 30
-# How many of the last signals are looked at.
+# The signals at the topic's end that are read.
 _TAIL = 100
 _TIMEOUT = 15.0
 _FROM = "lakestream-from"
@@ -38,7 +38,7 @@ class NotSignalled(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Signal:
-    """A signal for a table's snapshot: `starts` are the ends of the table's topic before it, by partition."""
+    """A signal for a table's snapshot: `starts` are the earlier ends of the table's topic, by partition."""
 
     collection: str
     starts: Mapping[int, int]
@@ -47,7 +47,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class SignalTopic:
-    """The signal topic of one connector; `key` is the connector's topic.prefix."""
+    """Signal topic of a connector; `key` is the connector's topic.prefix."""
 
     connection: Mapping[str, Any]
     where: str
@@ -55,7 +55,7 @@ class SignalTopic:
     key: str
 
     def last(self, collection: str) -> Signal | None:
-        """Return the last signal that lakestream sent for a table. Raises NotSignalled."""
+        """Return lakestream's last signal for a table, or None. Raises NotSignalled."""
         found = None
         for message in self._tail():
             starts = dict(message.headers() or ()).get(_FROM)
@@ -66,7 +66,7 @@ class SignalTopic:
         return found
 
     def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> Signal:
-        """Ask for a snapshot of a table, waiting until any other signal is old enough. Raises NotSignalled."""
+        """Order a snapshot of a table, after the pause since the last signal. Raises NotSignalled."""
         ages = [time.time() - message.timestamp()[1] / 1000 for message in self._tail()]
         if ages and min(ages) < PAUSE_SECONDS:
             wait(PAUSE_SECONDS - max(0.0, min(ages)))

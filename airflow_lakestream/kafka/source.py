@@ -1,4 +1,4 @@
-"""One topic seen from outside: identity, watermarks, where to begin, and the group's committed offsets.
+"""A topic seen from outside: identity, watermarks, beginnings, and the group's committed offsets.
 
 Never subscribes: everything here is an admin request with a deadline.
 """
@@ -45,7 +45,7 @@ _LAST_MS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Where a group without an origin begins; `timestamp_ms` belongs to `timestamp`."""
+    """Beginning of a group without an origin; `timestamp_ms` belongs to `timestamp`."""
 
     offset: StartOffset = StartOffset.EARLIEST
     timestamp_ms: int | None = None
@@ -87,7 +87,7 @@ class KafkaSource(CommittedOffsets):
         return self._describe()[0]
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return where a group without an origin begins, by partition; see `core.ports.Source`."""
+        """Return the beginnings of a group without an origin, by partition; see `core.ports.Source`."""
         marks = state.marks
         if self._start.offset is StartOffset.EARLIEST:
             return {}
@@ -102,10 +102,10 @@ class KafkaSource(CommittedOffsets):
         return self._starts_at_committed(marks)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
-        """Return, by partition, its first offset with a timestamp at or after `at_ms`; see `core.ports.Source`.
+        """Return the first offset at or after `at_ms` by partition; see `core.ports.Source`.
 
-        A record dated in the future is no boundary: it would be the boundary of every later time, and would hold back
-        all that follows it. The log is then read on to the first record that is one.
+        A record dated in the future is not a boundary: it would be the boundary of every later time, and would hold
+        back all records behind it. The log is then read on to the first record with a credible time.
         """
         latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
         if at_ms > latest_ms:
@@ -127,11 +127,11 @@ class KafkaSource(CommittedOffsets):
         return boundaries
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
-        """Return, by partition, the first offset with a timestamp at or after a time; without one, the end."""
+        """Return the first offset with a timestamp at or after a time, or the end, by partition."""
         return {p: offset for p, (offset, _) in self._first_at(state, at_ms).items()}
 
     def _first_at(self, state: TopicState, at_ms: int) -> dict[int, tuple[int, int]]:
-        """Return offset and timestamp of each partition's first record at or after a time; without one, the end.
+        """Return offset and timestamp of each partition's first record at or after a time, or the end.
 
         All requests for a time go through here: Kafka takes negative times as commands, such as -1 for the log's end.
         """
@@ -141,7 +141,7 @@ class KafkaSource(CommittedOffsets):
         if at_ms > _LAST_MS:
             return {p: (m.end, at_ms) for p, m in marks.items()}
         found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
-        # Kafka answers -1 if there is no such record: that means the end, never the earliest offset.
+        # Kafka answers -1 without such a record: that means the end, never the earliest offset.
         none = [p for p in marks if found[p].offset < 0]
         firsts = {p: (found[p].offset, found[p].timestamp) for p in marks} | {p: (marks[p].end, at_ms) for p in none}
         for p in self._unproven(marks, none, at_ms):
@@ -157,22 +157,22 @@ class KafkaSource(CommittedOffsets):
         return firsts
 
     def _unproven(self, marks: Mapping[int, Watermarks], none: Iterable[int], at_ms: int) -> list[int]:
-        """Return the partitions that may have a record at or after a time, though Kafka answered that there is none.
+        """Return the partitions with a possible record at or after a time, against Kafka's answer.
 
         Kafka looks into one segment only: the first whose newest timestamp is young enough. After DeleteRecords, that
         timestamp may be of a record below the log's start, and Kafka does not look into the segments after it. The
-        newest timestamp of the partition (KIP-734) proves the answer where it is older; so does a first record that
-        lies at the end or behind it, in a transaction that is still open.
+        newest timestamp of the partition (KIP-734) proves the answer if it is older; so does a first record at the end
+        or behind it, in a transaction that is still open.
         """
         some = [p for p in none if marks[p].low < marks[p].end]
         newest = self._list_offsets(some, OffsetSpec.max_timestamp, IsolationLevel.READ_UNCOMMITTED)
-        # A partition with records that has no newest one has not been looked at: that proves nothing.
+        # A partition with records but without a newest timestamp was not looked at, which proves nothing.
         some = [p for p in some if newest[p].offset < 0 or newest[p].timestamp >= at_ms]
         firsts = self._list_offsets(some, lambda: OffsetSpec.for_timestamp(at_ms), IsolationLevel.READ_UNCOMMITTED)
         return [p for p in some if firsts[p].offset < marks[p].end]
 
     def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> tuple[int, int]:
-        """Read the log for the first record between two times; return its offset and timestamp, or the end."""
+        """Read on to the first record between two times; return offset and timestamp, or the end."""
         reader = KafkaReader(self._connection, self._group, poll_timeout=REQUEST_TIMEOUT, where=self._where)
         end = state.marks[partition].end
         plan = Plan(state, RangeSet.of(self._topic, partition, start, end))
@@ -220,9 +220,9 @@ class KafkaSource(CommittedOffsets):
     def _list_offsets(
         self, partitions: Iterable[int], spec: Callable[[], OffsetSpec], isolation: IsolationLevel | None = None
     ) -> dict[int, ListOffsetsResultInfo]:
-        """Return what the broker says by partition, in one request for all of them.
+        """Return the broker's offsets by partition, from a single request.
 
-        :param isolation: default: the connection's.
+        :param isolation: default: the connection's level.
         """
         wanted = list(partitions)
         if not wanted:

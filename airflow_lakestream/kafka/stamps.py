@@ -1,6 +1,6 @@
-"""The timestamps of all records of some ranges, with a memory of those that were read.
+"""Timestamps of all records in ranges, with a memory of earlier reads.
 
-`offsets_for_times` tells the first record that is young enough, never whether an older one follows: producers send
+`offsets_for_times` finds the first record that is young enough, not an older record behind it: producers send
 timestamps in any order. So finding the oldest of some records means reading them all.
 """
 
@@ -22,7 +22,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 
-# How many records are remembered in all: 16 bytes each.
+# Remembered records in all: 16 bytes each.
 _REMEMBERED = 1_000_000
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -31,14 +31,14 @@ _Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class Stamps:
-    """Records of one partition in offset order; `millis` are their timestamps in milliseconds since the epoch."""
+    """Timestamps of a partition's records in offset order; `millis` are milliseconds since the epoch."""
 
     offsets: _Numbers
     millis: _Numbers
 
     @property
     def oldest(self) -> tuple[int, int] | None:
-        """Offset and timestamp of the oldest record; None if there is none."""
+        """Offset and timestamp of the oldest record, or None without records."""
         if not len(self.millis):
             return None
         at = int(self.millis.argmin())
@@ -47,7 +47,7 @@ class Stamps:
     def before(self, topic: str, partition: int, at_ms: int) -> RangeSet:
         """Return the offsets of the records from before a time."""
         old = self.offsets[self.millis < at_ms]
-        # A range ends where the next offset does not follow.
+        # A range ends at an offset that the next one does not follow.
         ends = np.flatnonzero(np.diff(old) != 1)
         firsts = old[np.concatenate([[0], ends + 1])] if len(old) else old
         lasts = old[np.concatenate([ends, [len(old) - 1]])] if len(old) else old
@@ -65,7 +65,7 @@ _NOTHING = _Known(RangeSet(), Stamps(np.empty(0, np.int64), np.empty(0, np.int64
 
 
 class StampsRead:
-    """The timestamps read through one connection. Thread-safe.
+    """Timestamps read through a connection. Thread-safe.
 
     :param connection: librdkafka configuration.
     :param group: name in brokers' logs; nothing is committed for it.
@@ -78,9 +78,9 @@ class StampsRead:
         self._lock = threading.Lock()
 
     def of(self, state: TopicState, ranges: RangeSet) -> dict[int, Stamps]:
-        """Return, by partition, the records of the ranges, without partitions whose log lost some of them.
+        """Return the timestamps of the ranges' records by partition, without partitions with lost records.
 
-        Raises what `KafkaReader.read` raises, except OffsetsGone.
+        Raises the errors of `KafkaReader.read`, except OffsetsGone.
         """
         topic = state.identity.topic
         with self._lock:
@@ -91,7 +91,7 @@ class StampsRead:
         return {p: _within(one.stamps, ranges.intervals(topic, p)) for p, one in known.items()}
 
     def forget(self, state: TopicState, partitions: Iterable[int]) -> None:
-        """Forget what was read of partitions: the records may be gone."""
+        """Forget the timestamps of partitions: the records may be gone."""
         with self._lock:
             for p in partitions:
                 self._known.pop(_key(state, p), None)
@@ -99,7 +99,7 @@ class StampsRead:
     def _read(
         self, state: TopicState, known: dict[int, _Known], missing: Mapping[int, RangeSet]
     ) -> Mapping[int, _Known]:
-        """Read what is missing and return all; partitions whose records are gone are removed."""
+        """Read missing ranges, return the partitions read, and remove partitions with lost records from `known`."""
         parts: dict[int, list[Stamps]] = {p: [known[p].stamps] for p in missing}
         left = RangeSet(r for ranges in missing.values() for r in ranges)
         try:

@@ -19,7 +19,7 @@ _DOING = "listing the topics"
 
 
 def list_topics(connection: Mapping[str, Any], where: str) -> list[str]:
-    """Return the names of all topics that the user may see, internal ones included.
+    """Return the names of all topics visible to the user, including internal topics.
 
     Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured.
 

@@ -1,4 +1,4 @@
-"""A cluster watched through one admin client: ends, committed offsets, retention, unread records."""
+"""Watch on a cluster by a single admin client: ends, committed offsets, retention, unread records."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _ONE_RECORD = {
     "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 5,
 }
-# Of so many partitions at once: each request names all that are asked for, which takes the broker time.
+# Partitions read at once: each request names all of them, which takes the broker time.
 _AT_ONCE = 50
 _KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first record at or above an offset: its offset, its timestamp in milliseconds since the epoch, its bytes.
+    """The first record at or above an offset: offset, timestamp in milliseconds since the epoch, and bytes.
 
-    The bytes are those of key and value, uncompressed.
+    The bytes are of key and value, uncompressed.
     """
 
     offset: int
@@ -63,7 +63,7 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What Kafka keeps of a topic. None: no limit; both are None if the topic is only compacted.
+    """Limits of a topic's retention; None is unlimited, as both limits are for a topic only compacted.
 
     `size` is in bytes per partition; Kafka removes whole segments of `segment_size` bytes.
     """
@@ -75,14 +75,14 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """A consumer group by its coordinator: offsets by topic and partition, and the number of members."""
+    """Coordinator's view of a consumer group: offsets by topic and partition, and the number of members."""
 
     offsets: Mapping[str, Mapping[int, int]]
     members: int
 
 
 class KafkaWatch:
-    """One connection, shared by many sensors.
+    """A connection, shared by many sensors.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -107,15 +107,15 @@ class KafkaWatch:
         return self._of(topic).look()
 
     def group(self, group: str) -> GroupState:
-        """Return what a consumer group has committed; an empty state if the group does not exist."""
+        """Return the state of a consumer group, empty for an unknown group."""
         return self._of("").group_state(group)
 
     def retention(self, topic: str) -> Retention:
-        """Return what Kafka keeps of a topic."""
+        """Return a topic's retention."""
         return self._of(topic).retention()
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
-        """Return, by partition, the first offset with a timestamp at or after a time; without one, the end."""
+        """Return the first offset with a timestamp at or after a time, or the end, by partition."""
         return self._of(state.identity.topic).offsets_at(state, at_ms)
 
     def high_watermarks(self, state: TopicState) -> dict[int, int]:
@@ -129,12 +129,12 @@ class KafkaWatch:
     def firsts(
         self, state: TopicState, positions: Mapping[int, int], *, reread: bool = False
     ) -> dict[int, First | None]:
-        """Return, by partition, the first readable record from a position on; None if there is none up to the end.
+        """Return, by partition, the first readable record from a position on, or None at the end.
 
         Markers of transactions and aborted records do not count. A partition whose position has just left the log is
         left out.
 
-        :param reread: read again what was read before: compaction may have removed it since.
+        :param reread: read known records again: compaction may have removed them since.
         """
         topic_id = state.identity.topic_id or state.identity.topic
         found: dict[int, First | None] = {}
@@ -152,7 +152,7 @@ class KafkaWatch:
     def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, Stamps]:
         """Return, by partition, the timestamps of all readable records of the ranges.
 
-        Records that an earlier look read are not read again, except the oldest one if it is from before `before_ms`:
+        Records of an earlier look are not read again, except the oldest record if it is from before `before_ms`:
         compaction may have removed it. A partition whose ranges have just left the log is left out.
         """
         topic = state.identity.topic
@@ -186,7 +186,7 @@ class KafkaWatch:
                 if message is not None and message.partition() in asked:
                     since = time.monotonic()
                     asked.discard(p := int(message.partition() or 0))
-                    # Its batches would go on to come, and the others' would wait behind them.
+                    # Else this partition's batches would go on to come, before the batches of other partitions.
                     consumer.incremental_unassign([TopicPartition(topic, p)])
                     found |= _first(message, p, self._where, doing)
                     if (place := next(ahead, None)) is not None:
@@ -217,7 +217,7 @@ def _first(message: Message, p: int, where: str, doing: str) -> dict[int, First 
 
 
 class _Requests(KafkaSource):
-    """The requests about one topic, through a shared client."""
+    """Requests about a topic, through a shared client."""
 
     def __init__(
         self, connection: Mapping[str, Any], topic: str, where: str, client: AdminClient, errors: ClientErrors

@@ -1,1 +1,1 @@
-"""What each table format is to all that is above: where one differs from the other, it is said here."""
+"""Table formats, with all differences between Iceberg and Delta for the upper layers."""

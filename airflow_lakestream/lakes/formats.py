@@ -1,6 +1,6 @@
-"""The table formats: a row for each, with all that differs between them.
+"""The table formats: a row for each, with all differences between formats.
 
-A part is written as module:name and imported when it is first used: not every installation has all that Delta needs.
+A part is written as module:name and imported when it is first used: not every installation has Delta's packages.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from airflow_lakestream.tables.design import TableDesign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFormat:
-    """One table format. What its tables are opened with, a catalog or a store, is called `lake` below.
+    """A table format. The catalog or store for opening tables is called `lake` below.
 
-    `sink`, `checked`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of records that are checked
-    before they show, of change events, and of another sink with a reject table beside it. `check` is asked whether a
-    table can be designed so. `books` opens a table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap`
-    a module that knows the table which is built aside a mirror, and `beside` one that opens and deletes files which lie
-    beside those of a table.
+    `sink`, `checked`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of records with checks before
+    the commit, of change events, and of another sink with a reject table. `check` refuses a design that a table can't
+    have. `books` opens a table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap` a module for the
+    table aside a mirror, and `beside` a module that opens and deletes staged files next to a table's files.
 
-    `columns_taken` are names of columns that its readers need themselves, in lower case; `characters_refused` can be in
-    none. `modules` are those that executors need, with the packages that they come from.
+    `columns_taken` are column names that its readers need themselves, in lower case; no column name may have any of
+    `characters_refused`. `modules` are the modules that executors need, each with its package.
     """
 
     format: TableFormat
@@ -47,19 +46,19 @@ class LakeFormat:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, name: str) -> Any:
-        """Return one of its parts. Raises MissingExtra where a package that it needs is missing."""
+        """Return a part of the format. Raises MissingExtra if a package is missing."""
         try:
             return resolve_name(getattr(self, name))
         except ModuleNotFoundError as e:
             raise MissingExtra(self.format, e.name) from e
 
     def check_design(self, design: TableDesign) -> None:
-        """Refuse a design that no table of the format can have. Raises InvalidArgument."""
+        """Refuse a design unfit for tables of the format. Raises InvalidArgument."""
         if self.check is not None:
             self.part("check")(design)
 
     def check_name(self, table: str) -> str:
-        """Return a table's name, if it can be one. Raises InvalidArgument."""
+        """Return a valid table name. Raises InvalidArgument for an invalid name."""
         return check_table_name(table) if self.has_catalog else check_location(table)
 
 
@@ -97,5 +96,5 @@ LAKES: Mapping[TableFormat, LakeFormat] = {row.format: row for row in _ROWS}
 
 
 def lake_of(table: str) -> LakeFormat:
-    """Return the format of a table, which its name tells."""
+    """Return the format of a table, by the table's name."""
     return LAKES[TableFormat.of(table)]

@@ -1,1 +1,1 @@
-"""What a task has landed, as OpenLineage tells it: facts are kept at each landing, and become datasets at the end."""
+"""OpenLineage of a task's landings: facts are kept at each landing, and become datasets at the end."""

@@ -1,4 +1,4 @@
-"""Which decoded columns a statement's columns are made of: what is certain alone, and nothing guessed."""
+"""Column lineage of a statement: only certain origins, without a guess."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_lakestream.transform.statement import INPUT, Node, ctes, expression
 
 
 def columns_of(sql: Sql | None) -> dict[str, tuple[str, ...]]:
-    """Return the decoded columns by column that the statement makes of them.
+    """Return by column the decoded columns in the statement's expression.
 
-    A column is left out where one of its parts may be something else: metadata of the record, another column's alias, a
-    parameter of a lambda, a field of a struct. Of raw records, of `*` and of WITH nothing is told.
+    A column is left out if a part of its expression may be something else: metadata of the record, another column's
+    alias, a parameter of a lambda, a field of a struct. Raw records, `*` and WITH have no column lineage.
     """
     if sql is None or sql.input is not SqlInput.DECODED or sql.given is None:
         return {}
@@ -22,7 +22,7 @@ def columns_of(sql: Sql | None) -> dict[str, tuple[str, ...]]:
 
     with duckdb.connect() as database:
         parsed = parse(database, with_input(sql.text))
-    # The run has checked the statement: there is one, without an error.
+    # The run has checked the statement: it has exactly one, without an error.
     node: Node = parsed["statements"][0]["node"]
     is_select = node["type"] == "SELECT_NODE" and not any(ctes(node))
     if not is_select or str(node["from_table"].get("table_name", "")).lower() != INPUT:
@@ -46,7 +46,7 @@ def _certain(items: Sequence[Node], known: Mapping[str, str]) -> dict[str, tuple
 
 
 def _parts(nodes: Iterable[Node], known: Mapping[str, str], aliases: set[str]) -> tuple[str, ...]:
-    """Return the decoded columns among an expression's parts; none if any part may be something else."""
+    """Return the decoded columns in an expression, or an empty tuple if any part may be something else."""
     parts: dict[str, None] = {}
     for node in nodes:
         if node["class"] in ("LAMBDA", "LAMBDA_REF"):

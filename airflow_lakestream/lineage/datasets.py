@@ -1,4 +1,7 @@
-"""OpenLineage's datasets and facets of what was landed. Imported by its callback alone, where its client is there."""
+"""OpenLineage's datasets and facets of landings.
+
+Only OpenLineage's callback imports this module, since OpenLineage's client must be installed for it.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.lineage.facts import Column, Facts, Place, Read, Written
 from airflow_lakestream.lineage.names import kafka_namespace, of_location
 
-# An event of thousands of tables would be refused by those who take it: the tables with most rows are told.
+# OpenLineage's servers would refuse an event with thousands of tables: only the tables with most rows are in it.
 MOST_TABLES = 100
-# Snapshots and ranges are lists without a bound, too.
+# Lists of snapshots and ranges have no bound, either.
 MOST_LISTED = 1_000
 
 
 @attr.define
 class LakestreamOffsetsInputDatasetFacet(InputDatasetFacet):
-    """Which offsets were landed, as [partition, from, until], and what became of the records."""
+    """Landed offsets, as [partition, from, until], and the counts of rejected, skipped and filtered records."""
 
     ranges: list[list[int]] = attr.field(factory=list)
     lost: list[list[int]] = attr.field(factory=list)
@@ -48,19 +51,19 @@ class LakestreamOffsetsInputDatasetFacet(InputDatasetFacet):
 
 @attr.define
 class LakestreamSnapshotsOutputDatasetFacet(OutputDatasetFacet):
-    """The snapshots that brought the rows, oldest first, as text: JSON numbers have too few digits for them."""
+    """Snapshots with the landed rows, oldest first, as text: JSON numbers have too few digits for snapshot ids."""
 
     snapshots: list[str] = attr.field(factory=list)
 
 
 @attr.define
 class LakestreamLandingRunFacet(RunFacet):
-    """Whose ledger the rows are in, the landings of this try, and the snapshots that earlier tries have told."""
+    """Ledger of the rows, landings of this try, and snapshots that earlier tries have emitted."""
 
-    consumerGroup: str = ""  # noqa: N815  # OpenLineage's way of writing
+    consumerGroup: str = ""  # noqa: N815  # OpenLineage's spelling
     landings: list[str] = attr.field(factory=list)
     recovered: list[str] = attr.field(factory=list)
-    tablesLeftOut: int = 0  # noqa: N815  # OpenLineage writes keys so
+    tablesLeftOut: int = 0  # noqa: N815  # OpenLineage's spelling
 
 
 def inputs_of(facts: Facts) -> list[InputDataset]:
@@ -70,7 +73,7 @@ def inputs_of(facts: Facts) -> list[InputDataset]:
 
 
 def outputs_of(facts: Facts) -> list[OutputDataset]:
-    """Return the tables, those with most rows where they are very many."""
+    """Return the tables: at most `MOST_TABLES`, with the most rows."""
     tables = [_table(name, written) for name, written in _told(facts)]
     if facts.columns and len(tables) == len(facts.topics) == 1:
         _add_columns(tables[0], facts)
@@ -78,14 +81,14 @@ def outputs_of(facts: Facts) -> list[OutputDataset]:
 
 
 def run_facets_of(facts: Facts) -> dict[str, RunFacet]:
-    """Return what is told of the run itself."""
+    """Return the facets of the run."""
     left_out = len(facts.tables) - len(_told(facts))
     landings, recovered = facts.landings[-MOST_LISTED:], facts.recovered[-MOST_LISTED:]
     return {"lakestream_landing": LakestreamLandingRunFacet(facts.consumer_group, landings, recovered, left_out)}
 
 
 def job_facets_of(facts: Facts) -> dict[str, Any]:
-    """Return what is told of the job: the statement, if there is one."""
+    """Return the facets of the job: the statement, if any."""
     return {} if facts.statement is None else {"sql": SQLJobFacet(query=facts.statement)}
 
 
@@ -116,7 +119,7 @@ def _table(name: str, written: Written) -> OutputDataset:
     if written.snapshots:
         facets["lakestream_snapshots"] = LakestreamSnapshotsOutputDatasetFacet(written.snapshots[-MOST_LISTED:])
     place = written.place
-    # The catalog could not be asked: the name that users know is all that is known.
+    # Without an answer of the catalog only the user's name of the table is known.
     namespace, path = ("lakestream", name) if place is None else of_location(place.location)
     newest = written.snapshots[-1] if written.snapshots else None
     return OutputDataset(namespace, path, outputFacets=facets, facets=_facets(name, place, newest))

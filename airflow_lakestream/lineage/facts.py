@@ -1,4 +1,4 @@
-"""What one try of a task has landed. Plain values, for which nothing is opened."""
+"""Facts about the landings of a try of a task: plain values, without an open connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.core.ranges import RangeSet
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; `fields` are those of a struct."""
+    """A column of a table; `fields` are the fields of a struct."""
 
     name: str
     type: str
@@ -20,7 +20,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class CatalogName:
-    """What a catalog is called, without any secret. `namespace` is that of its tables' names."""
+    """Name of a catalog, without secrets. `namespace` is the namespace of the tables' names."""
 
     name: str
     kind: str
@@ -29,7 +29,7 @@ class CatalogName:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a table lies, and what it is at its newest commit. A Delta table has no catalog."""
+    """Location, format and columns of a table at the newest commit. A Delta table has no catalog."""
 
     location: str
     format: str
@@ -39,9 +39,9 @@ class Place:
 
 @dataclass(slots=True)
 class Read:
-    """What was read of one topic. `lost` are offsets that retention removed, and the ledger notes.
+    """Records read from a topic. `lost` are removed offsets with a receipt in the ledger.
 
-    `counts` are None where only those of several topics together are known.
+    `counts` are None if only the counts of several topics together are known.
     """
 
     counts: Counts | None = Counts()
@@ -51,9 +51,9 @@ class Read:
 
 @dataclass(slots=True)
 class Written:
-    """What was written to one table. `size` and `files` are None where nobody knows; `snapshots` are in their order.
+    """Rows written to a table. `size` and `files` are None if unknown; `snapshots` are in the order of commits.
 
-    `knows_all`: these are all snapshots.
+    `knows_all`: `snapshots` are all snapshots.
     """
 
     rows: int = 0
@@ -64,7 +64,7 @@ class Written:
     knows_all: bool = True
 
     def add(self, rows: int, size: int | None, files: int | None, snapshot: str | None) -> None:
-        """Count a commit. One of unknown size makes the sum unknown."""
+        """Count a commit. A commit of unknown size makes the sum unknown."""
         first = not self.snapshots
         self.rows += rows
         self.size = size if first else _sum(self.size, size)
@@ -75,12 +75,12 @@ class Written:
 
 @dataclass(slots=True)
 class Facts:
-    """All that one try landed.
+    """All facts about the landings of a try.
 
     :param brokers: the Kafka connection's `bootstrap.servers`.
-    :param recovered: snapshots of the run's earlier tries, whose rows those tries have told.
+    :param recovered: snapshots of the run's earlier tries, which emitted the rows.
     :param statement: the SQL that made the rows, if any.
-    :param columns: by column of the table, the topic's fields that it is made of, as far as that is certain.
+    :param columns: by column of the table, the fields of the topic that it is made of, if certain.
     """
 
     brokers: str
@@ -93,15 +93,15 @@ class Facts:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def topic(self, name: str) -> Read:
-        """Return what was read of a topic, to be added to."""
+        """Return the records read from a topic, for adding."""
         return self.topics.setdefault(name, Read())
 
     def table(self, name: str) -> Written:
-        """Return what was written to a table, to be added to."""
+        """Return the rows written to a table, for adding."""
         return self.tables.setdefault(name, Written())
 
     def knows(self, topics: Iterable[str], tables: Mapping[str, Place | None]) -> None:
-        """Note what a run reads and writes even if it found nothing to land."""
+        """Note the topics and tables of a run, even without a landing."""
         for topic in topics:
             self.topic(topic)
         for table, place in tables.items():

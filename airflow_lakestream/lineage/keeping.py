@@ -1,4 +1,4 @@
-"""Keeps the facts of a run that lands in the worker, commit by commit."""
+"""Keeper of the facts of a run in the worker, commit by commit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from airflow_lakestream.lineage.looking import Seen, look
 
 
 class Keeper:
-    """Takes what each commit of one try brought; commits of earlier tries have been told by those.
+    """Collects the facts of each commit of a try. Commits of earlier tries are left out: these emitted their own facts.
 
-    :param lake: what the run opens its tables with.
+    :param lake: the catalog or store of the run's tables.
     """
 
     def __init__(self, facts: Facts, lake: Any) -> None:
@@ -23,7 +23,7 @@ class Keeper:
         self._committed: set[str] = set()
 
     def __call__(self, done: Committed) -> None:
-        """Take a commit."""
+        """Add a commit."""
         landing, snapshot = done.landing, str(done.snapshot_id)
         self.facts.landings.append(landing.landing_id)
         self._committed.add(snapshot)
@@ -44,16 +44,16 @@ class Keeper:
         written.place = seen.place
 
     def ended(self, topics: Iterable[str], tables: Mapping[str, int], snapshots: Iterable[str]) -> None:
-        """Note what the whole run reads, writes and has landed, so that one without new records is known as well.
+        """Note topics, tables and snapshots of the whole run, also of a run without new records.
 
-        :param snapshots: those of all tries.
+        :param snapshots: the snapshots of all tries.
         """
         new = {name for name in tables if name not in self.facts.tables}
         self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
         self.facts.recovered = [one for one in snapshots if one not in self._committed]
 
     def _take_targets(self, home: Seen) -> None:
-        """Take the rows of tables that records chose: their home commits last, and tells of them."""
+        """Add the rows of tables that records chose: only the home table's commit has the rows of each."""
         for name, rows in home.rows.items():
             written = self.facts.table(name)
             written.add(rows, None, None, None)

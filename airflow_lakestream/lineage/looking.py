@@ -1,4 +1,4 @@
-"""Looks at a table that was just written: where it lies, its columns, and what a commit has written."""
+"""Looks at a table after a commit: location, columns, and files of the commit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# In an Iceberg snapshot's summary.
+# Keys of an Iceberg snapshot's summary.
 _SIZE = "added-files-size"
 _FILES = ("added-data-files", "added-delete-files")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A table, and what some of its commits have written; `rows` are by table, where a home tells of others."""
+    """A table, and the files of some commits; `rows` are by table, if a home table has the rows of other tables."""
 
     place: Place
     size: int | None = None
@@ -37,7 +37,7 @@ class Seen:
 
 
 def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> Seen | None:
-    """Return a table as it is now; None where it can't be had, for the rows are landed whatever this finds.
+    """Return a table in the present state, or None after an error: the rows are landed in any case.
 
     :param lake: a catalog, or the store of Delta tables.
     :param snapshots: the commits whose files are counted, and whose rows by table are added up.
@@ -46,7 +46,7 @@ def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> Seen | None:
         if TableFormat.of(table) is TableFormat.DELTA:
             return _look_at_delta(lake, table, snapshots)
         return _look_at_iceberg(lake, table, snapshots)
-    except Exception as e:  # noqa: BLE001  # the commit is done; a fact less is no reason to fail its run
+    except Exception as e:  # noqa: BLE001  # the commit is done; a missing fact is not a reason to fail the run
         log.warning("%s could not be looked at for its lineage: %s", table, e)
         return None
 
@@ -67,7 +67,7 @@ def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Seen:
     found = [table.metadata.snapshot_by_id(int(one)) for one in snapshots]
     summaries = [ledger_store.summary_of(one) for one in found if one is not None]
     if not snapshots or len(summaries) < len(snapshots):
-        # None is counted, or one has expired.
+        # No commit to count, or an expired snapshot.
         return Seen(place)
     rows: Counter[str] = Counter()
     for summary in summaries:

@@ -1,4 +1,4 @@
-"""The names that OpenLineage's specification gives to topics, files and catalogs: others find the same datasets so.
+"""Names of topics, files and catalogs by OpenLineage's specification: other tools find the same datasets by these.
 
 See https://openlineage.io/docs/spec/naming.
 """
@@ -10,21 +10,21 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _KAFKA_PORT = 9092
-# One store under several names.
+# Schemes of the same store under several names.
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3"}
-# Their names begin without a slash.
+# Stores with dataset names that begin without a slash.
 _OBJECT_STORES = frozenset({"s3", "gs", "abfs", "abfss", "wasb", "wasbs", "az", "adl"})
 
 
 def brokers_of(configuration: Mapping[str, Any]) -> str:
-    """Return the brokers that librdkafka's configuration names."""
+    """Return the brokers in librdkafka's configuration."""
     return str(configuration.get("bootstrap.servers") or configuration.get("metadata.broker.list") or "")
 
 
 def kafka_namespace(brokers: str) -> str:
-    """Return the namespace of a cluster's topics: of the list that a connection has, always the same broker.
+    """Return the namespace of a cluster's topics: always the same broker of a connection's list.
 
-    Connections that list the same brokers in another order mean one cluster.
+    Connections that list the same brokers in another order mean the same cluster.
     """
     known = sorted(_broker(one) for one in brokers.split(",") if one.strip())
     return f"kafka://{known[0]}" if known else "kafka://unknown"
@@ -41,26 +41,26 @@ def _broker(text: str) -> str:
 
 
 def of_location(location: str) -> tuple[str, str]:
-    """Return namespace and name of what lies at a path or a URI."""
+    """Return namespace and name of the dataset at a path or a URI."""
     parts = urlsplit(location)
     if not parts.scheme or parts.scheme == "file":
         path = unquote(parts.path) if parts.scheme else location
         return "file", path.rstrip("/") or "/"
     scheme = _SAME_SCHEME.get(parts.scheme, parts.scheme)
-    # Before an @ stands a container of Azure's, and nothing secret: locations with a password are refused.
+    # The name before an @ is a container of Azure, not a secret: locations with a password are refused.
     path = parts.path.rstrip("/")
     return f"{scheme}://{parts.netloc}", (path.lstrip("/") or "/") if scheme in _OBJECT_STORES else path
 
 
 def of_catalog(name: str, kind: str, properties: Mapping[str, Any]) -> str:
-    """Return the namespace of a catalog's tables: its address, or where it keeps them; nothing secret.
+    """Return the namespace of a catalog's tables: the address or the warehouse, without secrets.
 
-    :param name: the catalog's own name, for one that has neither.
+    :param name: the catalog's own name, used without an address and a warehouse.
     :param kind: `"rest"`, `"hive"`, `"glue"`, `"sql"`, ...
     """
     address = _public(str(properties.get("uri") or ""))
     if kind == "hive" and address:
-        # A list of metastores: one of them stands for all, as for brokers.
+        # A list of metastores: the least name is the namespace, as for brokers.
         return f"hive://{min(one.strip().rpartition('://')[2] for one in address.split(','))}"
     if kind == "rest" and address:
         return address

@@ -1,4 +1,4 @@
-"""The facts of a stream that a driver lands, from what it has reported of its batches."""
+"""Facts about a stream that a driver lands, from the driver's reports of batches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_lakestream.lineage.looking import look
 
 
 def add_batches(facts: Facts, progress: Progress, before: Mapping[str, Any], what: Mapping[str, Any]) -> None:
-    """Add what was landed since `before`, sums as `Progress.sums` gives them.
+    """Add the landings since `before`, which has sums in the form of `Progress.sums`.
 
-    :param what: of `topic` and `table` those that are known.
+    :param what: `topic` and `table`, if known.
     """
     since = progress.since(before)
     ranges: dict[str, list[OffsetRange]] = {}
@@ -35,7 +35,7 @@ def add_batches(facts: Facts, progress: Progress, before: Mapping[str, Any], wha
 
 
 def look_at_tables(facts: Facts, lake: Any) -> None:
-    """Add where the tables lie, and what the snapshots have written; tables that records chose have none here."""
+    """Add place, size and files of the tables. Tables that records chose have no snapshots here."""
     for table, written in facts.tables.items():
         seen = look(lake, table, written.snapshots)
         if seen is None:
@@ -49,7 +49,7 @@ def _add_snapshots(facts: Facts, progress: Progress, batches: int) -> None:
     [written] = facts.tables.values()
     kept = progress.last[-batches:] if batches else ()
     written.snapshots = list(dict.fromkeys(one for batch in kept if batch.rows_in for one in batch.snapshot_ids))
-    # Of many batches only the last ones are kept.
+    # The progress keeps only the last batches.
     written.knows_all = len(kept) == batches
 
 
@@ -64,5 +64,5 @@ def _rows(since: Mapping[str, Any], what: Mapping[str, Any]) -> Mapping[str, int
     if since["tables"]:
         return {str(table): int(rows) for table, rows in since["tables"].items()}
     table = str(what.get("table") or "")
-    # One that records or topics choose is not known before it has rows.
+    # A table chosen by records or topics is not known before it has rows.
     return {table: since["rows_out"]} if table and "{" not in table else {}

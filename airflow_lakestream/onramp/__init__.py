@@ -1,4 +1,4 @@
-"""What a newcomer asks before the first landing: what is in a topic, what a DAG for it looks like, what is not set up.
+"""First questions of a newcomer: the content of a topic, a DAG for the topic, the missing parts of a setup.
 
 Nothing in here changes a topic, a group or a table; the doctor's scratch files are removed again. Imports no Airflow.
 """

@@ -16,7 +16,7 @@ _USER_INFO = re.compile(r"(?<=://)([^/@\s]*)@")
 
 
 def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
-    """Return `export AIRFLOW_CONN_...`, as JSON, which Airflow reads from the environment.
+    """Return `export AIRFLOW_CONN_...`, as JSON, for the environment of Airflow.
 
     :param fields: of the connection: conn_type, host, login, password, ..., and extra, a mapping.
     """
@@ -42,7 +42,7 @@ def _masked(name: str, value: Any) -> Any:
 
 
 def secret_values(*settings: Mapping[str, Any] | None) -> list[str]:
-    """Return the secrets in settings, the longest first: those that no text may show."""
+    """Return the secrets in settings, the longest first, to hide from texts."""
     return sorted(set(_secrets(settings)), key=len, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""The DAG file that `lakestream init` writes: a topic into a table, by one of the engines."""
+"""The DAG file of `lakestream init`: a topic into a table, by one of the engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.tables.schema.types import schema_text
 
 
 class Engine(StrEnum):
-    """What lands the topic."""
+    """Engines for the landing of a topic."""
 
     EXTRACT = "extract"
     GROUP = "group"
@@ -57,14 +57,14 @@ _IMPORTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DagFile:
-    """A DAG to be written; `text` is the file.
+    """A DAG to write; `text` is the content of the file.
 
     :param schedule: cron or a preset; None for the engine's usual one.
-    :param decoding: arguments that say how records are decoded, as text.
+    :param decoding: arguments about the decoding of records, as text.
     :param columns: the payload's columns as DDL; None leaves them to the first run, or the registry.
-    :param columns_by: what says the columns, in words.
+    :param columns_by: the source of the columns, in words.
     :param key: the columns of a mirror's key.
-    :param connections: by argument, such as `kafka_conn_id`, those that are not the default.
+    :param connections: by argument, such as `kafka_conn_id`, connections other than the default.
     """
 
     topic: str
@@ -81,7 +81,7 @@ class DagFile:
 
     def __post_init__(self) -> None:
         if self.columns is not None and _JINJA.search(self.columns):
-            # Airflow would render what is a field's name in the topic: whoever produces could read a variable.
+            # Airflow would render a field's name of the topic, so a producer could read a variable.
             problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
             raise InvalidArgument("--schema", problem, "Give the columns without it.")
         if self.schedule is not None and (wrong := schedule_problem(self.schedule)) is not None:
@@ -135,13 +135,13 @@ class DagFile:
 
     @property
     def _asset(self) -> str:
-        """Return the asset of the table, as `operators.outlets.table_asset` has it."""
+        """Return the table's asset, as `operators.outlets.table_asset` does."""
         place = self.table if "://" in self.table else f"file://{self.table}"
         uri = place if self.is_delta else f"iceberg://{self.table.replace('.', '/')}"
         return f"[Asset(name={_literal(self.table)}, uri={_literal(uri)})]"
 
     def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
-        """Return the landing's arguments as (name, Python, comment), for lines indented so far."""
+        """Return the landing's arguments as (name, Python, comment), for lines indented by `indent` spaces."""
         name_of_group = "The name of the ledger in the table: who takes another one begins anew."
         found = [
             ("topic", _literal(self.topic), ""),
@@ -244,13 +244,13 @@ def _lines(name: str, python: str, why: str, indent: int) -> str:
 def _python(value: Any, indent: int) -> str:
     if not isinstance(value, list | tuple):
         return _literal(str(value))
-    # One to a line, as a formatter leaves it.
+    # One item to a line, as a formatter leaves it.
     space = " " * indent
     return "[\n" + "".join(f"{space}    {_literal(str(one))},\n" for one in value) + f"{space}]"
 
 
 def _literal(text: str) -> str:
-    """Return a text as Python, in the quotes that formatters choose."""
+    """Return a text as Python, in the quotes chosen by formatters."""
     found = repr(text)
     if found.startswith("'") and text.count('"') <= text.count("'"):
         inner = found[1:-1].replace("\\'", "'").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""The format of a topic's values, guessed from some of them."""
+"""The format of a topic's values, guessed from a sample."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from airflow_lakestream.tables.schema.types import schema_text
 
 _HEADER = 5
 _SINGLE_OBJECT = b"\xc3\x01"
-# A longer document is only looked at where it begins.
+# Of a longer document only the beginning is read.
 _PARSED = 256 * 1024
 _DELIMITERS = ",;\t|"
-# Fewer lines than this are no table: any two texts may have as many commas.
+# Fewer lines than this are not taken for CSV: any two texts may have equally many commas.
 _LEAST_LINES = 3
-# This share of the lines has to have one number of fields.
+# This share of the lines has to have the same number of fields.
 _ALIKE = 0.9
 _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What values are likely to hold: arguments of a landing, and what speaks for it in words.
+    """A guess about values: arguments of a landing, and the reason in words.
 
-    `problem` says why nothing can be decoded yet, and what to give; None where it can.
+    `problem` describes the missing information and what to give, or is None if records can be decoded.
     """
 
     decoding: Mapping[str, str] = field(default_factory=dict)
@@ -50,15 +50,15 @@ class Guess:
 
     @property
     def format(self) -> str | None:
-        """The format; None if it is not known."""
+        """The format, or None if unknown."""
         return self.decoding.get("format")
 
 
 def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None, bare: Collection[int] = ()) -> Guess:
-    """Guess what values hold: what most of them look like. Raises the registry's errors.
+    """Guess the format from the look of most values. Raises the registry's errors.
 
-    :param registry: where schemas are asked for by the ids that values name; None if there is none.
-    :param bare: the places of values whose schemas headers name: they name none themselves.
+    :param registry: resolves the ids of schemas in values, or None without a registry.
+    :param bare: positions of values whose schemas are named by headers: these values contain no schema id.
     """
     known = [value for value in values if value is not None]
     if not known:
@@ -76,7 +76,7 @@ def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None
 
 
 class _Kinds:
-    """Tells what one value looks like."""
+    """Classifies a value by the first bytes and the syntax."""
 
     def __init__(self, registry: RegistryConfig | None) -> None:
         self._registry = None if registry is None else RegistryClient(registry)
@@ -106,7 +106,7 @@ def _bare(value: bytes) -> str:
 
 
 def _document(value: bytes) -> str | None:
-    """Return what a JSON object is: plain, or in an envelope; None where it is none."""
+    """Return the kind of a JSON object, plain or in an envelope, or None for other values."""
     if len(value) > _PARSED:
         return Format.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
     try:
@@ -190,7 +190,7 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 
 def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
-    """Return DDL for fields without names: types by the rules for JSON, which are those of a field's text."""
+    """Return DDL for fields without names: types by the rules for JSON, applied to a field's text."""
     rows = [fields for line in lines if len(fields := _fields(line, delimiter)) == width]
     names = [f"column_{n}" for n in range(1, width + 1)]
     values = pa.array([document_of_texts(names, row) for row in rows], pa.binary())
@@ -202,7 +202,7 @@ def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
 
 
 def document_of_texts(names: Sequence[str], texts: Sequence[str | None]) -> bytes:
-    """Return the JSON object for the fields of a record of CSV: what each text means for its column."""
+    """Return the JSON object of a CSV record's fields, each text as a JSON value."""
     members = zip(names, texts, strict=True)
     return ("{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in members) + "}").encode()
 

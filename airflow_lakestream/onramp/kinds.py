@@ -1,4 +1,4 @@
-"""The kinds of values that JSON documents have in each column: what a type is chosen by, and what it does to others."""
+"""Kinds of values in each column of JSON documents, the best types for each, and values unfit for a type."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from airflow_lakestream.onramp.shown import excerpt
 from airflow_lakestream.tables.schema.time_sources import Epoch, Path, TimeSource
 from airflow_lakestream.tables.schema.types import type_text
 
-# Deeper columns are a part of the one that is told.
+# Deeper columns are part of the reported column.
 _DEEPEST = 4
 
 
 class Kind(StrEnum):
-    """What a JSON value is, as far as types of columns tell it apart."""
+    """Kind of a JSON value, as far as types of columns distinguish values."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -80,7 +80,7 @@ _NAIVE_REMEDY = (
 
 @dataclass(frozen=True)
 class KindSeen:
-    """A kind of values of one column: how many there are, and one of them with its place."""
+    """A kind of values of a column: the number of values, and an example with partition and offset."""
 
     kind: Kind
     count: int
@@ -100,9 +100,9 @@ Kinds = Mapping[str, Sequence[KindSeen]]
 
 
 def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
-    """Return what the documents have in each column, by its name, that of a field in an object behind a point.
+    """Return the kinds of values in each column of the documents; a field of an object is `object.field`.
 
-    The most frequent kind comes first. Nulls, and values that are no JSON object, say nothing.
+    The most frequent kind comes first. Nulls, and values that are not a JSON object, are skipped.
     """
     found: dict[str, dict[Kind, KindSeen]] = {}
     for batch in batches:
@@ -119,9 +119,9 @@ def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
 
 
 def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> Iterator[str]:
-    """Yield what a person should know before a table has these columns: mixed kinds, and numbers that are times.
+    """Yield remarks before a table gets these columns: mixed kinds, and numbers with likely times.
 
-    :param times: which columns' times are made from something else, by path.
+    :param times: columns whose times are made from another type, by path.
     """
     made = {".".join(path): _NUMBERS if source.unit else frozenset({Kind.NAIVE}) for path, source in times.items()}
     types = {columns.find_column_name(field_id): field.field_type for field_id, field in _fields(columns).items()}
@@ -143,7 +143,7 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> 
 
 
 def _meaning(name: str, chosen: str, seen: Sequence[KindSeen], taken: frozenset[Kind] | None) -> str:
-    """Say what becomes of each kind by the type that was chosen, and by the one of the most frequent kind."""
+    """Describe the fate of each kind under the chosen type, and under the type of the most frequent kind."""
     if taken is not None:
         bad = sum(one.count for one in seen if one.kind not in taken)
         said = f"As {chosen}, {bad} of these values are bad records."

@@ -1,4 +1,4 @@
-"""Some records of a topic as a landing would decode them, and the columns that it would make. Nothing is written."""
+"""Records of a topic, decoded as by a landing, and the columns of a new table, without any write."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavail
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, to_timed_schema, with_metadata
 from airflow_lakestream.tables.schema.types import schema_text
 
-# A landing needs a table and a group; a preview has none.
+# A landing needs a table and a group; a preview has neither.
 _NOWHERE = {"table": "no.table", "consumer_group": "lakestream-preview"}
-# Records looked at besides those shown, of all partitions together: the columns come from them.
+# Records read in addition to the shown records, of all partitions together: the columns come from them.
 _LOOKED_AT = 500
 _LEAST_OF_EACH = 5
 _TRIES = 3
@@ -41,20 +41,20 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Preview:
-    """What is known of a topic, and some of its records.
+    """Known facts about a topic, with decoded records.
 
     :param offsets: how many offsets the topic has: records, or holes.
-    :param rate: records a minute by the newest timestamps; None if they do not tell.
-    :param decoding: how the records were decoded, as arguments of a landing; what was guessed included.
-    :param reason: why the format was guessed; empty where it was given.
-    :param columns: the payload's columns as DDL; None where they are not known.
-    :param looked_at: how many records say the columns.
-    :param key: the columns of the records' keys, where all keys have the same ones; else none.
-    :param kinds: by column, the kinds of values that JSON documents, or fields of CSV, have in it.
-    :param problem: why records were not decoded; None where they were.
-    :param rows: what a landing would write, each with the metadata columns.
+    :param rate: records a minute by the newest timestamps, or None if unknown.
+    :param decoding: arguments of a landing by which the records were decoded, including the guess.
+    :param reason: reason for the guess of the format; empty if the format was given.
+    :param columns: the payload's columns as DDL, or None if unknown.
+    :param looked_at: number of records from which the columns were made.
+    :param key: the columns of the records' keys, if they are the same in all keys; otherwise empty.
+    :param kinds: by column, the kinds of values in JSON documents or in fields of CSV.
+    :param problem: the reason if records were not decoded, otherwise None.
+    :param rows: the rows of a landing, each with the metadata columns.
     :param rejected: records that fit no row, each with stage and reason.
-    :param undecoded: the records, where they were not decoded.
+    :param undecoded: the records, if they were not decoded.
     """
 
     topic: str
@@ -76,13 +76,13 @@ class Preview:
 
     @property
     def has_events(self) -> bool:
-        """Whether the records are change events of Debezium: the guess says so, or their columns."""
+        """Whether the records are change events of Debezium, by the guess or by the columns."""
         names = () if self.columns is None else to_schema(self.columns).column_names
         return self.decoding.get("envelope") == Envelope.DEBEZIUM or {"op", "before", "after"} <= set(names)
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What a person should know of the columns before a table has them."""
+        """Remarks about the columns, for a person, before a table has these columns."""
         if self.columns is None:
             return []
         given = self.decoding.get("schema")
@@ -90,7 +90,7 @@ class Preview:
         return list(remarks(to_schema(self.columns), self.kinds, times))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; bytes are base64 where they are no text."""
+        """Return JSON-ready values; bytes without UTF-8 text are base64."""
         return {
             "topic": self.topic,
             "partitions": self.partitions,
@@ -114,7 +114,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records are shown: the newest `count`, or `count` from offsets (by partition) or a time on."""
+    """Selection of the shown records: the newest `count`, or `count` from offsets (by partition) or a time on."""
 
     count: int = 10
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -128,10 +128,10 @@ def preview(
     registry: RegistryConfig | None = None,
     tombstones: str = Tombstones.KEEP,
 ) -> Preview:
-    """Look at a topic. Raises what the connection, the registry and wrong arguments raise.
+    """Look at a topic. Raises the errors of the connection, the registry and wrong arguments.
 
     :param decoding: arguments of `config.decoding` that the user gave; a format that is missing is guessed.
-    :param registry: asked where a format is guessed, and where one needs it.
+    :param registry: used for the guess of a format, and for formats that need a registry.
     """
     for _ in range(_TRIES - 1):
         with suppress(OffsetsGone):
@@ -166,7 +166,7 @@ def _preview(
     if uses_registry(told.get("format"), told.get("key_format")):
         told |= {} if registry is None else {"schema_registry": registry}
     elif guess.format is not None:
-        # It was given for the guess.
+        # The registry was given for the guess.
         told.pop("schema_registry", None)
     found = Preview(
         topic=topic.name,
@@ -192,7 +192,7 @@ def _key_of(sample: Sample, registry: RegistryConfig | None) -> Sequence[str]:
 
 
 def _is_told(told: Mapping[str, Any]) -> bool:
-    """Whether the user has said what a guess was short of."""
+    """Whether the user has given the information missing in a guess."""
     return is_given(told.get("writer_schemas")) or is_given(told.get("schema"))
 
 
@@ -249,7 +249,7 @@ def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> 
 
 
 def documents_of(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
-    """Yield records as JSON documents, where they are such without an envelope, or CSV."""
+    """Yield records as JSON documents, if the format is JSON without an envelope, or CSV."""
     if config.format == Format.JSON and not is_given(config.envelope):
         yield from sample.batches
     elif config.format == Format.CSV and (names := config.payload.given):
@@ -262,12 +262,12 @@ def documents_of(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
 
 
 def _columns(config: ExtractConfig, sample: Sample, topic: str) -> pa.Schema:
-    """Return the columns of a new table, as a run finds them: by the registry, or by the records."""
+    """Return the columns of a new table like a run, by the registry or by the records."""
     batches = [batch for batch in sample.batches if len(batch)]
     places = [(batch.partition, offset) for batch in batches for offset in batch.offsets]
     values = pa.concat_arrays([pa.array([], pa.binary()), *(batch.values.cast(pa.binary()) for batch in batches)])
     keys = pa.concat_arrays([pa.array([], pa.binary()), *(_keys(batch) for batch in batches)])
-    # All partitions as one batch, whose offsets are the records' places in it.
+    # All partitions as one batch, whose offsets are the records' positions in it.
     one = RawBatch(topic, 0, range(len(values)), [0] * len(values), values, keys)
     try:
         return config.payload.columns(one)
@@ -281,7 +281,7 @@ def _keys(batch: RawBatch) -> pa.Array:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values; a time that Python has no word for as Arrow's number of microseconds."""
+    """Return a column's values; times out of Python's range as Arrow's number of microseconds."""
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -322,7 +322,7 @@ def _time(milliseconds: int) -> datetime | None:
 
 
 def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> Wanted:
-    """Return which records are wanted. Raises InvalidArgument."""
+    """Return the selection of records. Raises InvalidArgument."""
     if count < 1:
         raise InvalidArgument("--limit", f"{count} is not a number of records above 0.")
     if offsets and since_ms is not None:

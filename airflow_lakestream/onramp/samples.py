@@ -1,4 +1,4 @@
-"""Some records of a topic, read without joining a group and without committing an offset."""
+"""Records of a topic, read without joining a group and without committing an offset."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
-# The client needs the name of a group. Nothing joins it, and nothing is committed for it.
+# The client needs the name of a group. No consumer joins the group, and no offset is committed.
 _GROUP = "lakestream-preview"
 _POLL_TIMEOUT = 20.0
 # Records may have megabytes, and a topic hundreds of partitions.
 MOST_BYTES = 64 * 2**20
-# Where compaction or transactions left few records, so many times as many offsets are tried next.
+# If compaction or transactions left few records, the next attempt reads this many times as many offsets.
 _WIDER = 8
 _HOUR_MS = 3_600_000
 
@@ -46,17 +46,17 @@ class Sample:
 
     @property
     def bare(self) -> list[int]:
-        """The places of the values whose schemas headers name."""
+        """Positions of the values whose schemas are named by headers."""
         starts = itertools.accumulate(map(len, self.batches), initial=0)
         return [start + at for start, batch in zip(starts, self.batches, strict=False) for at in bare(batch, VALUE)]
 
     @property
     def newest_ms(self) -> int | None:
-        """The greatest timestamp, in milliseconds; None without any."""
+        """The greatest timestamp, in milliseconds, or None without any."""
         return max((at for batch in self.batches for at in batch.timestamps if at >= 0), default=None)
 
     def trimmed(self, count: int, *, newest: bool) -> Sample:
-        """Return the `count` newest or oldest records by their timestamps."""
+        """Return the `count` newest or oldest records by timestamp."""
         places = sorted(
             (at, batch.partition, offset, n, place)
             for n, batch in enumerate(self.batches)
@@ -69,7 +69,7 @@ class Sample:
         return Sample(tuple(batches), self.is_cut)
 
     def __add__(self, other: Sample) -> Sample:
-        """Return the records of both, each once."""
+        """Return the records of both samples without duplicates."""
         seen = {(batch.partition, offset) for batch in self.batches for offset in batch.offsets}
         new = [
             pick(batch, [n for n, offset in enumerate(batch.offsets) if (batch.partition, offset) not in seen])
@@ -79,7 +79,7 @@ class Sample:
 
 
 class SampledTopic:
-    """A topic that is only looked at.
+    """A topic for reading only, without a consumer group or committed offsets.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -97,15 +97,15 @@ class SampledTopic:
         return self._source.look()
 
     def last(self, state: TopicState, count: int) -> Sample:
-        """Return the last `count` records of each partition. Raises what reading raises."""
+        """Return the last `count` records of each partition. Raises the errors of the reader."""
         return self._read(state, {p: marks.end for p, marks in state.marks.items()}, count, backwards=True)
 
     def first(self, state: TopicState, count: int) -> Sample:
-        """Return the first `count` records of each partition. Raises what reading raises."""
+        """Return the first `count` records of each partition. Raises the errors of the reader."""
         return self._read(state, {p: marks.low for p, marks in state.marks.items()}, count)
 
     def since(self, state: TopicState, offsets: Mapping[int, int], count: int) -> Sample:
-        """Return `count` records of each of the partitions, from its offset on. Raises InvalidArgument."""
+        """Return `count` records of each partition in `offsets`, from the given offset on. Raises InvalidArgument."""
         for p, offset in offsets.items():
             marks = state.marks.get(p)
             if marks is None:
@@ -121,7 +121,7 @@ class SampledTopic:
         return self._read(state, self._source.offsets_at(state, at_ms), count)
 
     def rate(self, state: TopicState, first: Sample, last: Sample) -> float | None:
-        """Return the records a minute in the last hour that has records; None where the timestamps do not tell.
+        """Return the records a minute in the last hour with records, or None if the timestamps do not show a rate.
 
         Offsets are counted, so that markers of transactions count as well.
         """
@@ -134,7 +134,7 @@ class SampledTopic:
         return sum(state.marks[p].end - offset for p, offset in since.items()) * 60_000 / span
 
     def _read(self, state: TopicState, begins: Mapping[int, int], count: int, *, backwards: bool = False) -> Sample:
-        """Read `count` records of each partition, forwards or backwards from an offset; wider where there are few."""
+        """Read `count` records of each partition, forwards or backwards from an offset; farther if records are few."""
         places, found, batches, size, span = dict(begins), Counter[int](), list[RawBatch](), 0, count
         while places and size < MOST_BYTES:
             ranges = []
@@ -151,7 +151,7 @@ class SampledTopic:
         return Sample(tuple(_of_each(ordered, count, backwards=backwards)), size >= MOST_BYTES)
 
     def _read_ranges(self, plan: Plan, batches: list[RawBatch], found: Counter[int], most: int) -> int:
-        """Read a plan, up to so many bytes, into `batches` and `found`; return the bytes."""
+        """Read a plan, up to `most` bytes, into `batches` and `found`; return the number of bytes."""
         size = 0
         with closing(self._reader.read(plan, threading.Event())) as chunks:
             for chunk in chunks:

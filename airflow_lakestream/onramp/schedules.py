@@ -1,4 +1,4 @@
-"""What Airflow takes for a schedule, by the parser that it uses itself."""
+"""Check of schedules, by Airflow's own parser."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ _PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", 
 
 
 def schedule_problem(schedule: str) -> str | None:
-    """Return what is wrong with a schedule, and what to write instead; None for one that Airflow takes."""
+    """Return the problem of a schedule with a remedy, or None if Airflow accepts the schedule."""
     if schedule.startswith("@"):
         return None if schedule in _PRESETS else f"{schedule!r} is not one of {', '.join(_PRESETS)}."
     from croniter import croniter  # Airflow itself brings it.
 
     try:
-        # One that never comes is found out by the scheduler, which then takes none of the file's DAGs.
+        # The scheduler would refuse a schedule without any date, and then skip all DAGs of the file.
         croniter(schedule).get_next()
     except ValueError as error:
         why = " ".join(str(error).split()).rstrip(".")

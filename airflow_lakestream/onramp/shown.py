@@ -1,4 +1,4 @@
-"""Values of records, whatever is in them, as a screen or JSON shows them."""
+"""Arbitrary values of records, for a screen or JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.decode.values.outcome import excerpt as excerpt
 
 
 def json_ready(value: Any) -> Any:
-    """Return a value as JSON has it; bytes that are no text as base64."""
+    """Return a JSON-ready value; bytes without UTF-8 text as base64."""
     if isinstance(value, Mapping):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -21,7 +21,7 @@ def json_ready(value: Any) -> Any:
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float):
-        # JSON has no word for these.
+        # JSON can't express these.
         return value if value == value and abs(value) != float("inf") else str(value)
     if value is None or isinstance(value, str | int):
         return value

@@ -1,4 +1,4 @@
-"""The arguments of operators: which are templated, and those that say how records are decoded."""
+"""Arguments of operators: names of templated arguments, and arguments for decoding records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Init = Callable[..., None]
 
 
 def templated(init: Init, *but: str) -> Sequence[str]:
-    """Return the names of an operator's own arguments, all of which are templated but for some."""
+    """Return the names of an operator's own templated arguments: all except `but`."""
     parameters = inspect.signature(init).parameters.values()
     return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in but)
 
 
 def check_written_flags(**given: object) -> None:
-    """Refuse what is no truth value of arguments that no task renders. Raises InvalidArgument."""
+    """Refuse a value except True or False in arguments without rendering. Raises InvalidArgument."""
     for name, value in given.items():
         if not isinstance(value, bool):
             problem = f"{value!r} is neither True nor False, and no task renders this argument."
@@ -34,7 +34,7 @@ def check_written_flags(**given: object) -> None:
 
 
 def extras_of(operator: Any) -> Sequence[str]:
-    """Return the extras that formats of a landing need, by an operator's rendered arguments."""
+    """Return the extras needed by the formats of a landing, from an operator's rendered arguments."""
     formats = {operator.format, getattr(operator, "key_format", None)}
     return [
         *(("delta",) if getattr(operator, "table_format", None) == TableFormat.DELTA else ()),
@@ -43,9 +43,9 @@ def extras_of(operator: Any) -> Sequence[str]:
 
 
 def takes_decoding(init: Init) -> Init:
-    """Give an operator the arguments of `config.decoding`, as attributes.
+    """Add the arguments of `config.decoding` to an operator, as attributes.
 
-    They are part of the signature, by which Airflow finds those of `default_args`.
+    They are part of the signature, so that Airflow finds them in `default_args`.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = {
@@ -59,13 +59,13 @@ def takes_decoding(init: Init) -> Init:
     def taking(self: Any, **kwargs: Any) -> None:
         given = {name: kwargs.pop(name, one.default) for name, one in options.items()}
         init(self, **kwargs)
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_secrets(given["schema_registry"] or "")
         check_written_out(given["sql"], given["sql_input"])
         for name, value in given.items():
             setattr(self, name, value)
         check_literals({name: getattr(self, name) for name in templated(taking)})
 
-    # mypy knows of no function with a signature of its own.
+    # mypy does not know that a function may have a signature attribute.
     taking.__signature__ = signature.replace(parameters=[*own, *options.values(), others])  # type: ignore[attr-defined]
     return taking

@@ -1,4 +1,4 @@
-"""AssetPartitionsOperator: tells Airflow which hours or days of a table are complete, as partitions of an asset."""
+"""AssetPartitionsOperator: emits complete hours or days of a table, as partitions of an asset."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OURS = "lakestream_partitions"
-# Airflow answers nothing about an asset's events while a run that they have started is queued. So what was told stands
-# in the event of an asset of its own, which starts nothing. It is stored in the same transaction.
+# Airflow does not return an asset's events while a run that they started is queued. So the emitted partitions are in
+# the event of a second asset, which starts no run. It is stored in the same transaction.
 _BOOK = "lakestream://told/"
 _KEY_CHARACTERS = 512
-# Where the asset's state is lost, the newest telling is looked for among so many events.
+# If the asset's state is lost, the newest emission is searched among at most this many events.
 _MOST_EVENTS = 1_000
 # The values of `watching.partitions.telling.Every`, which a DAG file must not import.
 _EVERY = ("hour", "day")
 
 
 class AssetPartitionsOperator(KeepsTexts, BaseOperator):
-    """Tell of each hour, or day, of a table once it is complete: as a partition of an asset, on Airflow 3.3 and newer.
+    """Emit each complete hour, or day, of a table: as a partition of an asset, on Airflow 3.3 and newer.
 
     An hour is complete when the ledger has all offsets from before its end, and each partition of the topics has a
-    later record. Rows that land late in an hour that was told make it told again, marked. All that was told stands in
-    an event of a second asset, which Airflow stores together with the others and the task's success: so nothing is lost
-    and nothing is told twice if the task is killed, tried again or cleared. Without something to tell, the task is
-    skipped.
+    later record. Rows that land late in an emitted hour make it emitted again, marked. All emitted partitions are in an
+    event of a second asset, which Airflow stores together with the partitions' event and the task's success: so no
+    partition is lost or emitted twice if the task is killed, tried again or cleared. Without a partition to emit, the
+    task is skipped.
 
-    Returns `partitions`, the keys that are told, and `reopened`: of those that are told again, how many rows came late.
+    Returns `partitions`, the emitted keys, and `reopened`: the number of late rows by key, for keys emitted again.
 
     .. seealso:: docs/partitions.md
 
     :param table: `namespace.table`, an Iceberg table with a ledger (templated)
-    :param since: a time with its zone: the first partition that is told is the first that begins then, or later
+    :param since: a time with its zone: the first emitted partition is the first that begins then, or later
         (templated)
     :param every: `"hour"`, or `"day"` of UTC
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
-    :param event_time_column: the column of times that says in which partition a row is late: of type timestamp, or
+    :param event_time_column: the column of times that decides about the partition of a late row: of type timestamp, or
         date with `every="day"` (templated)
     :param idle_after: a Kafka partition without a later record counts as done once all of it is landed and this long
         has passed since the hour's end; default: never (templated)
-    :param outlets: the asset, just one; default: the table's, as the landing operators name it
+    :param outlets: the asset, exactly one; default: the table's asset, named as by the landing operators
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     """
@@ -113,7 +113,7 @@ class AssetPartitionsOperator(KeepsTexts, BaseOperator):
     template_fields: Sequence[str] = templated(__init__, "every")
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look, and tell; see the class."""
+        """Look, and emit; see the class."""
         with late_imports():
             from airflow_lakestream.hooks.places import AirflowPlaces
             from airflow_lakestream.watching.asking import run_now
@@ -144,9 +144,9 @@ class AssetPartitionsOperator(KeepsTexts, BaseOperator):
         return {"partitions": keys, "reopened": reopened}
 
     def _told(self, context: Context, name: str) -> Told:
-        """Return what was told up to now: what the newest telling says.
+        """Return the partitions emitted up to now, from the newest emission.
 
-        The state of the book's asset keeps the newest one that a run has found: earlier events are not needed again.
+        The state of the second asset keeps the newest emission that a run has found: earlier events are not read again.
         """
         from airflow_lakestream.watching.partitions.telling import Told
 
@@ -171,7 +171,7 @@ class AssetPartitionsOperator(KeepsTexts, BaseOperator):
 
 
 def _asset(outlets: Any, table: str) -> Asset:
-    """Return the one asset whose partitions are told."""
+    """Return the only asset in `outlets`, or the table's asset."""
     given = _listed(outlets)
     if not given:
         if is_template(table):
@@ -191,7 +191,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _tellings(events: Iterable[Any], name: str) -> Iterable[dict[str, Any]]:
-    """Yield what each telling of these partitions says, and when Airflow stored it."""
+    """Yield each emission of these partitions, with the time of the event."""
     for event in events:
         said = (event.extra or {}).get(_OURS)
         if isinstance(said, Mapping) and said.get("name") == name:

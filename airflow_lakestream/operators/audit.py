@@ -1,4 +1,4 @@
-"""LakestreamAuditOperator: proves on a schedule that a table holds its topics once each, and repairs it when told."""
+"""LakestreamAuditOperator: proves on a schedule that a table has each record of the topics once, and can repair it."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# XCom is no place for a million ranges; `lakestream audit --json` prints them all.
+# XCom is not for a million ranges; `lakestream audit --json` prints all ranges.
 MOST_RANGES = 1000
 
 
 class CouldNotLook(LakestreamError, Transient):
-    """Something that the audit needs to see was not to be seen."""
+    """The audit could not see a part of the facts."""
 
 
 class LakestreamAuditOperator(RendersSql, BaseOperator):
-    """Compare a table with its ledger and with what Kafka can still show, once each; change nothing unless told.
+    """Compare a table with the ledger and with the records in Kafka; only `repair` changes the table.
 
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`,
-    `lost`, `forgotten`, `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all else tells
-    of the time after it. Damage fails the task without retries, with the result as XCom all the same. What could not
-    be looked at raises an error that Airflow retries.
+    `lost`, `forgotten`, `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all other
+    fields are from after the repair. Damage fails the task without retries; the result is in XCom all the same. If a
+    part could not be looked at, an error is raised that Airflow retries.
 
     .. seealso:: docs/operators/audit.md
 
     :param table: `namespace.table`, or the path or URI of a Delta table (templated)
-    :param table_format: `"iceberg"` or `"delta"`; default: what the table's name says (templated)
+    :param table_format: `"iceberg"` or `"delta"`; default: by the table's name (templated)
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
-    :param topic: one topic of the ledger, None for all of them (templated)
+    :param topic: a topic of the ledger; None: all topics (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
-    :param repair: land what is missing and make doubled rows one, in one snapshot, then look again; always `full`
+    :param repair: land missing rows and make doubled rows one, in one snapshot, then look again; always `full`
         (templated)
-    :param format: how values are decoded, for `repair` only, as the extract operator's; so are all others that say
-        how: `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `unknown_fields`, `sql`,
+    :param format: decoding of values, for `repair` only, as the extract operator's; the same holds for the other
+        arguments of decoding: `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `unknown_fields`, `sql`,
         `sql_input`, `csv_delimiter`, `rename_columns`, `timestamps_finer`,
         `unavailable_placeholder`, `unavailable_values` (templated)
-    :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or those of CSV's
-        fields (templated)
+    :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or the columns of
+        CSV's fields (templated)
     :param tombstones: for `repair` only, as the extract operator's (templated)
-    :param on_data_loss: for `repair` only: `"fail"` where rows are missing that Kafka no longer has, or `"record"` to
+    :param on_data_loss: for `repair` only: `"fail"` if rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: of a Delta table's store, as the extract operator takes it (templated)
+    :param storage_conn_id: connection of a Delta table's store, as for the extract operator (templated)
     """
 
     template_fields_renderers = {"sql": "sql", "schema": "sql"}
@@ -143,7 +143,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:
-            # Failing leaves no return value, and the ranges are what the one who repairs needs.
+            # A failed task has no return value, and the user needs the ranges for a repair.
             context["ti"].xcom_push(key="return_value", value=summary)
             raise AirflowFailException(f"{self.table} is damaged: " + "; ".join(result.damages[:10]))
         if result.verdict is AuditVerdict.COULD_NOT_LOOK:
@@ -151,12 +151,12 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         return summary
 
     def on_kill(self) -> None:
-        """Stop reading; what is not committed leaves no trace."""
+        """Stop reading; uncommitted files leave no trace."""
         self._stop.set()
 
 
 def _is_true(argument: str, value: bool | str) -> bool:
-    """Read a truth value; a template renders it as text. Raises InvalidArgument."""
+    """Return a truth value, also from a rendered text. Raises InvalidArgument."""
     text = str(value).strip().lower()
     if text not in ("true", "false"):
         raise InvalidArgument(argument, f"{value!r} is neither true nor false.")

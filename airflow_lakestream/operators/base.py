@@ -1,4 +1,4 @@
-"""What all operators share: what a failure means to Airflow, and imports when a task runs, not when a DAG is parsed."""
+"""Base of all operators: Airflow's reaction to errors, and imports at a task's run instead of a DAG's parsing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from airflow_lakestream.runtime.collector import no_collection
 
 log = logging.getLogger(__name__)
 
-# By `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for its
-# next question, and nothing that reads Kafka or writes files is theirs. An executor's task process has neither.
+# With `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for
+# its next question, and neither reads Kafka or writes files. An executor's task process has neither thread.
 IDLE_THREADS = ("InProcessExecutionAPI-loop", "_handle_socket_comms")
 
 
@@ -29,9 +29,9 @@ def late_imports() -> AbstractContextManager[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let Arrow keep what it frees for a second, for the next chunk; ARROW_DEFAULT_MEMORY_POOL chooses otherwise.
+    """Configure Arrow to keep freed memory for a second, for the next batch, unless ARROW_DEFAULT_MEMORY_POOL is set.
 
-    Measured: with its default allocator a tenth of a landing's time goes into pages that are had anew.
+    Measured: with its default allocator a tenth of a landing's time is spent on getting the same pages again.
     """
     import pyarrow as pa
 
@@ -40,7 +40,7 @@ def keep_freed_memory() -> None:
 
 
 class _AirflowErrors(AbstractContextManager[None]):
-    # No generator: contextlib gives an error that goes on its whole traceback back.
+    # Not a generator: contextlib restores the whole traceback of an error that goes on.
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, LakestreamError):
             return
@@ -51,15 +51,15 @@ class _AirflowErrors(AbstractContextManager[None]):
 
 
 def airflow_errors() -> AbstractContextManager[None]:
-    """Fail the task without retries on a Terminal error; every other error goes on, and Airflow retries.
+    """Fail the task without retries on a Terminal error; any error of a different type goes on, and Airflow retries.
 
-    An error of ours says what to do: above it, tracebacks of the errors beneath would only hide that. They are in the
-    log at DEBUG.
+    The text of a LakestreamError contains the remedy: tracebacks of its causes above it would only hide that. They are
+    in the log at DEBUG.
     """
     return _AirflowErrors()
 
 
-# By extra, the modules that tell whether it is installed.
+# By extra, the modules whose presence shows that the extra is installed.
 _OF_EXTRA = {
     "spark": ("airflow.providers.apache.spark",),
     "delta": ("deltalake", "obstore"),
@@ -68,7 +68,7 @@ _OF_EXTRA = {
 
 
 def need_extras(*extras: str) -> None:
-    """Refuse a run whose packages are not installed, before it does anything. Raises MissingExtra."""
+    """Refuse a run with missing packages, before any work. Raises MissingExtra."""
     for extra in extras:
         for module in _OF_EXTRA[extra]:
             try:
@@ -80,6 +80,6 @@ def need_extras(*extras: str) -> None:
 
 
 def run_key(context: Any) -> str:
-    """Return what all tries of one task run have in common, and no other run has."""
+    """Return the key of a task's run, the same for all tries."""
     ti = context["ti"]
     return f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}"

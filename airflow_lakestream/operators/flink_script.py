@@ -1,4 +1,4 @@
-"""FlinkScriptOperator: Flink SQL or a program of the user's own as one job, submitted once and watched."""
+"""FlinkScriptOperator: Flink SQL or a program of the user as a job, submitted once and watched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _script(argument: str, value: object) -> None:
     from airflow_lakestream.flink.script.text import Script
 
-    # A name of a file is read by Airflow when the task is rendered.
+    # Airflow reads a file when the task is rendered.
     if not str(value).endswith(".sql"):
         Script.parse(str(value))
 
@@ -35,27 +35,29 @@ _CHECKS: dict[str, Check] = {"script": _script, "jar": _jar, "program_arguments"
 
 
 class FlinkScriptOperator(FlinkOperator):
-    """Run Flink SQL, or a program, as a job that goes on and on; see that there is one, that it moves and ends well.
+    """Run Flink SQL, or a program, as a job without an end; keep the job running and moving until a good end.
 
-    For what is no landing of a topic: windows, joins, other sources and sinks. **It has no ledger**: what is written,
-    and whether once, is between Flink's checkpoints and the sink. `FlinkSqlOperator` lands a topic with the ledger.
+    For jobs that do not land a topic: windows, joins, other sources and sinks. **It has no ledger**: only Flink's
+    checkpoints and the sink decide about the written rows, and whether each is written once. `FlinkSqlOperator` lands a
+    topic with the ledger.
 
-    A job that fails, vanishes or stalls is restarted from its newest complete checkpoint, and never begun anew once it
-    had one. Stopping it takes a savepoint, from which the next one goes on. A job that comes to the end of bounded
-    sources ends the task well. Returns the report of `SparkStreamingSubmitOperator`, without batches.
+    A job that fails, vanishes or stalls is restarted from its newest complete checkpoint, and never started from the
+    beginning once it had a checkpoint. Stopping it takes a savepoint, from which the next job goes on. A job that
+    reaches the end of bounded sources ends the task well. Returns the report of `SparkStreamingSubmitOperator`,
+    without batches.
 
     .. seealso:: docs/flink.md
 
-    :param script: statements with a `;` between them: first `SET`, `CREATE`, `USE` and their like, then one or more
-        `INSERT`s, which become one job. `${kafka}` among the options of a table stands for those of the Kafka
-        connection, `${database}` for those that lead one of Flink's CDC connectors to a database. The catalog of
-        `iceberg_conn_id` is there under that name. Or the name of a `.sql` file beside the DAG (templated)
-    :param database_conn_id: connection of the database that the script captures, of whatever type (templated)
-    :param jar: in the place of a script: a file on the workers with a program of the DataStream API, which submits one
+    :param script: statements with a `;` between them: first `SET`, `CREATE`, `USE` and the like, then one or more
+        `INSERT`s, which become one job. `${kafka}` among the options of a table is replaced by the options of the Kafka
+        connection, `${database}` by the options of a Flink CDC connector for a database. The catalog of
+        `iceberg_conn_id` is available under that name. Or the name of a `.sql` file next to the DAG (templated)
+    :param database_conn_id: connection of the database that the script captures, of any type (templated)
+    :param jar: instead of a script: a file on the workers with a program of the DataStream API, which submits one
         job. It is sent to the JobManager. Another version goes on with the state of the one before, as far as Flink
         finds each of its operators (templated)
-    :param entry_class: the program's class; default: what the jar's manifest names (templated)
-    :param program_arguments: what the program is given, without secrets (templated)
+    :param entry_class: the program's class; default: the class in the jar's manifest (templated)
+    :param program_arguments: arguments of the program, without secrets (templated)
     :param kwargs: of `FlinkOperator`: the cluster, parallelism; of `SupervisedOperator`: checkpoint_location (which
         Flink's processes have to share), restarts, time-outs, what a kill does, deferring
     """
@@ -74,7 +76,7 @@ class FlinkScriptOperator(FlinkOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_shown("script", script)
         refuse_shown("program_arguments", program_arguments)
         self.script = script
@@ -88,17 +90,17 @@ class FlinkScriptOperator(FlinkOperator):
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 
     def configuration(self, owner: str) -> ScriptConfig:
-        """Check all arguments, and return what the driver is told. Raises InvalidArgument."""
+        """Check all arguments, and return the driver's configuration. Raises InvalidArgument."""
         from airflow_lakestream.operators.flink.set_up import script_configured
 
         return script_configured(self, owner)
 
     def what(self) -> Mapping[str, Any]:
-        """Return nothing: which topics and tables a script has is its own."""
+        """Return an empty mapping: the topics and tables of a script are not known."""
         return {}
 
     def _check_one(self) -> None:
-        """Refuse what is neither a script nor a program, or both. Raises InvalidArgument."""
+        """Refuse arguments with neither a script nor a program, or with both. Raises InvalidArgument."""
         if is_given(self.script) == is_given(self.jar):
             problem = "and jar are both given." if is_given(self.jar) else "is missing, and there is no jar."
             raise InvalidArgument("script", problem, "Give one of the two.")

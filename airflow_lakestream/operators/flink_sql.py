@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-# Nothing that imports PyIceberg or Arrow up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg or Arrow at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.names import check_branch
@@ -30,13 +30,13 @@ _CHECKS: dict[str, Check] = {
 
 
 class FlinkSqlOperator(RendersSql, FlinkOperator):
-    """Land a topic by a Flink job that runs on and on, and see to it that there is one, that it moves, and ends well.
+    """Land a topic by a Flink job without an end; keep the job running and moving until a good end.
 
-    Flink writes a branch of the table. A driver beside the worker looks after the job, and publishes the branch: files
-    that agree with Flink's own checkpoint and with the table's ledger go on main, with the ledger, in one commit.
-    Adopts the stream's driver, and its job, where they run; else submits them. A job that fails, vanishes or stalls is
-    restarted from its newest complete checkpoint. Stopping it takes a savepoint, from which the next one goes on.
-    Returns the report that `SparkStreamingSubmitOperator` returns; a batch is a publication.
+    Flink writes a branch of the table. A driver next to the worker supervises the job, and publishes the branch: files
+    that agree with Flink's own checkpoint and with the table's ledger are added to main, with the ledger, in one
+    commit. Adopts the stream's driver and its job if they run; otherwise submits both. A job that fails, vanishes or
+    stalls is restarted from its newest complete checkpoint. Stopping it takes a savepoint, from which the next job goes
+    on. Returns the report of `SparkStreamingSubmitOperator`; a batch is a publication.
 
     .. seealso:: docs/flink.md
 
@@ -44,33 +44,33 @@ class FlinkSqlOperator(RendersSql, FlinkOperator):
     :param table: the Iceberg table, `database.table`; created if it is missing (templated)
     :param columns: the columns of the records, a DDL string such as `"id bigint, name string"`; not for a statement
         that reads keys and values as text (templated)
-    :param consumer_group: whose ledger it is; default: the DAG's id (templated)
+    :param consumer_group: name of the ledger; default: the DAG's id (templated)
     :param sql: a SELECT from `source`, which has the columns of the records and `_kafka_topic`, `_kafka_partition`,
-        `_kafka_offset`, `_kafka_timestamp`; the first three of these have to be among its own. Records that it leaves
-        out count as filtered. Or a statement that reads from `{{ input }}`, as `KafkaExtractOperator` takes it, of the
+        `_kafka_offset`, `_kafka_timestamp`; its result must have the first three of these. Records that it leaves
+        out count as filtered. Or a statement that reads from `{{ input }}`, as in `KafkaExtractOperator`, in the
         common subset. None: each record becomes a row (templated)
-    :param sql_input: of a statement that reads from `{{ input }}`: `"raw"`, the texts of keys and values, or
+    :param sql_input: input of a statement that reads from `{{ input }}`: `"raw"`, the texts of keys and values, or
         `"decoded"`, the columns (templated)
-    :param schema: the columns of a new table, where `sql` makes others than the records'; a DDL string (templated)
-    :param format: of the values: `"json"`, `"avro"` in the framing of Confluent's registry, or `"raw"`. A value that
-        does not fit fails the job (templated)
+    :param schema: the columns of a new table, if `sql` returns others than the records'; a DDL string (templated)
+    :param format: format of the values: `"json"`, `"avro"` in the framing of Confluent's registry, or `"raw"`. A value
+        that does not fit fails the job (templated)
     :param schema_registry: for `format="avro"`, as for `KafkaExtractOperator`; Flink reaches it, too (templated)
     :param branch: the branch that Flink writes; default: `flink-<consumer_group>` (templated)
-    :param start_offset: where a group without an origin begins, as for `KafkaExtractOperator` (templated)
+    :param start_offset: start of a group without an origin, as for `KafkaExtractOperator` (templated)
     :param start_timestamp: goes with `start_offset="timestamp"` (templated)
     :param publish_interval: time between two publications, each a commit on main (templated)
-    :param partition_by: of a new table, as for `KafkaExtractOperator` (templated)
-    :param table_properties: of a new table (templated)
-    :param on_data_loss: what happens when records left Kafka before they were landed: `"fail"` or `"record"`
+    :param partition_by: partitioning of a new table, as for `KafkaExtractOperator` (templated)
+    :param table_properties: properties of a new table (templated)
+    :param on_data_loss: action if records left Kafka before they were landed: `"fail"` or `"record"`
         (templated)
-    :param on_error: what happens to bad records: `"reject"`, `"skip"` or `"fail"`, as for `KafkaExtractOperator`, whose
-        code then lands in the driver what Flink can't make the same of. Default: `"reject"` where `sql` reads from
-        `{{ input }}`, else a bad record ends the task (templated)
-    :param max_rejected: goes with it: how many of a publication's records may be bad (templated)
-    :param checks: what has to hold of the rows of each publication before they show, such as `{"not_null": ["id"]}`;
-        see docs/checks.md (templated)
-    :param prove: `"all"`: before they show, rows are compared with what the extract makes of the same records; a share
-        of them between 0 and 1; or `"off"`. The ledger says of which rows nobody has (templated)
+    :param on_error: action on bad records: `"reject"`, `"skip"` or `"fail"`, as for `KafkaExtractOperator`, whose
+        code then lands in the driver the records for which Flink can't make the same row. Default: `"reject"` if `sql`
+        reads from `{{ input }}`, else a bad record ends the task (templated)
+    :param max_rejected: for `on_error`: most bad records of a publication (templated)
+    :param checks: rules for the rows of each publication, checked before they are visible, such as
+        `{"not_null": ["id"]}`; see docs/checks.md (templated)
+    :param prove: `"all"`: before they are visible, rows are compared with the extract's rows of the same records; a
+        share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)
     :param kwargs: of `FlinkOperator`: the cluster, parallelism, and checkpoint_interval (each checkpoint with rows is a
         snapshot of the branch); of `SupervisedOperator`: checkpoint_location (which Flink's processes have to share),
         restarts, time-outs, what a kill does, deferring
@@ -104,7 +104,7 @@ class FlinkSqlOperator(RendersSql, FlinkOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_shown("sql", sql)
         refuse_shown("table_properties", table_properties or {})
         refuse_secrets(schema_registry or "")
@@ -148,7 +148,7 @@ class FlinkSqlOperator(RendersSql, FlinkOperator):
     template_fields: Sequence[str] = (*templated(__init__), *FlinkOperator.template_fields)
 
     def configuration(self, owner: str) -> FlinkConfig:
-        """Check all arguments, and return what the driver is told. Raises InvalidArgument."""
+        """Check all arguments, and return the driver's configuration. Raises InvalidArgument."""
         from airflow_lakestream.operators.flink.set_up import configured
 
         return configured(self, owner)

@@ -1,4 +1,4 @@
-"""Which time an Airflow run is about."""
+"""Interval of an Airflow run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NAMES = ("interval_start", "interval_end")
 
 
 def resolve_interval(context: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return start and end of the run's interval, by the first of these that says both.
+    """Return start and end of the run's interval, from the first complete source.
 
-    1. The operator's arguments. 2. The run's conf, and its params. 3. The run's data interval, if it has a width.
+    Sources: 1. The operator's arguments. 2. The run's conf, then its params. 3. The run's data interval with a width.
 
-    Raises InvalidArgument where none does, or one says only half of it.
+    Raises InvalidArgument without a source, or for a source with only one of the two.
     """
     dag_run = context.get("dag_run")
     conf = getattr(dag_run, "conf", None) or {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-# Nothing that imports PyIceberg, Arrow or Kafka's client up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg, Arrow or Kafka's client at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import positive_seconds, proven_share
 from airflow_lakestream.config.literals import Check, check_literals, is_literal
 from airflow_lakestream.connect.configuration import as_text, refuse_literal_secrets
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.connect.driving import ConnectDriving
     from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-# Without a ledger nothing tells how often a connector commits.
+# Without a ledger it is unknown how often a connector commits.
 _STALL = 1_800.0
 
 _CHECKS: dict[str, Check] = {
@@ -37,35 +37,35 @@ _CHECKS: dict[str, Check] = {
 
 
 class KafkaConnectOperator(SupervisedOperator):
-    """Run a connector on Kafka Connect, and see to it that its tasks work and that it gets on.
+    """Run a connector on Kafka Connect, and keep the connector's tasks running and moving.
 
-    Makes the connector where there is none, adopts it where it is there, and sends a configuration only where it
-    differs: Connect restarts all tasks of one that is sent. Restarts failed tasks. Of Iceberg's sink it publishes the
-    branch that the sink writes: files and ledger get on the table's main branch in one commit. Ends well when somebody
-    stops the connector. The worker's death leaves it running, and the retry adopts it: give the task retries.
+    Creates a missing connector, adopts an existing one, and sends a configuration only if it differs: after any
+    configuration Connect restarts all tasks. Restarts failed tasks. For Iceberg's sink it publishes the branch that the
+    sink writes: files and ledger are added to the table's main branch in one commit. Ends well when somebody stops the
+    connector. The worker's death leaves the connector running, and the retry adopts it: give the task retries.
 
     Returns, and puts on the event of each outlet asset, a report of what all tries published: `batches` (publications),
     `read`, `rows`, `skipped`, `ranges` as [partition, from, until], `lag`, `snapshot_ids`, `restarts`.
 
-    Raises AirflowFailException where only a change of input helps, and errors that Airflow retries otherwise.
+    Raises AirflowFailException if only a change of input helps, and errors that Airflow retries otherwise.
 
     .. seealso:: docs/connect.md
 
-    :param connector: its name in Connect (templated)
-    :param config: its configuration, without literal secrets: name those by the workers' config providers (templated)
-    :param kind: `"iceberg_sink"`, published with a ledger; `"sink"` and `"source"`, supervised without one (templated)
+    :param connector: the connector's name in Connect (templated)
+    :param config: the connector's configuration, without literal secrets: use the workers' config providers (templated)
+    :param kind: `"iceberg_sink"`, published with a ledger; `"sink"` and `"source"`, supervised without (templated)
     :param connect_conn_id: connection of type `http`: the workers' host and port (templated)
     :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source (templated)
-    :param iceberg_conn_id: connection of type `iceberg`, where the sink's table is (templated)
-    :param consumer_group: whose ledger the sink's rows belong to; default: the DAG's id (templated)
+    :param iceberg_conn_id: connection of type `iceberg` with the sink's table (templated)
+    :param consumer_group: name of the ledger of the sink's rows; default: the DAG's id (templated)
     :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
-    :param checks: what has to hold of the rows of each publication of Iceberg's sink before they show, such as
+    :param checks: rules for the rows of each publication of Iceberg's sink, checked before they are visible, such as
         `{"not_null": ["id"]}`; see docs/checks.md (templated)
-    :param prove: `"all"`: before they show, rows of Iceberg's sink are compared with what the extract makes of the same
-        records; a share of them between 0 and 1; or `"off"`. The ledger says of which rows nobody has (templated)
-    :param stall_timeout: tasks that run, and have records to take, and neither get on nor commit for so long are
+    :param prove: `"all"`: before they are visible, rows of Iceberg's sink are compared with the extract's rows of the
+        same records; a share of them between 0 and 1; or `"off"`. The ledger records the unproven rows (templated)
+    :param stall_timeout: running tasks with unread records that neither read nor commit for that long are
         restarted; default: two commits of the sink with their time-outs, else half an hour (templated)
-    :param on_kill_action: what a person's clear or "mark failed" does to the connector: `"stop"`, `"pause"` or
+    :param on_kill_action: action on the connector after a person's clear or "mark failed": `"stop"`, `"pause"` or
         `"leave"` (templated)
     :param kwargs: of `SupervisedOperator`: restarts, time-outs, deferring; `checkpoint_location`, `stop_timeout` and
         `healthy_after` among them belong to drivers, and the first two are refused
@@ -101,7 +101,7 @@ class KafkaConnectOperator(SupervisedOperator):
             if name in kwargs:
                 raise InvalidArgument(name, "belongs to drivers with checkpoints; Connect keeps a connector's place.")
         super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_literal_secrets(config)
         self.connector = connector
         self.config = dict(config)
@@ -120,7 +120,7 @@ class KafkaConnectOperator(SupervisedOperator):
     template_fields = tuple(dict.fromkeys((*templated(__init__), *SupervisedOperator.template_fields)))
 
     def spec(self) -> ConnectorSpec:
-        """Check the arguments, and return what the connector is to be. Raises InvalidArgument."""
+        """Check the arguments, and return the specification of the connector. Raises InvalidArgument."""
         from airflow_lakestream.connect.connector import ConnectorSpec
 
         if not is_given(self.connector):
@@ -149,7 +149,7 @@ class KafkaConnectOperator(SupervisedOperator):
         )
 
     def driving(self, context: Context, wait: Callable[[float], None]) -> ConnectDriving:
-        """Check all arguments, and return what looks after the connector. Raises InvalidArgument."""
+        """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
         from airflow_lakestream.operators.connect.set_up import driving_of
 
         return driving_of(self, context, wait, self._handed_on)
@@ -160,11 +160,11 @@ class KafkaConnectOperator(SupervisedOperator):
         return {"topic": sink.topic, "table": sink.table, "consumer_group": self.group()} if sink else {}
 
     def group(self) -> str:
-        """Return whose ledger the rows belong to."""
+        """Return the name of the ledger."""
         return str(self.consumer_group) if is_given(self.consumer_group) else self.dag_id
 
     def new_trigger(self, **watched: Any) -> KafkaConnectTrigger:
-        """Return what watches the connector in the triggerer."""
+        """Return the trigger for the connector."""
         from airflow_lakestream.connect.driving import ConnectDriving
         from airflow_lakestream.operators.connect.set_up import watched_by
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
@@ -174,12 +174,12 @@ class KafkaConnectOperator(SupervisedOperator):
         return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._driving.to_hand_on())
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on where the trigger fired: publish, report, restart, or give up."""
+        """Go on after the trigger's event: publish, report, restart, or give up."""
         self._handed_on = event["handed_on"]
         return super().execute_complete(context, event)
 
     def given_up(self, location: str, decision: Decision) -> LakestreamError:
-        """Return the error with which a connector is given up."""
+        """Return the error for giving up a connector."""
         from airflow_lakestream.connect.driving import ConnectDriving
         from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
 

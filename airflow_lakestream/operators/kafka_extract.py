@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-# Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.formats import UNAVAILABLE, UnavailableValues
 from airflow_lakestream.core.names import DEFAULT_METADATA
@@ -43,30 +43,30 @@ if TYPE_CHECKING:
 
 
 class KafkaExtractOperator(RendersSql, LandingOperator):
-    """Land what the table still lacks of a topic, and write in the same commit which offsets it now holds.
+    """Land the missing records of a topic in a table, and commit rows and offsets in one snapshot.
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
     when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of each table
-    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `bad` (those
-    rejected, and those skipped as bad), `ranges` as [partition, from, until], `lost`, `remaining_lag`, the rows by
-    table in `tables`; of a regex the sums, and the reports by topic in `topics`. A retry whose earlier try landed
-    returns that try's report.
+    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `bad` (the
+    rejected records, and the records skipped as bad), `ranges` as [partition, from, until], `lost`, `remaining_lag`,
+    the rows by table in `tables`; for a regex the sums, and the reports by topic in `topics`. A retry whose earlier try
+    landed returns that try's report.
 
-    Raises AirflowFailException where only a change of input helps (a bad record, lost offsets, a contradiction in the
-    arguments), and errors that Airflow retries otherwise. Whatever it raises, nothing uncommitted stays behind.
+    Raises AirflowFailException if only a change of input helps (a bad record, lost offsets, a contradiction in the
+    arguments), and errors that Airflow retries otherwise. After any error nothing uncommitted stays behind.
 
     .. seealso:: docs/operators/kafka_extract.md, docs/operators/fan_out.md
 
     :param topic: topic to read, or a regex that begins with `^` and matches whole names: each topic in turn (templated)
-    :param table: `namespace.table` to land in; `{topic}` in it stands for the topic's name, and `{key}`,
-        `{header:name}`, `{field}` let each record choose its table (templated)
+    :param table: `namespace.table` to land in; `{topic}` in it becomes the topic's name, and with `{key}`,
+        `{header:name}`, `{field}` each record chooses its table (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
         (templated)
-    :param format: what values hold: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"csv"`, `"raw"`
+    :param format: format of values: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"csv"`, `"raw"`
         (templated)
-    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"`, or one of the above but CSV (templated)
+    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"`, or a format above except CSV (templated)
     :param envelope: `"debezium"`: values are change events, to be flattened; `"connect"`: JSON with Connect's schema
-        beside each payload (templated)
+        next to each payload (templated)
     :param schema_registry: a URL, a mapping with `url` in it, or the id of an Airflow connection, where all secrets
         belong; default: `schema.registry.url` in the Kafka connection's extra (templated)
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text (templated)
@@ -74,65 +74,65 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param table_format: `"iceberg"`, or `"delta"`: `table` is then an absolute path or a URI, see docs/delta.md
         (templated)
-    :param storage_conn_id: with `"delta"`: connection of type `aws`, or `generic` with storage options; default: what
-        the worker's environment says (templated)
-    :param mode: `"resume"`: all that is not landed yet, up to the ends at the start of the run; `"interval"`: the
+    :param storage_conn_id: with `"delta"`: connection of type `aws`, or `generic` with storage options; default: the
+        worker's environment (templated)
+    :param mode: `"resume"`: all records not landed yet, up to the ends at the start of the run; `"interval"`: the
         records of a time, by their timestamps; `"ranges"`: the offsets given in `ranges` (templated)
     :param interval_start: with `"interval"`: begin of the time, inclusive; default: from the run's conf or params, or
         the run's data interval (templated)
-    :param interval_end: its end, exclusive (templated)
+    :param interval_end: end of the time, exclusive (templated)
     :param ranges: with `"ranges"`: `[[partition, from, until], ...]`, also as JSON text (templated)
-    :param replace: with `"interval"` or `"ranges"`: read what is landed of them again, and put it in the place of its
-        rows, in one snapshot (templated)
-    :param start_offset: where the group's first run begins: `"earliest"`, `"latest"`, `"timestamp"`, or
+    :param replace: with `"interval"` or `"ranges"`: read their landed records again, and put the new rows in place
+        of the old rows, in one snapshot (templated)
+    :param start_offset: start of the group's first run: `"earliest"`, `"latest"`, `"timestamp"`, or
         `"committed"`, the group's committed offsets in Kafka; afterwards the ledger decides (templated)
     :param start_timestamp: with `"timestamp"`: ISO 8601, a datetime, or milliseconds since 1970 (templated)
     :param max_records: most records in one run, None until caught up (templated)
-    :param max_batch_bytes: commit at the latest after so many bytes of keys and values (templated)
-    :param checkpoint_interval: commit at the latest after so many seconds, a number or `"60s"` (templated)
+    :param max_batch_bytes: commit at the latest after this many bytes of keys and values (templated)
+    :param checkpoint_interval: commit at the latest after this many seconds, a number or `"60s"` (templated)
     :param poll_timeout: seconds after which a partition that yields nothing short of its end is an error (templated)
-    :param idle_timeout: 0 ends at the ends of the start; else go on until so many seconds brought nothing (templated)
-    :param parallelism: processes that read, where there is much to read; default: one for each processor, at most 4
+    :param idle_timeout: 0 ends at the ends of the start; else go on until this many seconds had no record (templated)
+    :param parallelism: processes that read, if there is much to read; default: one for each processor, at most 4
         (templated)
-    :param schema: DDL such as `"id bigint not null, name string"`, or a PyIceberg or pyarrow schema; None takes the
+    :param schema: DDL such as `"id bigint not null, name string"`, or a PyIceberg or pyarrow schema; None uses the
         table's, or infers it from the first batch (templated)
-    :param schema_evolution: how far the run may change the table's schema, in the commit of its rows: `"none"`,
+    :param schema_evolution: allowed changes of the table's schema, in the commit of the run's rows: `"none"`,
         `"add"` for new columns, or `"widen"` for wider types, too (templated)
     :param unknown_fields: fields without a column: `"ignore"`, `"fail"`, `"rescue"` into the column `_rescued`, or
         `"evolve"` to add columns for them (templated)
     :param sql: a SELECT from `{{ input }}` that turns each record into one row, or leaves it out; also a file `.sql`
-        beside the DAG; see docs/sql.md (templated)
-    :param sql_input: what it reads: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
-    :param csv_delimiter: with `format="csv"`: what stands between fields, one character (templated)
-    :param rename_columns: names of columns by those that fields have in the records (templated)
+        next to the DAG; see docs/sql.md (templated)
+    :param sql_input: its input: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
+    :param csv_delimiter: with `format="csv"`: the character between fields (templated)
+    :param rename_columns: column names by field names in the records (templated)
     :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the record a
-        bad one, `"truncate"` leaves out what is behind the microseconds (templated)
+        bad record, `"truncate"` drops the digits after the microseconds (templated)
     :param unavailable_placeholder: the connector's `unavailable.value.placeholder`, if it has another; also with `hex:`
         (templated)
-    :param unavailable_values: with `envelope="debezium"`, for an event that leaves out a value which PostgreSQL keeps
-        apart: `"reject"` takes it for a bad record, `"null"` makes it NULL, with the column's name in `_unavailable`
+    :param unavailable_values: with `envelope="debezium"`, for an event without a value that PostgreSQL stores out of
+        line: `"reject"` makes it a bad record, `"null"` makes it NULL, with the column's name in `_unavailable`
         (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
     :param table_properties: Iceberg table properties of a table to be created (templated)
-    :param new_tables: where records choose: `"create"` creates a table for a new value; with `"fail"` its record is a
-        bad one, and none is created (templated)
-    :param max_tables: where records choose: most tables that they may have (templated)
-    :param home_table: where records choose: the table with the ledger; default: named by topic and group (templated)
+    :param new_tables: if records choose tables: `"create"` creates a table for a new value; `"fail"` makes its record a
+        bad record, and no table is created (templated)
+    :param max_tables: if records choose tables: greatest number of tables (templated)
+    :param home_table: if records choose tables: the table with the ledger; default: by topic and group (templated)
     :param on_error: for a record that fits no row without loss: `"reject"` keeps it, raw and with the reason, in
         `<table>__rejected`; `"skip"` counts it; `"fail"` fails the run (templated)
     :param max_rejected: most bad records that a run may reject or skip, a count or a share such as `0.01` or `"1%"`;
-        more fail it before it commits. Default: half of the records; fewer than ten bad ones never fail it. `1.0` takes
-        any number (templated)
+        more fail it before it commits. Default: half of the records; fewer than ten bad records never fail it. `1.0`
+        allows any number (templated)
     :param tombstones: for a record without a value: `"keep"` makes it a row of nulls, `"skip"` counts it, `"reject"`
-        takes it for a bad one (templated)
+        makes it a bad record (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
-    :param checks: what has to hold of the rows of each commit before they show, such as `{"not_null": ["id"]}`; see
-        docs/checks.md (templated)
+    :param checks: rules for the rows of each commit, checked before they are visible, such as
+        `{"not_null": ["id"]}`; see docs/checks.md (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
-    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
-    :param table_url: where the link Table goes, with `{table}` in it (templated)
+    :param topic_url: address of the link Topic, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: address of the link Table, with `{table}` in it (templated)
     :param allow_group_overlap: land records that another group's ledger on this table holds already (templated)
     """
 
@@ -208,7 +208,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.format = format
         self.key_format = key_format
         self.envelope = envelope
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_secrets(schema_registry or "")
         self.schema_registry = schema_registry
         self.writer_schemas = writer_schemas
@@ -232,7 +232,7 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
         self.schema = plain_schema(schema)
         self.schema_evolution = schema_evolution
         self.unknown_fields = unknown_fields
-        # What needs no run to be seen fails where the DAG is parsed.
+        # Errors that are visible without a run fail the parsing of the DAG.
         check_written_out(sql, sql_input)
         self.sql = sql
         self.sql_input = sql_input
@@ -264,11 +264,11 @@ class KafkaExtractOperator(RendersSql, LandingOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
-        """Return what the landing is told. Raises InvalidArgument."""
+        """Return the landing's configuration. Raises InvalidArgument."""
         from airflow_lakestream.hooks.registry import registry_of
         from airflow_lakestream.run.job import ExtractConfig
 
-        # One list of keywords: what the configuration knows, it takes from the operator by name.
+        # A single list of keywords: each field of the configuration is an attribute of the operator.
         arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
         if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
             arguments |= resolve_interval(context, arguments)

@@ -1,4 +1,4 @@
-"""kafka_extract_group: one landing of a Kafka topic on several workers, in one snapshot, exactly once."""
+"""kafka_extract_group: a landing of a Kafka topic on several workers, in one snapshot, exactly once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Beside the shares, which are the plan's return value: what the commit keeps to.
+# XCom key of the bounds for the commit, in addition to the shares, which are the plan's return value.
 BOUNDS = "bounds"
 PLAN, READ, COMMIT = "plan", "read", "commit"
 
@@ -38,23 +38,23 @@ PLAN, READ, COMMIT = "plan", "read", "commit"
 def kafka_extract_group(
     group_id: str, *, tasks: int = 4, outlets: Sequence[Any] | None = None, **arguments: Any
 ) -> TaskGroup:
-    """Land a topic by several tasks: `plan`, mapped `read` tasks side by side, and `commit`, which lands all of it.
+    """Land a topic by several tasks: `plan`, mapped `read` tasks in parallel, and `commit`, in a single snapshot.
 
     The plan is cut into shares of equal width; partitions with much to read are split. Each `read` task writes the
-    files of its share and hands on their metadata; `commit` puts all of them and the ledger into one snapshot, and
-    returns the report of `KafkaExtractOperator`. A `read` task that failed fails the group, and lands nothing; one
-    that ran twice changes nothing. Files that came to nothing are deleted by `commit`.
+    files of its share and hands over their metadata; `commit` puts all of them and the ledger into one snapshot, and
+    returns the report of `KafkaExtractOperator`. A failed `read` task fails the group, which then lands nothing; a
+    `read` task that ran twice changes nothing. `commit` deletes files that are not in the snapshot.
 
-    Raises InvalidArgument for what can't be: `replace`, `idle_timeout`, a topic regex and tables chosen by records
-    belong to `KafkaExtractOperator`.
+    Raises InvalidArgument for arguments of `KafkaExtractOperator` only: `replace`, `idle_timeout`, a topic regex and
+    tables chosen by records.
 
     .. seealso:: docs/operators/kafka_extract_group.md
 
     :param group_id: the task group's id
     :param tasks: most `read` tasks of a run; few records make fewer
     :param outlets: assets, or an `AssetAlias`, of the table; updated by `commit`
-    :param arguments: those of `KafkaExtractOperator`, and of every operator, such as `retries` and `pool`, for each of
-        the tasks; a `trigger_rule` is that of the group, which begins with `plan`
+    :param arguments: arguments of `KafkaExtractOperator`, and of every operator, such as `retries` and `pool`, for
+        each of the tasks; a `trigger_rule` is for the group, which begins with `plan`
     """
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise InvalidArgument("tasks", f"{tasks!r} is not a number of tasks above 0.")
@@ -62,9 +62,9 @@ def kafka_extract_group(
     rule = {"trigger_rule": arguments.pop("trigger_rule")} if "trigger_rule" in arguments else {}
     with TaskGroup(group_id=group_id) as group:
         plan = PlanSharesOperator(task_id=PLAN, tasks=tasks, **rule, **arguments)
-        # As the operator has it: an Arrow schema is none that Airflow could write down.
+        # The operator's form of the schema: Airflow can't serialize an Arrow schema.
         arguments = {**arguments, "schema": plan.schema}
-        # The two rules are what keeps a run from landing less than was planned, whatever a DAG's default_args say.
+        # With these two rules a run lands the whole plan or nothing, even against a DAG's default_args.
         read = ReadShareOperator.partial(task_id=READ, trigger_rule="all_success", **arguments).expand(
             share=plan.output
         )
@@ -76,7 +76,7 @@ def kafka_extract_group(
 
 
 class _SharedRunOperator(KafkaExtractOperator):
-    """What the three tasks share: the arguments, and the key of their common run."""
+    """Base of the three tasks: the arguments, and the key of the common run."""
 
     def _prepare(self, context: Context) -> tuple[ExtractConfig, Job, Lake]:
         self._stop = threading.Event()
@@ -105,7 +105,7 @@ class _SharedRunOperator(KafkaExtractOperator):
 
 
 class PlanSharesOperator(_SharedRunOperator):
-    """Plan a run, and cut it into shares; made by `kafka_extract_group`.
+    """Plan a run, and cut the plan into shares; made by `kafka_extract_group`.
 
     :param tasks: most shares
     """
@@ -128,9 +128,9 @@ class PlanSharesOperator(_SharedRunOperator):
 
 
 class ReadShareOperator(_SharedRunOperator):
-    """Read one share, and write its files; made by `kafka_extract_group`.
+    """Read a share, and write the share's files; made by `kafka_extract_group`.
 
-    :param share: what `PlanSharesOperator` returned for this task (templated)
+    :param share: the share that `PlanSharesOperator` returned for this task (templated)
     """
 
     template_fields: Sequence[str] = (*KafkaExtractOperator.template_fields, "share")
@@ -156,9 +156,9 @@ class ReadShareOperator(_SharedRunOperator):
 
 
 class CommitPiecesOperator(_SharedRunOperator):
-    """Land what the read tasks handed over, in one snapshot; made by `kafka_extract_group`.
+    """Land the handed over files of the read tasks, in one snapshot; made by `kafka_extract_group`.
 
-    :param pieces: what each `ReadShareOperator` returned (templated)
+    :param pieces: the pieces that each `ReadShareOperator` returned (templated)
     """
 
     template_fields: Sequence[str] = (*KafkaExtractOperator.template_fields, "pieces")
@@ -190,7 +190,7 @@ class CommitPiecesOperator(_SharedRunOperator):
 
 
 _OPERATOR = "Use KafkaExtractOperator."
-# By argument: whether its value is one that a group can't have, why, and what to do.
+# By argument: the test for values that a group can't have, the reason, and the remedy.
 _NOT_FOR_A_GROUP: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "topic": (is_pattern, "a regex is not for a group of tasks.", _OPERATOR),
     "table": (
@@ -214,7 +214,7 @@ _NOT_FOR_A_GROUP: dict[str, tuple[Callable[[Any], object], str, str]] = {
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Refuse what a group can't have, as far as it is known yet. Raises InvalidArgument."""
+    """Refuse impossible values for a group, as far as known yet. Raises InvalidArgument."""
     for argument, (is_it, problem, remedy) in _NOT_FOR_A_GROUP.items():
         value = given.get(argument)
         if is_given(value) and is_literal(value) and is_it(value):
@@ -227,7 +227,7 @@ def _of_one_table(config: ExtractConfig) -> ExtractConfig:
 
 
 def _flat(pieces: Iterable[Iterable[Mapping[str, Any]]] | None) -> Iterable[Mapping[str, Any]]:
-    # A read task that somebody marked as done has returned nothing: the commit reads its share.
+    # A read task that somebody marked as done has returned nothing: the commit reads the share.
     return (piece for handed in pieces or () for piece in handed or ())
 
 
@@ -237,6 +237,6 @@ def _group_of(context: Any) -> str:
 
 
 def _run_key(context: Any) -> str:
-    """Return what the tasks of a group have in common in one run: the key of the one that commits."""
+    """Return the common key of a group's tasks in a run: the key of the committing task."""
     ti = context["ti"]
     return f"{ti.dag_id}/{_group_of(context)}.{COMMIT}/{ti.run_id}/-1"

@@ -1,11 +1,11 @@
-"""KafkaMirrorOperator: a database's table, by Debezium's events, as an Iceberg or Delta table, in the worker."""
+"""KafkaMirrorOperator: a mirror of a database's table, by Debezium's events, in Iceberg or Delta, in the worker."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-# Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.formats import UNAVAILABLE
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.hooks.kafka import KafkaHook
 
 _IN_ORDER = "all events are applied, from the topic's begin up to now"
-# Arguments of KafkaExtractOperator that this operator leaves no choice of.
+# Arguments of KafkaExtractOperator with a fixed value in this operator.
 _REFUSED = {
     **FIXED,
     **dict.fromkeys(("mode", "interval_start", "interval_end", "ranges"), _IN_ORDER),
@@ -46,40 +46,40 @@ _REFUSED = {
 
 
 class KafkaMirrorOperator(KeepsTexts, LandingOperator):
-    """Keep a table equal to a table of a database, by Debezium's change events: what the mirror lacks, up to now.
+    """Keep a table equal to a table of a database, by Debezium's change events up to now.
 
-    The same mirror as that of the Spark apps `cdc_to_iceberg` and `cdc_to_delta`, for tables that one worker can
-    merge: no Spark, no JDK. Both keep one ledger, so that one can take over from the other, by the same arguments and
-    the same `consumer_group`. Rows and ledger are one commit: any number of retries, clears and parallel runs applies
-    each event once. The table and its namespace are created when missing.
+    The same mirror as of the Spark apps `cdc_to_iceberg` and `cdc_to_delta`, for tables that a worker can merge: no
+    Spark, no JDK. Apps and operator keep the same ledger, so that each can take over from the other, with the same
+    arguments and the same `consumer_group`. Rows and ledger are one commit: any number of retries, clears and parallel
+    runs applies each event once. The table and its namespace are created when missing.
 
     Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of each table that was
-    written), the report of `KafkaExtractOperator`; `rows` are the events that were applied.
+    written), the report of `KafkaExtractOperator`; `rows` are the applied events.
 
-    Raises AirflowFailException where only a change of input helps (an event that is none, a mirror that can't follow
-    its table, a contradiction in the arguments), and errors that Airflow retries otherwise.
+    Raises AirflowFailException if only a change of input helps (a record that is not an event, a mirror that can't
+    follow its table, a contradiction in the arguments), and errors that Airflow retries otherwise.
 
     .. seealso:: docs/operators/kafka_mirror.md, docs/cdc.md
 
     :param topic: topic of the table's events, or a regex that begins with `^` and matches whole names: each topic in
         turn (templated)
-    :param table: `namespace.table` to mirror into; `{topic}` in it stands for the topic's name (templated)
+    :param table: `namespace.table` to mirror into; `{topic}` in it becomes the topic's name (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that follows it; default: the DAG's id
         (templated)
-    :param key: columns of the primary key; default: those of the records' keys, if these are JSON (templated)
+    :param key: columns of the primary key; default: the fields of the records' keys, if these are JSON (templated)
     :param soft_delete: a deleted row stays, with `_is_deleted` true (templated)
-    :param out_of_range: for a date, a time or a timestamp that its column can't hold: `"reject"` makes the event a bad
-        one, `"clamp"` takes the nearest value, `"null"` takes NULL (templated)
-    :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the event a bad
-        one, `"truncate"` leaves out what is behind the microseconds (templated)
-    :param rename_columns: the mirror's column names, by those in the database (templated)
+    :param out_of_range: for a date, a time or a timestamp that its column can't hold: `"reject"` makes the event a
+        bad event, `"clamp"` takes the nearest value, `"null"` takes NULL (templated)
+    :param timestamps_finer: for timestamps and times that are finer than microseconds: `"reject"` makes the event a
+        bad event, `"truncate"` drops the digits after the microseconds (templated)
+    :param rename_columns: column names of the mirror, by column names in the database (templated)
     :param unavailable_placeholder: the connector's `unavailable.value.placeholder`, if it has another; also with `hex:`
         (templated)
-    :param source_tables: regex of the source's tables, `database.schema.table` each, where the rows of several come to
-        one mirror (templated)
-    :param merge_mode: how changes come into an Iceberg table: `"copy-on-write"` rewrites the files that have the rows,
-        `"merge-on-read"` deletes the old rows in place, `"auto"` decides it for each file (templated)
-    :param format: what values hold: `"json"`, `"avro"`, `"json_schema"` (templated)
+    :param source_tables: regex of the source's tables, `database.schema.table` each, if the rows of several are in the
+        same mirror (templated)
+    :param merge_mode: way of changing an Iceberg table: `"copy-on-write"` rewrites the files that have the rows,
+        `"merge-on-read"` deletes the old rows in place, `"auto"` decides for each file (templated)
+    :param format: format of values: `"json"`, `"avro"`, `"json_schema"` (templated)
     :param schema_registry: a URL, a mapping with `url` in it, or the id of an Airflow connection, where all secrets
         belong; default: `schema.registry.url` in the Kafka connection's extra (templated)
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text (templated)
@@ -89,26 +89,26 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param table_format: `"iceberg"`, or `"delta"`: `table` is then an absolute path or a URI, see docs/delta.md
         (templated)
-    :param storage_conn_id: with `"delta"`: connection of type `aws`, or `generic` with storage options; default: what
-        the worker's environment says (templated)
+    :param storage_conn_id: with `"delta"`: connection of type `aws`, or `generic` with storage options; default: the
+        worker's environment (templated)
     :param max_records: most events in one run, None until caught up (templated)
-    :param max_batch_bytes: commit at the latest after so many bytes of keys and values; a batch is merged in memory
+    :param max_batch_bytes: commit at the latest after this many bytes of keys and values; a batch is merged in memory
         (templated)
-    :param checkpoint_interval: commit at the latest after so many seconds, a number or `"60s"` (templated)
+    :param checkpoint_interval: commit at the latest after this many seconds, a number or `"60s"` (templated)
     :param poll_timeout: seconds after which a partition that yields nothing short of its end is an error (templated)
-    :param idle_timeout: 0 ends at the ends of the start; else go on until so many seconds brought nothing (templated)
+    :param idle_timeout: 0 ends at the ends of the start; else go on until this many seconds had no record (templated)
     :param partition_by: such as `["day(placed_at)", "bucket(16, id)"]`, for a table to be created (templated)
     :param sort_order: such as `["placed_at"]`; rows are sorted in each file (templated)
     :param table_properties: properties of a table to be created (templated)
-    :param on_error: for a record that is no event of the table: `"fail"` fails the run, `"reject"` keeps it, raw and
-        with the reason, in `<table>__rejected`, `"skip"` counts it (templated)
-    :param max_rejected: with `"reject"` or `"skip"`: most bad records, as `KafkaExtractOperator` takes it (templated)
+    :param on_error: for a record that is not an event of the table: `"fail"` fails the run, `"reject"` keeps it, raw
+        and with the reason, in `<table>__rejected`, `"skip"` counts it (templated)
+    :param max_rejected: with `"reject"` or `"skip"`: most bad records, as for `KafkaExtractOperator` (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
-    :param checks: what has to hold of the new rows of each commit before they show, such as `{"not_null": ["name"]}`;
-        see docs/checks.md (templated)
+    :param checks: rules for the new rows of each commit, checked before they are visible, such as
+        `{"not_null": ["name"]}`; see docs/checks.md (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to apply (templated)
-    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
-    :param table_url: where the link Table goes, with `{table}` in it (templated)
+    :param topic_url: address of the link Topic, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: address of the link Table, with `{table}` in it (templated)
     :param allow_group_overlap: apply events that another group's ledger on this table holds already (templated)
     """
 
@@ -176,7 +176,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
         self.source_tables = source_tables
         self.merge_mode = merge_mode
         self.format = format
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_secrets(schema_registry or "")
         self.schema_registry = schema_registry
         self.writer_schemas = writer_schemas
@@ -209,7 +209,7 @@ class KafkaMirrorOperator(KeepsTexts, LandingOperator):
     template_fields: Sequence[str] = templated(__init__)
 
     def configured(self, context: Context, kafka: KafkaHook) -> MirrorConfig:
-        """Return what the landing is told. Raises InvalidArgument."""
+        """Return the landing's configuration. Raises InvalidArgument."""
         from airflow_lakestream.config.mirror import MirrorConfig
         from airflow_lakestream.hooks.registry import registry_of
 

@@ -1,4 +1,4 @@
-"""What operators share that land in the worker: the run itself, its links, its metrics and its report."""
+"""Base of operators that land in the worker: the run, links, metrics and report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
-# Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg, Arrow or pandas at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.core.policies import OnEmpty, choose
 from airflow_lakestream.core.routing import NoTopicMatches, is_pattern
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class LandingOperator(BaseOperator, TellsLineage):
-    """Land what a table lacks of a topic; an operator of this kind says by `configured` what it lands."""
+    """Land the missing records of a topic in a table; subclasses define `configured`."""
 
     operator_extra_links = links_until_run(TopicLink(), TableLink())
 
@@ -62,7 +62,7 @@ class LandingOperator(BaseOperator, TellsLineage):
 
     @abstractmethod
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
-        """Return what the landing is told, by the rendered arguments. Raises InvalidArgument."""
+        """Return the landing's configuration, from the rendered arguments. Raises InvalidArgument."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""
@@ -82,7 +82,7 @@ class LandingOperator(BaseOperator, TellsLineage):
             config = self.configured(context, kafka)
             configuration = kafka.configuration()
             try:
-                # Before the catalog is opened: see `runtime.processes` on what may be there already.
+                # Before the catalog is opened: see `runtime.processes` about threads that may exist before a fork.
                 with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
                     lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
                     committed = self._on_commit(context, config, lake, configuration)
@@ -103,13 +103,13 @@ class LandingOperator(BaseOperator, TellsLineage):
         return self._report(context, report, config, on_empty)
 
     def on_kill(self) -> None:
-        """Stop between two batches; what is not committed leaves no trace."""
+        """Stop between two batches; uncommitted files leave no trace."""
         if self._stop is not None:
             self._stop.set()
 
     def _link(self, context: Context) -> None:
         self._has_run = True
-        # Of a regex, and of tables that records choose, there is no one page.
+        # A regex, and tables that records choose, have no single page.
         names = {
             "topic": "" if is_pattern(self.topic) else self.topic,
             "table": "" if "{" in self.table else self.table,
@@ -119,9 +119,9 @@ class LandingOperator(BaseOperator, TellsLineage):
     def _on_commit(
         self, context: Context, config: ExtractConfig, lake: Lake, kafka: Mapping[str, Any]
     ) -> Callable[[Committed], None]:
-        """Return what is told of each commit: metrics, and lineage where somebody wants it."""
+        """Return the function to call with each commit: for metrics, and for OpenLineage if enabled."""
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
-        # A Delta table keeps no sum of what a commit has written.
+        # A Delta table has no sums of the written files and rows of a commit.
         meter = LandingMeter(tags, lake if config.lake.has_catalog else None)
         if not is_told():
             return meter
@@ -166,7 +166,7 @@ class LandingOperator(BaseOperator, TellsLineage):
 
 
 def plain_schema(schema: str | Schema | pa.Schema | None) -> str | Schema | None:
-    """Return a schema as a DAG keeps it.
+    """Return a schema in a form for DAGs: text or an Iceberg schema.
 
     An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
     """

@@ -1,4 +1,4 @@
-"""What operators tell OpenLineage. Without its provider, or where that is off, nothing is kept."""
+"""OpenLineage of operators. Without its provider, or if it is disabled, no facts are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_told() -> bool:
-    """Tell whether OpenLineage's provider is installed, and told where to send events to."""
+    """Return whether OpenLineage's provider is installed and enabled."""
     try:
         from airflow.providers.openlineage.conf import is_disabled
     except ImportError:
@@ -22,29 +22,29 @@ def is_told() -> bool:
 
 
 class TellsLineage:
-    """An operator that keeps the facts of what its try has landed; OpenLineage's listener asks for them at the end.
+    """An operator with facts about the try's landings; OpenLineage's listener asks for them at the end.
 
     Mixin, right of BaseOperator: left of it a class without an `__init__` of its own would have the signature's
-    defaults for mapped tasks, which are none (`inlets` is None).
+    defaults for mapped tasks, which are wrong (`inlets` is None).
     """
 
     _facts: Facts | None = None
 
     def keep_facts(self, facts: Facts | None) -> None:
-        """Keep what the try has landed until it is asked for."""
+        """Keep the facts of the try until the listener asks."""
         self._facts = facts
 
     def told_statement(self) -> str | None:
-        """Return the SQL that makes the rows; None without any."""
+        """Return the SQL of the rows, or None without SQL."""
         sql = self.statement() if isinstance(self, RendersSql) else getattr(self, "sql", None)
         return str(sql) if is_given(sql) else None
 
     def told_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Return, by column of the table, the topic's fields that it is made of, as far as that is certain."""
+        """Return by column of the table the topic's fields in the column, as far as certain."""
         return {}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return what this try has landed; None if it knows of nothing."""
+        """Return the lineage of this try's landings, or None without facts."""
         if self._facts is None or not (self._facts.topics or self._facts.tables):
             return None
         from airflow.providers.openlineage.extractors import OperatorLineage
@@ -60,5 +60,5 @@ class TellsLineage:
         )
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
-        """Return what was committed before the failure."""
+        """Return the lineage of commits before the failure."""
         return self.get_openlineage_facets_on_complete(task_instance)

@@ -1,4 +1,4 @@
-"""What the events of a task's outlet assets carry: the report of what it has landed."""
+"""Events of a task's outlet assets, with the report of the landings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_lakestream.core.policies import TableFormat
 
 
 def tell_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
-    """Put a report, which has the rows by table in `tables`, on the event of each outlet."""
-    # An alias stands for the tables that were really written, which a form or the records may have chosen.
+    """Put a report on the event of each outlet. The report has the rows by table in `tables`."""
+    # An alias gets an asset for each written table, which a form or the records may have chosen.
     written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
     by_topic = {name: value for name, value in result.items() if name != "topics"}
     for outlet in outlets:
@@ -25,9 +25,9 @@ def tell_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]
 
 
 def table_asset(table: str) -> Asset:
-    """Return the asset that stands for a table: `iceberg://namespace/table`, or where a Delta table lies.
+    """Return the asset of a table: `iceberg://namespace/table`, or the location of a Delta table.
 
-    It is named as users write the table.
+    Its name is the table in the user's spelling.
     """
     if TableFormat.of(table) is TableFormat.DELTA:
         return Asset(name=table, uri=table if "://" in table else f"file://{table}")

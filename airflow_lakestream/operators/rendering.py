@@ -1,4 +1,4 @@
-"""Rendered arguments: a text stays the text that it is, also where a DAG renders its templates as native objects."""
+"""Rendered arguments: texts stay texts, even in a DAG with native objects as results of templates."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from airflow_lakestream.operators.base import airflow_errors
 
 # A text in a list or a mapping that the user has written, such as a table property's value.
 _ITEM = ""
-# The mapping whose keys are arguments themselves.
+# The mapping with arguments as keys.
 _APP_CONFIG = "app_config"
-# Its text may be a list in JSON, and is taken apart where it is known what a schema is.
+# Its text may be a list in JSON, which is parsed by code that knows schemas.
 _TEXT_OR_LIST = ("writer_schemas",)
 
 
 class KeepsTexts:
-    """Mixin, left of Airflow's BaseOperator: keeps the texts of the operator's own arguments as they are.
+    """Mixin, left of Airflow's BaseOperator: keeps the texts of the operator's own arguments.
 
     With `render_template_as_native_obj=True` Jinja reads each rendered text as a literal of Python, so that the topic
-    `20240101` becomes a number, and the delimiter `1`, too. Here only an argument that takes a list or a mapping is
-    read so. What one expression yields (a list, a time, a number) is passed on as it is, as Airflow does it; but for
-    an argument that is a text, a whole number becomes its digits, and anything else is refused by name.
+    `20240101` becomes a number, and the delimiter `1`, too. Here a text is read as a literal only for an argument that
+    may be a list or a mapping. The value of a single expression (a list, a time, a number) is passed on unchanged, as
+    in Airflow. For a text argument, though, a whole number becomes its digits, and any other value is refused by name.
     """
 
-    # What is rendered at the moment: an argument, `_ITEM`, or None for what Airflow renders as it likes.
+    # The value in rendering: an argument, `_ITEM`, or None for values that Airflow renders without changes here.
     _field: str | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -81,9 +81,9 @@ class KeepsTexts:
         return as_text(f"{_APP_CONFIG}.{name}", self.item_annotations().get(name, "Any"), found)
 
     def _read(self, text: str) -> Any:
-        """Return the list or the mapping that a text is the literal of, where the argument takes such; else the text.
+        """Return the list or mapping literal in a text, if the argument may be a list or a mapping; else the text.
 
-        A list of anything but texts and lists is none that an argument takes.
+        A list with items other than texts and lists is not the value of an argument.
         """
         if "Sequence" not in (kind := self._kind()) and "Mapping" not in kind:
             return text
@@ -119,7 +119,7 @@ class KeepsTexts:
 
 @functools.cache
 def annotations_of(operator: Any) -> Mapping[str, str]:
-    """Return the annotations of an operator's own arguments, by their names."""
+    """Return the annotations of an operator's own arguments, by argument."""
     found: dict[str, str] = {}
     for kind in reversed(operator.__mro__):
         if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
@@ -129,11 +129,11 @@ def annotations_of(operator: Any) -> Mapping[str, str]:
 
 
 def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
-    """Refuse an argument that no class of the operator takes, with the nearest one that there is."""
+    """Refuse an argument unknown to all classes of the operator, with the nearest known argument."""
     inits = [vars(kind)["__init__"] for kind in operator.__mro__[:-1] if "__init__" in vars(kind)]
     known = {name for init in inits for name in inspect.signature(init).parameters} - {"self", "args", "kwargs"}
     for name in kwargs:
-        # Airflow hands its own on.
+        # Airflow passes on internal arguments with an underscore.
         if name not in known and not name.startswith("_"):
             from airflow_lakestream.tables.schema.types import nearest
 
@@ -144,14 +144,14 @@ def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
 
 
 class _Output:
-    """What the expressions of a template have yielded, joined to one text where there are several, and not read."""
+    """Values of a template's expressions, not parsed: a single value unchanged, several joined to a text."""
 
     def __init__(self, nodes: list[Any]) -> None:
         self.value = nodes[0] if len(nodes) == 1 else "".join(map(str, nodes)) if nodes else None
 
 
 class _Unread:
-    """A template whose output is no text for Jinja, so that it is handed on as it is."""
+    """A template with an output hidden from Jinja's parser of literals."""
 
     def __init__(self, template: Any) -> None:
         self._template = template
@@ -170,7 +170,7 @@ def _is_native(jinja_env: Any) -> bool:
 
 
 def _has_marks(text: str, jinja_env: Any) -> bool:
-    """Tell whether a text may be more than itself: Jinja also takes newlines away at its end, or changes them."""
+    """Return whether Jinja may change a text. Jinja also removes or changes newlines at the end."""
     names = ("variable_start_string", "block_start_string", "comment_start_string")
     prefixes = ("line_statement_prefix", "line_comment_prefix")
     marks = [getattr(jinja_env, name) for name in (*names, *prefixes)]

@@ -24,29 +24,29 @@ log = logging.getLogger(__name__)
 
 
 class LakestreamReplayOperator(RendersSql, BaseOperator):
-    """Land the rejected records of a table again, from its reject table; Kafka is not asked.
+    """Land the rejected records of a table again, from the reject table, without reading Kafka.
 
-    Records that fit now become rows, and leave the reject table; those that are still bad stay, with the new reason.
-    Each is a row or rejected at any time. Returns `replayed`, `rows`, `still_rejected`, `skipped`, `filtered` and
-    `snapshot_ids`.
+    Records that fit now become rows, and leave the reject table; records that are still bad stay, with the new reason.
+    At any time each record is either a row or rejected. Returns `replayed`, `rows`, `still_rejected`, `skipped`,
+    `filtered` and `snapshot_ids`.
 
     .. seealso:: docs/operators/replay.md
 
     :param table: `namespace.table`, or the path or URI of a Delta table (templated)
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
-    :param stage: only records that were found bad there: `"record"`, `"decode"`, `"sql"`, `"route"` or
+    :param stage: only records that were found bad at this stage: `"record"`, `"decode"`, `"sql"`, `"route"` or
         `"write"` (templated)
     :param reason: only records whose reason has this text in it (templated)
     :param limit: most records; default: all (templated)
-    :param format: how values are decoded, as the extract operator's; so are all others that say how: `key_format`,
-        `envelope`, `schema_registry`, `writer_schemas`, `schema`, `unknown_fields`, `sql`, `sql_input`,
+    :param format: decoding of values, as the extract operator's; the same holds for the other arguments of decoding:
+        `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `schema`, `unknown_fields`, `sql`, `sql_input`,
         `csv_delimiter`, `rename_columns`, `timestamps_finer`,
         `unavailable_placeholder`, `unavailable_values` (templated)
-    :param schema_evolution: how far the table's schema may be changed, as the extract operator's (templated)
-    :param tombstones: what a record without a value is, as the extract operator's (templated)
+    :param schema_evolution: allowed changes of the table's schema, as the extract operator's (templated)
+    :param tombstones: action on a record without a value, as the extract operator's (templated)
     :param kafka_conn_id: connection of type `kafka`, for its schema registry only (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: connection with the store of a Delta table; None: none is needed (templated)
+    :param storage_conn_id: connection with the store of a Delta table, if one is needed (templated)
     """
 
     template_fields_renderers = {"sql": "sql", "schema": "sql"}
@@ -123,5 +123,5 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
         return {"table": self.table, "consumer_group": self.consumer_group, **done.to_dict()}
 
     def on_kill(self) -> None:
-        """Stop; what is not committed leaves no trace."""
+        """Stop; uncommitted files leave no trace."""
         self._stop.set()

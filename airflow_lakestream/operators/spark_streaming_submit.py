@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-# Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg, Arrow or the Spark provider at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import need_extras
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 
 class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
-    """Run a streaming query on Spark, and see to it that there is one driver, that it moves, and that it ends well.
+    """Run a streaming query on Spark; keep a single driver running and moving until a good end.
 
-    Adopts the stream's driver where one is running; else submits one. Restarts it when it fails, vanishes or stalls.
+    Adopts the stream's driver if one is running; else submits one. Restarts it when it fails, vanishes or stalls.
     The worker's death leaves the driver running, and the retry adopts it: give the task retries. Returns, and puts on
     the event of each outlet asset, a report of what all tries landed: `batches`, `read`, `rows`, `rejected`, `skipped`,
-    `filtered`, `bad`, `ranges` as [partition, from, until], the rows by table in `tables`, `restarts`, and of the
+    `filtered`, `bad`, `ranges` as [partition, from, until], the rows by table in `tables`, `restarts`, and for the
     newest batch `lag`, `snapshot_ids` and rates; the XCom `progress` holds its sums while the task runs.
 
-    Raises AirflowFailException where only a change of input helps, and errors that Airflow retries otherwise.
+    Raises AirflowFailException if only a change of input helps, and errors that Airflow retries otherwise.
 
     .. seealso:: docs/operators/spark_streaming_submit.md
 
     :param app: a bundled app, such as `"kafka_to_iceberg"` (templated)
-    :param application: path of a program of your own, instead (templated)
-    :param app_config: the app's arguments: for `kafka_to_iceberg`, those of `KafkaExtractOperator`; for
+    :param application: path of your own program, instead (templated)
+    :param app_config: the app's arguments: for `kafka_to_iceberg`, arguments of `KafkaExtractOperator`; for
         `maintain_iceberg`, the tables and works; no secrets (templated)
-    :param trigger: `"available_now"`: all that is there, and then the query ends; or the time between two batches,
+    :param trigger: `"available_now"`: all available records, and then the query ends; or the time between two batches,
         such as `"10 seconds"` (templated)
-    :param checkpoint_location: path or URI; the lease and the progress lie in `<checkpoint_location>.lakestream`;
-        without a query (an interval, ranges) a folder for those alone, by default in `driver_folder` (templated)
-    :param max_batches: the query ends after so many (templated)
+    :param checkpoint_location: path or URI; the lease and the progress are in `<checkpoint_location>.lakestream`;
+        without a query (an interval, ranges) a folder for these alone, by default in `driver_folder` (templated)
+    :param max_batches: the query ends after this many batches (templated)
     :param max_offsets_per_trigger: most offsets in one batch (templated)
-    :param driver_folder: where drivers that run beside the worker have their logs; default:
+    :param driver_folder: folder of the logs of drivers next to the worker; default:
         `$AIRFLOW_HOME/lakestream` (templated)
-    :param kafka_conn_id: connection of type `kafka`; None for an application that needs none (templated)
+    :param kafka_conn_id: connection of type `kafka`; None for an application without Kafka (templated)
     :param iceberg_conn_id: connection of type `iceberg`; None likewise (templated)
     :param spark_conn_id: connection of type `spark`: master, deploy-mode, queue (templated)
-    :param storage_conn_id: for the apps of Delta, as `KafkaExtractOperator` takes it (templated)
-    :param packages: Maven coordinates; default: those that a bundled app needs, fitting the installed Spark, fetched
+    :param storage_conn_id: for the apps of Delta, as for `KafkaExtractOperator` (templated)
+    :param packages: Maven coordinates; default: packages for the bundled app and the installed Spark, fetched
         once (templated)
-    :param kwargs: of `SparkArguments`: conf, jars, driver_memory and so on, as `SparkSubmitOperator` takes them; and of
+    :param kwargs: of `SparkArguments`: conf, jars, driver_memory and so on, as for `SparkSubmitOperator`; and of
         `SupervisedOperator`: restarts, time-outs, what a kill does, deferring
     """
 
@@ -63,22 +63,22 @@ class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
     ui_color = "#f7d9c4"
 
     def statement(self) -> Any:
-        """Return the app's statement, in which `{{ input }}` stays as it is."""
+        """Return the app's statement. Its `{{ input }}` stays unrendered."""
         return self.app_config.get("sql") if isinstance(self.app_config, Mapping) else None
 
     def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
-        """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+        """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
         need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
         from airflow_lakestream.operators.spark.set_up import driving_of
 
         return driving_of(self, context, wait)
 
     def what(self) -> Mapping[str, Any]:
-        """Return what an app that lands is told of topic, table and group."""
+        """Return the arguments of an app with a landing: topic, table, group and more; else an empty mapping."""
         return {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
 
     def told_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the decoded columns by column that an app's statement makes of them."""
+        """Return by column the decoded columns in the app's statement."""
         from airflow_lakestream.lineage.columns import columns_of
         from airflow_lakestream.spark.app_config import LANDING_APPS, landing_of
 
@@ -88,13 +88,13 @@ class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
         return columns_of(landing_of(self.app, self.what()).statement)
 
     def item_annotations(self) -> Mapping[str, str]:
-        """Return the annotations of a bundled app's arguments: those of the operator in the worker."""
+        """Return the annotations of a bundled app's arguments, from the operator in the worker."""
         from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
         return annotations_of(KafkaExtractOperator)
 
     def new_trigger(self, **watched: Any) -> SparkStreamTrigger:
-        """Return what watches the driver in the triggerer."""
+        """Return the trigger for the driver."""
         from airflow_lakestream.triggers.spark_stream import SparkStreamTrigger
 
         return SparkStreamTrigger(**watched)

@@ -1,4 +1,4 @@
-"""A templated SQL statement in which `{{ input }}` is still there after Airflow has rendered it."""
+"""A templated SQL statement with `{{ input }}`, which Airflow's rendering keeps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FILE = ".sql"
 
 
 def check_written_out(sql: object, sql_input: object) -> None:
-    """Refuse what can be seen to be wrong while nothing is rendered. Raises InvalidArgument.
+    """Refuse errors that are visible before rendering. Raises InvalidArgument.
 
-    DuckDB is not asked: to import it takes longer than Airflow should spend on a DAG file every half minute. It looks
-    at the statement before a run connects to anything.
+    DuckDB is not asked: its import takes longer than Airflow should spend on a DAG file every half minute. DuckDB
+    checks the statement before a run connects to anything.
     """
     if not isinstance(sql_input, str) or is_template(sql_input):
         return
@@ -33,35 +33,35 @@ def check_written_out(sql: object, sql_input: object) -> None:
 class RendersSql(KeepsTexts):
     """Mixin, left of Airflow's BaseOperator: renders the operator's statement.
 
-    `{{ input }}` stands for a table that is there only while a batch is transformed, and Airflow's Jinja raises on
-    names it does not know. So the name is known here, and renders to itself; everything else in the statement renders
-    as usual, and the UI shows the statement as it runs. A value that ends with `.sql` is a file beside the DAG, or
-    below its `template_searchpath`.
+    `{{ input }}` is a table that exists only while a batch is transformed, and Airflow's Jinja raises on unknown
+    names. So the name is known here, and renders to itself; everything else in the statement renders as usual, and the
+    UI shows the statement as it runs. A value that ends with `.sql` is a file next to the DAG, or below its
+    `template_searchpath`.
     """
 
     def statement(self) -> Any:
-        """Return the statement as it stands in the operator's arguments; None without one."""
+        """Return the unrendered statement in the operator's arguments, or None without a statement."""
         return getattr(self, "sql", None)
 
     def written_statement(self) -> Any:
-        """Return the statement before it is rendered: as it stands in the arguments, or in its file."""
+        """Return the statement before rendering, from the arguments or from the file."""
         sql = self.statement()
-        # The environment is the operator's, which this class stands beside.
+        # The environment is the operator's: this class is only a mixin.
         return _read(sql, self.get_template_env()) if isinstance(sql, str) and sql.endswith(_FILE) else sql  # type: ignore[attr-defined]  # operators have it
 
-    # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped one, and never calls its
-    # `render_template_fields`: this is the one method that every way leads through.
+    # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped operator, and never calls its
+    # `render_template_fields`: only this method is called in all cases.
     def render_template(
         self, content: Any, context: Any, jinja_env: Any = None, seen_oids: set[int] | None = None
     ) -> Any:
-        """Render a value; for the statement, with `input` in the context."""
+        """Render a value; the statement is rendered with `input` in the context."""
         parent: Any = super()
         if isinstance(content, str) and content is self.statement():
-            # Of all fields, only this one: with `template_ext`, a topic called `x.sql` would be a file, too.
+            # Only for this field: with `template_ext`, a topic called `x.sql` would be a file, too.
             if content.endswith(_FILE):
                 jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]  # the operator's
                 content = _read(content, jinja_env)
-            # A copy, since what this field may use is no business of the others; Airflow's lazy values stay lazy.
+            # A copy, since other fields must not see this name; Airflow's lazy values stay lazy.
             context = copy.copy(context)
             context["input"] = INPUT
         return parent.render_template(content, context, jinja_env, seen_oids)

@@ -1,4 +1,4 @@
-"""TableContentsOperator: tells the page of streams what a table holds, with samples of its rejected records."""
+"""TableContentsOperator: a table's contents for the page of streams, with samples of rejected records."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class TableContentsOperator(KeepsTexts, BaseOperator):
-    """Look at an Iceberg table's files and newest snapshots, and at samples of its newest rejected records.
+    """Look at an Iceberg table's files and newest snapshots, and at samples of the newest rejected records.
 
-    Returns them as a document of at most 32 KiB, which the page of streams shows with its age; the page itself opens no
+    Returns a document of at most 32 KiB, which the page of streams shows with its age; the page itself opens no
     catalog. Values behind names such as `password` are hidden in samples. Nothing is changed.
 
     .. seealso:: docs/page.md
 
     :param table: `namespace.table` (templated)
-    :param consumer_group: whose rejected records are shown; default: the DAG's id (templated)
-    :param samples: of each reason so many rejected records, at most 10; 0 keeps values of records out of Airflow's
+    :param consumer_group: group whose rejected records are shown; default: the DAG's id (templated)
+    :param samples: rejected records shown of each reason, at most 10; 0 keeps values of records out of Airflow's
         database (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     """

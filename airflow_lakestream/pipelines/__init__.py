@@ -1,4 +1,4 @@
-"""Pipelines in YAML: a file says what to land, into which table, and by which engine; see docs/pipelines.md."""
+"""Pipelines in YAML: a file with topics, tables and an engine; see docs/pipelines.md."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ if TYPE_CHECKING:
 
 
 def load(folder: str | Path, *, strict: bool = False) -> dict[str, DAG]:
-    """Make a DAG of each pipeline in a folder and the folders in it: files that end with `.yaml` or `.yml`.
+    """Make a DAG of each pipeline in a folder and its subfolders: files with the suffix `.yaml` or `.yml`.
 
-    Call it in a DAG file. The DAGs are Airflow's from then on; they need not be assigned to names.
+    Call it in a DAG file. The DAGs are Airflow's from then on; it is not necessary to assign them to names.
 
-    A file that is wrong becomes a DAG of the same id without a schedule, tagged `broken`: its page shows what is wrong
-    where, and so does its task, which fails. A run of it that is on goes on. Airflow shows a warning of the DAG file.
+    A wrong file becomes a DAG of the same id without a schedule, tagged `broken`: its page shows each error with its
+    position, and so does its task, which fails. A run that is under way continues. Airflow shows a warning of the DAG
+    file.
 
     :param folder: relative to the file that calls this, or absolute.
-    :param strict: raise where a file is wrong, as a check before files are rolled out. Airflow then shows an import
-        error of the DAG file, and makes none of its DAGs.
+    :param strict: raise an error if a file is wrong, as a check before files are rolled out. Airflow then shows an
+        import error of the DAG file, and makes none of its DAGs.
 
-    Returns the DAGs by their ids. Raises PipelineError where there is no such folder; if strict, also with each
-    error's file and line.
+    Returns the DAGs by their ids. Raises PipelineError if the folder does not exist; if strict, also for wrong files,
+    with each error's file and line.
     """
     import inspect
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The arguments that parts of a file come to, with the path of each in the file."""
+"""Operator arguments collected from parts of a file, with the path of each in the file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from airflow_lakestream.pipelines.compiled import WHOLE
 from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
-# The keys that are arguments, by the names of those; all others have their own name.
+# File keys with another argument name; all other keys equal the argument's name.
 _RENAMED = {"schema_": "schema", "properties": "table_properties"}
 
 
 class Arguments:
     """Arguments by the operators' names, and the path of each.
 
-    :param path: of the part of the file that errors without an argument are about.
+    :param path: the part of the file for errors that are not about an argument.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,24 +29,24 @@ class Arguments:
         self.paths: dict[str, Path] = {WHOLE: path}
 
     def take(self, part: BaseModel, path: Path, *but: str) -> None:
-        """Take what a part of the file says."""
+        """Add the keys set by a part of the file, except the names in `but`."""
         for name in type(part).model_fields:
             if name not in but and name in part.model_fields_set:
                 key = type(part).model_fields[name].alias or name
                 self.add(_RENAMED.get(name, name), getattr(part, name), (*path, key))
 
     def add(self, name: str, value: Any, path: Path) -> None:
-        """Take one; None leaves it to its default."""
+        """Add an argument; None leaves out the argument."""
         if value is not None:
             self.values[name] = plain(value)
             self.paths.setdefault(name, path)
 
     def drop(self, name: str) -> None:
-        """Leave one out."""
+        """Remove an argument."""
         self.values.pop(name, None)
 
     def told(self, document: Document) -> dict[str, Any]:
-        """Return the fields of a `Told`."""
+        """Return the fields of a `Told`: values, positions and keys of the arguments."""
         return {
             "arguments": self.values,
             "places": {name: document.place(path) for name, path in self.paths.items()},
@@ -55,7 +55,7 @@ class Arguments:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value in JSON types."""
     if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def plain(value: Any) -> Any:
 
 
 def seconds_at(document: Document, value: object, *path: str) -> float:
-    """Return a number of seconds that the file says. Raises PipelineError."""
+    """Return a duration of the file in seconds. Raises PipelineError."""
     try:
         return seconds(path[-1], value)
     except InvalidArgument as error:

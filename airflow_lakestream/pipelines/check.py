@@ -1,4 +1,4 @@
-"""A pipeline checked as the run will check it, before anything is connected to: columns, SQL, what does not fit."""
+"""Check of a pipeline with a run's own rules, before any connection: columns, SQL, contradictions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from airflow_lakestream.registry.config import is_address
 # Any interval: the run has its own.
 _SOME_INTERVAL = {"interval_start": "2026-01-01", "interval_end": "2026-01-02"}
 
-# What stands for an argument that a landing has to have, where only a run renders it.
+# Placeholders for required arguments of a landing, if only a run renders them.
 _SOME_NAMES = {"topic": "topic", "consumer_group": "group", "start_timestamp": 0}
-# What stands for the one of a connection.
+# Placeholder for the registry of a connection.
 _SOME_REGISTRY = {"schema_registry": "http://localhost"}
-# Each says what the others mean: where one is not known, none is looked at.
+# The meaning of each depends on the others: if one is unknown, all are left out.
 _TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
 
 
 def refuse_rendered(compiled: Compiled, landings: Sequence[Landing]) -> None:
-    """Refuse what only a task of Airflow renders. Raises PipelineError with each place."""
+    """Refuse templates, as only a task of Airflow renders templates. Raises PipelineError with each position."""
     problems = []
     for landing in landings:
         for name, value in landing.arguments.items():
@@ -40,7 +40,7 @@ def refuse_rendered(compiled: Compiled, landings: Sequence[Landing]) -> None:
 
 
 def _as_known(landing: Landing) -> Landing:
-    """Return a landing without what only a run renders, or looks up."""
+    """Return a landing without arguments rendered or looked up by a run."""
     if not is_address(landing.arguments.get("schema_registry")):
         landing = replace(landing, arguments={**landing.arguments, **_SOME_REGISTRY})
     unknown = {name for name, value in landing.arguments.items() if any(templates_in(name, value))}
@@ -55,7 +55,7 @@ def _as_known(landing: Landing) -> Landing:
 
 
 def configured(compiled: Compiled, landing: Landing, **more: object) -> ExtractConfig:
-    """Return what a landing of a pipeline is told. Raises PipelineError.
+    """Return the configuration of a pipeline's landing. Raises PipelineError.
 
     :param more: arguments that the run adds or replaces.
     """
@@ -91,7 +91,7 @@ def check(compiled: Compiled) -> list[ExtractConfig]:
 
 
 def _check_sensor(sensor: Waiting) -> None:
-    # Here, since it takes PyIceberg's tables, and most files have no sensors.
+    # Imported here, since it imports PyIceberg's tables, and most files have no sensors.
     from airflow_lakestream.watching.checks import make_check
 
     known = SENSORS[sensor.kind]

@@ -1,4 +1,4 @@
-"""Whether Flink takes a file's transformations: they have to be of the SQL that all engines have; see docs/sql.md."""
+"""Check of a file's transformations for Flink: the SQL has to be common to all engines; see docs/sql.md."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def uncommon(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
-    """Yield what in the statement of a sink is not for Flink. A statement with templates is left to the run."""
-    # Here, since DuckDB takes a tenth of a second to import, and files that have not changed are not compiled again.
+    """Yield problems of a sink's statement for Flink. A statement with templates is left to the run."""
+    # Imported here, since DuckDB takes a tenth of a second to import, and unchanged files are not compiled again.
     from airflow_lakestream.transform.raw_input import RAW_SCHEMA
     from airflow_lakestream.transform.to_flink.part import NotCommon
     from airflow_lakestream.transform.to_flink.translate import translated

@@ -1,4 +1,4 @@
-"""What a pipeline's file comes to: a DAG's settings, and the arguments of the tasks that land and that wait."""
+"""A compiled pipeline: settings of a DAG, and arguments of the landing tasks and sensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.pipelines.yaml_file import Place
 NEVER = "never"
 # The key of `Told.places` for a part of the file as a whole.
 WHOLE = ""
-# As `lakestream init` has them.
+# The same as in `lakestream init`.
 SCHEDULES: Mapping[str, str] = {
     "extract": "*/5 * * * *",
     "group": "*/15 * * * *",
@@ -23,9 +23,9 @@ SCHEDULES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Arguments that a file gives, by the operators' names; none that it leaves to its default.
+    """Operator arguments set by the file, by the operators' names, without defaults.
 
-    :param places: line and column of what the file says of each argument; at `WHOLE`, of all of it.
+    :param places: line and column of each argument in the file; at `WHOLE`, of the whole part.
     :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
     """
 
@@ -34,7 +34,7 @@ class Told:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self, file: str, error: LakestreamError) -> Problem:
-        """Return an error about an argument as one about the file."""
+        """Return an error about an argument as a problem of the file."""
         argument = getattr(error, "argument", "").removeprefix("landing.")
         while argument not in self.places and "." in argument:
             argument = argument.rpartition(".")[0]
@@ -49,10 +49,10 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Landing(Told):
-    """What lands in one sink.
+    """Landing in a sink: arguments, mode and table format.
 
-    :param sink: its name in the file.
-    :param apart: what its names of tasks, checkpoints and connectors end with; empty for the sink that a file may have
+    :param sink: the sink's name in the file.
+    :param apart: suffix of its names of tasks, checkpoints and connectors; empty for the sink that a file may have
         without `input`.
     """
 
@@ -72,8 +72,8 @@ class Waiting(Told):
     """A sensor.
 
     :param kind: a key of `pipelines.operator.SENSORS`.
-    :param before: sinks whose landings wait for it.
-    :param after: the sink after whose landing it looks; None: it waits for none.
+    :param before: sinks whose landings wait for the sensor.
+    :param after: the sink after whose landing the sensor looks, or None if it waits for no landing.
     """
 
     task_id: str
@@ -84,13 +84,13 @@ class Waiting(Told):
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A pipeline, checked; all values are JSON's.
+    """A checked pipeline, with JSON-ready values.
 
     :param file: the file's path, as it was given.
     :param alerts: `on_failure`: functions, as `module:function`; `on_deadline`: an async function that is called
         `deadline` seconds after a run was queued.
     :param retry_delay: seconds.
-    :param own: what the file says for its engine alone, in the section of the engine's name.
+    :param own: settings of the engine's own section in the file.
     """
 
     file: str
@@ -113,46 +113,46 @@ class Compiled:
 
     @property
     def cron(self) -> str | None:
-        """The schedule as Airflow takes it; None for a DAG that is only triggered."""
+        """The schedule for Airflow, or None for a DAG without a schedule."""
         said = self.schedule or SCHEDULES[self.engine]
         return None if said == NEVER else "@continuous" if said == "continuous" else said
 
     @property
     def is_continuous(self) -> bool:
-        """Whether a run follows the one before at once."""
+        """Whether each run starts at once after the last run."""
         return self.cron == "@continuous"
 
     @property
     def replaces(self) -> bool:
-        """Whether a run needs its data interval."""
+        """Whether a run needs a data interval."""
         return any(landing.mode == "replace" for landing in self.landings)
 
     @property
     def on_failure(self) -> tuple[str, ...]:
-        """The functions that are called when a task has failed."""
+        """The functions to call after a task's failure."""
         return tuple(self.alerts.arguments.get("on_failure", ()))
 
     @property
     def deadline(self) -> float | None:
-        """Seconds from when a run is queued."""
+        """Most seconds from the queueing of a run to its end, or None."""
         return self.alerts.arguments.get("deadline")
 
     @property
     def on_deadline(self) -> str:
-        """The function that is called after the deadline."""
+        """The function to call after the deadline."""
         return str(self.alerts.arguments.get("on_deadline", ""))
 
     def landing_of(self, sink: str) -> Landing:
-        """Return what lands in a sink. Raises KeyError."""
+        """Return the landing of a sink. Raises KeyError."""
         return {landing.sink: landing for landing in self.landings}[sink]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values of JSON."""
+        """Return JSON-ready values."""
         return asdict(self)
 
     @classmethod
     def of_dict(cls, found: Mapping[str, Any]) -> Compiled:
-        """Return what `to_dict` made."""
+        """Return a pipeline from the values of `to_dict`."""
         parts = {
             "landings": tuple(_read(Landing, one) for one in found["landings"]),
             "sensors": tuple(_read(Waiting, one) for one in found["sensors"]),
@@ -163,7 +163,7 @@ class Compiled:
 
 
 def named_apart(name: str, between: str, apart: str) -> str:
-    """Return a name for a sink that says its `input`; as it is for one that does not."""
+    """Return a name with the sink's suffix, or unchanged for an empty suffix."""
     return f"{name}{between}{apart}" if apart else name
 
 

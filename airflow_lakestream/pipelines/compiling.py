@@ -1,4 +1,4 @@
-"""A document to a `Compiled`: each key of the file to the operators' argument, and what does not go together."""
+"""Compilation of a document: from file keys to operator arguments, and the check for contradictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_lakestream.pipelines.yaml_file import Document, Path
 
 # Formats whose schemas a registry may have.
 _OF_REGISTRIES: tuple[str, ...] = (Format.AVRO, Format.PROTOBUF, Format.JSON_SCHEMA)
-# What pydantic's path has behind a name that is wrong itself.
+# The step of pydantic's path behind a name that is wrong itself.
 _KEY = "[key]"
 _SAMPLES = {
     "literal_error": "{input} is not one of {expected}.",
@@ -35,7 +35,7 @@ _SAMPLES = {
 
 
 def compile_document(document: Document, engine: str | None = None) -> Compiled:
-    """Return what a file comes to. Raises PipelineError with all that is wrong.
+    """Return the compiled pipeline of a file. Raises PipelineError with all problems.
 
     :param engine: instead of the file's own.
     """
@@ -51,7 +51,7 @@ def compile_document(document: Document, engine: str | None = None) -> Compiled:
     if problems := check_flow(document, pipeline):
         raise PipelineError(problems)
     found = ways(pipeline)
-    # What sinks share is said once.
+    # Sinks may share a part of the file: report its problem once.
     if problems := list(dict.fromkeys(contradictions(document, pipeline, found))):
         raise PipelineError(problems)
     compiled = _compiled(document, pipeline, found)
@@ -86,7 +86,7 @@ def _problem(document: Document, error: Any) -> Problem:
 
 
 def _in_file(document: Document, found: tuple[str | int, ...]) -> Path:
-    """Return the part of pydantic's path that the file has: it names the members of a union, too."""
+    """Return the part of pydantic's path within the file, without the members of a union."""
     found = tuple(step for step in found if step != _KEY)
     path: Path = ()
     for at, step in enumerate(found):
@@ -102,7 +102,7 @@ def _nearest(found: tuple[str | int, ...]) -> str:
 
 
 def _tags(found: tuple[str | int, ...]) -> list[str]:
-    """Return the types that a part of the file may have, quoted; none where it has no type."""
+    """Return the types of a part of the file, quoted, or an empty list for a part without a type."""
     return [repr(one) for part in _parts_at(found) if "type" in part.model_fields for one in _types_of(part)]
 
 
@@ -111,7 +111,7 @@ def _types_of(part: type[BaseModel]) -> tuple[Any, ...]:
 
 
 def _parts_at(found: tuple[str | int, ...]) -> list[type[BaseModel]]:
-    """Return what a part of the file, by pydantic's path, may be: one model, or those of a union."""
+    """Return the possible models for pydantic's path: a single model, or the members of a union."""
     parts: list[type[BaseModel]] = [Pipeline]
     is_member = False
     for step in found:
@@ -184,7 +184,7 @@ def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
     if sink.type == "delta":
         landing.add("table_format", sink.type, (*way.sink_at, "type"))
     if not {str(source.format), str(source.key_format)} & set(_OF_REGISTRIES):
-        # Documented: one line says where schemas are, whatever the format is today.
+        # Documented: one line names the registry, and stays for any format.
         landing.drop("schema_registry")
     if (sql := way.statement) is not None:
         # A task takes a text that ends so for the name of a file.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BROKEN = "broken"
-# Seconds of a parse for checking what is new. Airflow ends a parse, of all DAGs of the file, after 30.
+# Seconds of a parse for checks of changed files. Airflow ends the parse of a DAG file after 30 seconds.
 _PATIENCE = 3.0
 _REMEDY = "Correct the file; `lakestream pipeline validate` checks it. The next parse of the DAG file takes it."
 _ABOUT_BROKEN = """\
@@ -47,7 +47,7 @@ new one fails.
 
 
 class BrokenPipelineWarning(UserWarning):
-    """A file of a folder of pipelines is wrong; the others are loaded."""
+    """A file in a folder of pipelines is wrong; correct files are loaded."""
 
 
 def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
@@ -60,11 +60,11 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     for one in wrong:
         said = "; ".join(map(str, one.problems))
         log.error("The pipeline %s is broken, and not scheduled: %s", one.name, said)
-        # Airflow shows what a DAG file warns of: the caller of `load`.
+        # Airflow shows warnings of a DAG file: the caller of `load`.
         warnings.warn(f"the pipeline {one.name} is broken: {said}", BrokenPipelineWarning, stacklevel=2)
         dags[one.name] = broken_dag(one)
     for dag in dags.values():
-        # Airflow takes the DAGs that a `with` has left: only here, or it would also take what was made in part.
+        # Airflow registers each DAG that a `with` has left: only here, or it would also register half-made DAGs.
         dag.auto_register = True
         with dag:
             pass
@@ -72,7 +72,7 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
 
 
 def make_dags(found: Folder) -> tuple[dict[str, DAG], list[Broken]]:
-    """Make the DAGs of pipelines, by their ids; return also the files that are wrong."""
+    """Make the DAGs of pipelines, by id; return also the wrong files."""
     dags: dict[str, DAG] = {}
     wrong = list(found.wrong)
     for compiled in found.right:
@@ -84,7 +84,7 @@ def make_dags(found: Folder) -> tuple[dict[str, DAG], list[Broken]]:
 
 
 def find_functions(paths: Iterable[Path]) -> None:
-    """Let modules be imported that lie beside DAG files, as Airflow does, or beside these files of pipelines."""
+    """Make modules importable from Airflow's DAG folder and from the folders of these pipeline files."""
     folders = [conf.get("core", "dags_folder", fallback=""), *(str(path.resolve().parent) for path in paths)]
     sys.path += [folder for folder in dict.fromkeys(folders) if folder and folder not in sys.path]
 
@@ -96,11 +96,11 @@ def make_dag(compiled: Compiled) -> DAG:
     about = f"{compiled.description or ''}\n\nThe pipeline `{compiled.file}`, by the engine `{compiled.engine}`."
     try:
         dag = _dag_of(compiled, schedule=schedule, description=compiled.description, doc_md=about)
-        # Airflow does so once the whole DAG file is read, and then takes none of its DAGs.
+        # Airflow validates only after the whole DAG file is read, and then skips all DAGs of the file.
         dag.validate()  # type: ignore[no-untyped-call]  # it has no types
     except PipelineError:
         raise
-    except Exception as error:  # whatever Airflow has against it, the other files are loaded
+    except Exception as error:  # for any refusal by Airflow, the other files are loaded
         problem = f"Airflow refuses the DAG ({type(error).__name__}): {' '.join(str(error).split())}"
         raise PipelineError([Problem(compiled.file, 1, 1, problem)]) from error
     return dag
@@ -131,10 +131,10 @@ def _dag_of(compiled: Compiled, *tags: str, **told: Any) -> DAG:
 
 
 def broken_dag(broken: Broken) -> DAG:
-    """Make the DAG of a file that is wrong: it has no schedule, says what is wrong, and fails with it.
+    """Make the DAG of a wrong file: without a schedule, with the problems as text, and with failing tasks.
 
-    Where it is remembered what the file said before, the DAG has the tasks of then, by which runs go on that began
-    before the file was changed: what they deferred, what they try again, and what comes next in them.
+    If the last correct version of the file is remembered, the DAG has the tasks of that version. Runs that began before
+    the change of the file continue with them: deferred tasks, retries, and later tasks.
     """
     problems = "\n".join(f"* `{one}`" for one in broken.problems)
     told: dict[str, Any] = {
@@ -144,7 +144,7 @@ def broken_dag(broken: Broken) -> DAG:
     }
     text = "The pipeline is broken. " + " ".join(map(str, broken.problems)) + f" {_REMEDY}"
     last = broken.last
-    # Where a function that is called is what is wrong, the tasks can be made all the same.
+    # If a function to call is the problem, the tasks can be made without it.
     for known in () if last is None else (last, replace(last, alerts=Told(arguments={}))):
         with suppress(Exception):
             dag = _dag_of(known, BROKEN, **told)
@@ -160,9 +160,9 @@ def broken_dag(broken: Broken) -> DAG:
 
 
 class BrokenPipeline(BaseOperator):
-    """The task of a file that is wrong, and of which nobody remembers what it said when it was right.
+    """Task of a wrong file, if no correct version of the file is remembered.
 
-    :param problem: what is wrong, and what to do.
+    :param problem: the problem, and the remedy.
     """
 
     def __init__(self, *, problem: str, **kwargs: Any) -> None:
@@ -170,7 +170,7 @@ class BrokenPipeline(BaseOperator):
         self.problem = problem
 
     def execute(self, context: Context) -> None:
-        """Fail; see the class."""
+        """Fail with the problem of the file."""
         raise AirflowFailException(self.problem)
 
 
@@ -211,7 +211,7 @@ def _make_tasks(compiled: Compiled) -> None:
 
 
 def _alerts(compiled: Compiled) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return who is told of a run that goes wrong: the arguments of each task, and of the DAG."""
+    """Return the alert arguments of each task, and of the DAG."""
     told, most = compiled.on_failure, compiled.deadline
     try:
         failing = {"on_failure_callback": [_function("on_failure", one) for one in told]} if told else {}
@@ -222,7 +222,7 @@ def _alerts(compiled: Compiled) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _deadline(most: float, function: str) -> Any:
-    # Not at the top: parsing 500 files does without it. Airflow 3.1 has it in this module alone.
+    # Not at the top: a parse of 500 files works without it. Airflow 3.1 has it in this module alone.
     from airflow.sdk.definitions.deadline import (  # type: ignore[attr-defined]  # 3.3 has moved one, and leaves it here
         AsyncCallback,
         DeadlineAlert,

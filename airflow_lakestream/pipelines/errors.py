@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline's file, with its place."""
+"""Problems of a pipeline's file, with line and column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong. Lines and columns count from 1; a file that can't be read has line 0."""
+    """A problem of a file. Lines and columns count from 1; an unreadable file has line 0."""
 
     file: str
     line: int
@@ -22,7 +22,7 @@ class Problem:
 
 
 class PipelineError(LakestreamError, Terminal, ValueError):
-    """Files of pipelines are wrong; `problems` has each thing that is, in the order of files and lines."""
+    """Files of pipelines are wrong; `problems` has all problems, in the order of files and lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = sorted(problems)

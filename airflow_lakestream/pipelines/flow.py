@@ -1,4 +1,4 @@
-"""The way of records through a file: from sources by transformations, one statement in the end, to sinks."""
+"""Flow of records through a file: from sources through transformations, joined into a statement, to sinks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PATH: Path = ("transformations",)
 
 @dataclass(frozen=True)
 class Way:
-    """What lands in one sink: its source, and the transformations between, in their order.
+    """The flow into a sink: the source, and the transformations in order.
 
-    :param last_at: where the last transformation stands in the file; its list, where there is none.
+    :param last_at: position of the last transformation in the file, or of the list without transformations.
     """
 
     source_name: str
@@ -30,17 +30,17 @@ class Way:
 
     @property
     def source_at(self) -> Path:
-        """Where the source stands in the file."""
+        """Path of the source in the file."""
         return ("sources", self.source_name)
 
     @property
     def sink_at(self) -> Path:
-        """Where the sink stands in the file."""
+        """Path of the sink in the file."""
         return ("sinks", self.sink_name)
 
     @property
     def statement(self) -> str | None:
-        """The statement of all transformations; None without one."""
+        """The combined statement of all transformations, or None without transformations."""
         parts, source = [], "{{ input }}"
         for step in self.steps:
             # On a line of its own, since a statement may end with a comment.
@@ -54,10 +54,10 @@ class Way:
         return "WITH " + ",\n".join(f'"{name}" AS (\n{sql}\n)' for name, sql in before) + f"\n{last}"
 
     def step_at(self, line: int, column: int) -> tuple[Transformation, int, int]:
-        """Return the transformation at a place in the statement, and which place that is in its own; from 1."""
+        """Return the transformation at a position of the statement, and the position in the transformation; from 1."""
         first, *later = self.steps
         for step in [first, *later]:
-            # The line with its name, and the one that closes it; the last one has neither.
+            # Each step except the last has a line with its name before its SQL, and a closing line after it.
             is_last = step is self.steps[-1]
             line -= 0 if is_last else 1
             lines = step.sql.strip().split("\n")
@@ -66,14 +66,14 @@ class Way:
             line -= len(lines) + 1
         before = self.steps[self.steps.index(step) - 1].name if step is not first else ""
         for found in OF_INPUT.finditer(lines[line - 1]) if before and line <= len(lines) else ():
-            # What it reads has another name in the statement.
+            # The step's input has another name in the combined statement.
             if column > found.start() + 1:
                 column += len(found[0]) - len(before) - 2
         return step, line, column
 
 
 def ways(pipeline: Pipeline) -> list[Way]:
-    """Return the way to each sink of a pipeline in which `check_flow` finds nothing wrong."""
+    """Return the flow into each sink of a pipeline without problems in `check_flow`."""
     steps = {step.name: step for step in pipeline.transformations}
     places = {step.name: (*_PATH, at) for at, step in enumerate(pipeline.transformations)}
     found = []
@@ -87,9 +87,9 @@ def ways(pipeline: Pipeline) -> list[Way]:
 
 
 def check_flow(document: Document, pipeline: Pipeline) -> list[Problem]:
-    """Return what keeps records from getting from each source, by each transformation, into a sink."""
+    """Return the problems in the flow from each source, through each transformation, into a sink."""
     for look in (_of_names, _of_sinks, _of_use):
-        # What is wrong first makes the rest wrong, too.
+        # Earlier problems cause later ones.
         if problems := list(look(document, pipeline)):
             return problems
     return []
@@ -155,12 +155,12 @@ def _is_circle(step: Transformation, by_name: Mapping[str, Transformation]) -> b
 
 
 def _inputs(pipeline: Pipeline) -> dict[str, str]:
-    """Return what each sink reads; of the one that does not say it, what nothing else reads."""
+    """Return the input of each sink; a sink without `input` reads the only unread source or transformation."""
     return {name: sink.input or _ends(pipeline)[0] for name, sink in pipeline.sinks.items()}
 
 
 def _ends(pipeline: Pipeline) -> list[str]:
-    """Return the sources and transformations that nothing reads by name."""
+    """Return the sources and transformations without a reader by name."""
     read = {step.input for step in pipeline.transformations} | {sink.input for sink in pipeline.sinks.values()}
     names = [*pipeline.sources, *(step.name for step in pipeline.transformations)]
     return [name for name in names if name not in read]

@@ -1,7 +1,7 @@
-"""All pipelines of a folder, checked; those that have not changed since the last look come from a memory on disk.
+"""All pipelines of a folder, checked; files unchanged since the last look come from a memory on disk.
 
-Airflow parses a DAG file anew every half minute, in a new process. Reading 500 files takes seconds of a processor, and
-looking at what each of them says of SQL many more; the memory of them takes a tenth of one.
+Airflow parses a DAG file again every half minute, in a new process. Reading 500 files takes seconds of a processor,
+and the check of their SQL many more; reading the memory takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_lakestream.pipelines.operator import connector_of
 from airflow_lakestream.pipelines.reading import problems_of, read_file, text_of
 
 _SUFFIXES = (".yaml", ".yml")
-# The DAG's id, as far as a file that is wrong still says it.
+# The DAG's id, if a wrong file still contains it.
 _NAME = re.compile(
     r"""^metadata:[^\S\n]*(?:\{[^}]*?\b|(?:\#.*)?\n(?:(?:[^\S\n].*|\#.*)?\n)*?[^\S\n]+)name:[^\S\n]*["']?([\w.-]{1,250})["']?"""
     r"""[^\S\n]*(?:[,}]|\#|$)""",
@@ -31,10 +31,10 @@ _NOT_IN_IDS = re.compile(r"[^\w.-]", re.ASCII)
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that is wrong.
+    """A wrong file of a folder.
 
-    :param name: the id of its DAG: no other pipeline of the folder has it.
-    :param last: what it came to when it was last right; None if nobody remembers.
+    :param name: the id of its DAG, unique in the folder.
+    :param last: its last correct version, or None if it is not remembered.
     :param since: when the file was changed on this machine, in seconds since the epoch.
     """
 
@@ -47,13 +47,13 @@ class Broken:
 
 @dataclass(frozen=True)
 class Folder:
-    """The pipelines of a folder, in the order of their files, and the files that are wrong."""
+    """The pipelines of a folder, in the order of files, and the wrong files."""
 
     right: tuple[Compiled, ...]
     wrong: tuple[Broken, ...]
 
     def check(self) -> None:
-        """Raise PipelineError with all that is wrong in all files."""
+        """Raise PipelineError with all problems in all files."""
         if self.wrong:
             raise PipelineError([problem for one in self.wrong for problem in one.problems])
 
@@ -61,14 +61,14 @@ class Folder:
 def read_folder(
     folder: Path, lookup: Callable[[str], str], memory: Path | None = None, *, patience: float | None = None
 ) -> Folder:
-    """Read the pipelines of a folder and the folders in it.
+    """Read the pipelines of a folder and all subfolders.
 
-    :param lookup: returns what `${NAME}` stands for; see `variables.looked_up`.
-    :param memory: file that remembers what was read; default: below AIRFLOW_HOME.
-    :param patience: seconds for checking DDL and SQL that nobody has checked before. What is not checked until then is
-        taken, and checked by the next call; what takes longer is left to the run. None: all is checked.
+    :param lookup: returns the value of `${NAME}`; see `variables.looked_up`.
+    :param memory: file with the memory of compiled pipelines; default: below AIRFLOW_HOME.
+    :param patience: seconds for the check of DDL and SQL that was not checked before. Files not checked by then
+        are accepted, and checked by the next call; a check that takes longer is left to the run. None: check all files.
 
-    Raises PipelineError where there is no such folder.
+    Raises PipelineError if the folder does not exist.
     """
     if not folder.is_dir():
         raise PipelineError([Problem(str(folder), 0, 0, "there is no such folder of pipelines.")])
@@ -88,14 +88,14 @@ def read_folder(
         for problem in _clashes(sorted(found, key=lambda one: remembered.name_of(one.file) != one.name)):
             wrong.setdefault(problem.file, []).append(problem)
     finally:
-        # What was checked is kept where Airflow ends a parse that takes too long.
+        # Checks are kept even if Airflow ends a parse that takes too long.
         remembered.write(wrong)
     right = tuple(one for one in found if one.file not in wrong)
     return Folder(right, tuple(_broken(folder, wrong, remembered, {one.name for one in right})))
 
 
 def read_path(path: Path, lookup: Callable[[str], str]) -> Folder:
-    """Read the pipelines of a folder, or the one of a file, and check all of them."""
+    """Read the pipelines of a folder, or the pipeline of a file, and check all."""
     if path.is_dir():
         return read_folder(path, lookup)
     try:
@@ -120,14 +120,14 @@ def _broken(folder: Path, wrong: Mapping[str, list[Problem]], remembered: Memory
 
 
 def _changed_at(path: Path) -> float:
-    # The time of the content may be that of another machine, from which the file was copied.
+    # The time of the content may come from another machine, from which the file was copied.
     with suppress(OSError):
         return path.stat().st_ctime
     return 0.0
 
 
 def _name_in(path: Path) -> str | None:
-    """Return the name that a file gives its pipeline; None where it can't be found."""
+    """Return the pipeline's name in a file, or None if not found."""
     with suppress(PipelineError):
         match = _NAME.search(text_of(path, path.name))
         return match[1] if match else None
@@ -135,7 +135,7 @@ def _name_in(path: Path) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of pipelines; hidden ones are none, such as those behind the links of a ConfigMap."""
+    """Return the pipeline files, without hidden files, like the files behind the links of a ConfigMap."""
     found = (one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
     return sorted(one for one in found if not any(part[0] == "." for part in one.relative_to(folder).parts))
 

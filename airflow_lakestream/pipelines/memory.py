@@ -1,4 +1,4 @@
-"""Compiled pipelines, stored on disk by the content of their files and the variables in them."""
+"""Compiled pipelines, stored on disk by the content of the files and the variables."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from airflow_lakestream.pipelines.compiled import Compiled
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.reading import problems_of, problems_within, read_text, text_of
 
-# Seconds for one file's DDL and SQL, the first import of what checks them included.
+# Seconds for one file's DDL and SQL, including the first import of the checkers.
 _ENOUGH = 10.0
-# Stands for what is wrong with a file whose check has taken longer.
+# In the place of a file's problems, if the check has taken longer.
 _LATE = "late"
-# Seconds after which nobody writes a temporary file any more.
+# Age in seconds from which a temporary file counts as abandoned.
 _LEFT = 3600.0
 
 
 def memory_of(folder: Path) -> Path:
-    """Return the file that remembers a folder, below AIRFLOW_HOME."""
+    """Return the file with the memory of a folder, below AIRFLOW_HOME."""
     home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow").expanduser()
     return home / "lakestream" / "pipelines" / f"{_digest(str(folder.resolve()))}.json"
 
@@ -36,12 +36,12 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-# What was remembered by other code may have other parts.
+# Other versions of the code may have stored other fields.
 _VERSION = _digest(__version__, "files", "checked", *(one.name for one in fields(Compiled)))
 
 
 def _seal(content: bytes) -> bytes:
-    """Return what a memory begins with that this code has written, and nobody has changed."""
+    """Return the first line of a memory written by this code and not changed since."""
     return hashlib.sha256(_VERSION.encode() + content).hexdigest().encode()
 
 
@@ -53,7 +53,7 @@ class Memory:
         self._lookup = lookup
         self._before: Mapping[str, Any] = {}
         self._now: dict[str, Any] = {}
-        # What is wrong with DDL and SQL, by file and content.
+        # Problems of DDL and SQL, by file and content.
         self._checked_before: Mapping[str, Any] = {}
         self._checked: dict[str, Any] = {}
         with suppress(OSError):
@@ -75,9 +75,9 @@ class Memory:
         return compiled
 
     def checked(self, compiled: Compiled, until: float | None) -> list[Problem]:
-        """Return what is wrong with a pipeline that was read; nothing, if nobody knows yet.
+        """Return the problems of a loaded pipeline, or an empty list if not known yet.
 
-        :param until: when to begin no look any more, by the monotonic clock; None: look at all of it.
+        :param until: end of new checks, by the monotonic clock; None: check without limit.
         """
         key = _digest(compiled.file, self._now[compiled.file]["key"])
         known = self._checked_before.get(key)
@@ -94,19 +94,19 @@ class Memory:
         return [] if known in (None, _LATE) else [Problem(**one) for one in known]
 
     def name_of(self, file: str) -> str | None:
-        """Return the name of a file's pipeline when it was last right; None if it is not remembered."""
+        """Return the name of a file's last correct pipeline, or None if not remembered."""
         entry = self._before.get(file)
         return None if entry is None else entry["compiled"]["name"]
 
     def last_of(self, file: str) -> Compiled | None:
-        """Return what a file came to when it was last right; None if it is not remembered."""
+        """Return a file's last correct pipeline, or None if not remembered."""
         entry = self._before.get(file)
         return None if entry is None else Compiled.of_dict(entry["compiled"])
 
     def write(self, wrong: Iterable[str]) -> None:
-        """Remember what was read, and of files that are wrong what they came to before.
+        """Store the loaded pipelines, and the last correct versions of wrong files.
 
-        Where the disk does not let us, the next parse reads again.
+        If the disk can't be written, the next parse reads the files again.
         """
         for name in wrong:
             self._now.pop(name, None)
@@ -128,7 +128,7 @@ class Memory:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what processes have left that were killed while they wrote."""
+        """Remove temporary files of processes killed during a write."""
         for one in self._path.parent.glob(f"{self._path.name}?*"):
             if time.time() - one.stat().st_mtime > _LEFT:
                 one.unlink()

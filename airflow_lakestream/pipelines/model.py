@@ -1,4 +1,4 @@
-"""What a pipeline's file may say: the model that checks it, and from which its JSON Schema is made."""
+"""Model of a pipeline's file, for the check of the content and for the JSON Schema."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EngineName = Literal["extract", "group", "spark", "flink", "connect"]
 
 
 class Metadata(Part):
-    """What people see of the pipeline."""
+    """Name and description of the pipeline for people."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,200}$", description="the DAG's id, and the default consumer group")
     # With the letter v it is a tag of Airflow's.
@@ -54,7 +54,7 @@ class Metadata(Part):
 
 
 class Source(Part):
-    """A Kafka topic, and how its records are decoded; the arguments of KafkaExtractOperator."""
+    """A Kafka topic, and the decoding of the records; the arguments of KafkaExtractOperator."""
 
     type: Literal["kafka"]
     topic: str = Field(description="a topic, or a regex that begins with ^")
@@ -91,7 +91,7 @@ class Transformation(Part):
 
 
 class RowCount(Part):
-    """How many rows a commit may have."""
+    """Limits on the number of rows in a commit."""
 
     min: FromZero | None = Field(default=None)
     max: FromZero | None = Field(default=None)
@@ -100,7 +100,7 @@ class RowCount(Part):
 
 
 class Checks(Part):
-    """What has to hold of the rows of each commit before they show; see docs/checks.md."""
+    """Conditions on the rows of each commit, checked before the rows are visible; see docs/checks.md."""
 
     sql: Names | None = Field(default=None, description="SELECTs from landing that have to return no rows")
     not_null: Names | None = Field(default=None, description="columns without NULL")
@@ -110,7 +110,7 @@ class Checks(Part):
 
 
 class Quality(Part):
-    """What becomes of bad records, and what has to hold of the rows."""
+    """Treatment of bad records, and conditions on the rows."""
 
     on_error: OnError | None = None
     max_rejected: Whole | Number | str | None = Field(default=None, description="most bad records: a count or a share")
@@ -121,7 +121,7 @@ class Quality(Part):
 
 
 class Sink(Part):
-    """A table, and what lands in it."""
+    """A table, and the landing in the table."""
 
     type: Literal["iceberg", "delta"]
     input: str | None = Field(
@@ -153,7 +153,7 @@ class Sink(Part):
 
 
 class Spark(Part):
-    """What only Spark has."""
+    """Settings for Spark only."""
 
     connection: str = Field(default="spark_default", description="id of an Airflow connection of type spark")
     checkpoint_location: str | None = None
@@ -166,7 +166,7 @@ class Spark(Part):
 
 
 class Flink(Part):
-    """What only Flink has."""
+    """Settings for Flink only."""
 
     connection: str = Field(default="flink_default", description="id of an Airflow connection: the SQL Gateway's")
     checkpoint_location: str | None = Field(default=None, description="a place that Flink's processes share")
@@ -174,7 +174,7 @@ class Flink(Part):
 
 
 class Connect(Part):
-    """What only Kafka Connect has."""
+    """Settings for Kafka Connect only."""
 
     connection: str = Field(default="kafka_connect_default", description="id of an Airflow connection: the workers'")
     connector: str | None = Field(default=None, description="its name in Connect; default: the pipeline's name")
@@ -185,7 +185,7 @@ _LOG = "`log` for a line in the log and a count in the metrics, or module:functi
 
 
 class Alerts(Part):
-    """Who is told when a run goes wrong."""
+    """Functions to call when a run goes wrong."""
 
     on_failure: Functions = Field(default=[], description=f"called with a failed task's context: {_LOG}")
     deadline: Duration | None = Field(default=None, description="most time for a run, from when it is queued")
@@ -195,7 +195,7 @@ class Alerts(Part):
 
 
 class Orchestration(Part):
-    """Who lands, and when."""
+    """Engine and schedule of the landings."""
 
     engine: EngineName = "extract"
     schedule: str | None = Field(
@@ -248,6 +248,6 @@ def _or_variable(value: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {key: value[key] for key in ("description", "default", "title") if key in value}
     rest = {key: one for key, one in value.items() if key not in said}
     kinds = {one.get("type") for one in [value, *value.get("anyOf", ())]}
-    # A number or a boolean in quotes, as a variable would be filled in.
+    # A number or a boolean in quotes, like the value of a variable.
     quoted = [NUMBER] * bool(kinds & {"integer", "number"}) + [FLAG] * ("boolean" in kinds)
     return {**said, "anyOf": [rest, {"type": "string", "pattern": "|".join([r"\$\{[^}]+\}", *quoted])}]}

@@ -1,4 +1,4 @@
-"""The operators and sensors of a compiled pipeline: classes and arguments, without Airflow: they are printed, too."""
+"""Operators and sensors of a compiled pipeline as calls, without Airflow: classes and arguments, also for printing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from airflow_lakestream.core.policies import OnError, TableFormat, seconds
 from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told, Waiting, named_apart
 
 _BASE = "airflow_lakestream.operators"
-# What the supervising task is told beside the app's own arguments.
+# Arguments of the supervising task in addition to the app's own.
 _CONNECTIONS = ("kafka_conn_id", "iceberg_conn_id", "storage_conn_id")
-# Where `lakestream init` puts checkpoints, too.
+# The same folder as in `lakestream init`.
 _CHECKPOINTS = "{{ var.value.get('lakestream_checkpoints', '/tmp/lakestream') }}/{{ dag.dag_id }}"
-# No DAG's id has a tilde, so that the checkpoints of sinks are no other pipeline's. Connect's names go into URLs.
+# DAG ids have no tilde, so a sink's checkpoint never equals another pipeline's. Connect's names go into URLs.
 _OF_PLACES, _OF_CONNECTORS = "~", "-"
 
-# JSON without a schema, as the other engines read it; a file may say others.
+# JSON without a schema, as the other engines read it; a file may set others.
 _CONVERTERS = {
     "key.converter": "org.apache.kafka.connect.storage.StringConverter",
     "value.converter": "org.apache.kafka.connect.json.JsonConverter",
@@ -27,10 +27,10 @@ _CONVERTERS = {
 
 @dataclass(frozen=True)
 class KnownSensor:
-    """A sensor that files may have.
+    """A sensor available in files.
 
-    :param check: what it looks with; see `watching.checks`.
-    :param defaults: arguments of the check that the sensor would give it.
+    :param check: the name of its check; see `watching.checks`.
+    :param defaults: arguments of the check that the sensor sets.
     :param of_airflow: arguments that the check does not take.
     """
 
@@ -64,11 +64,11 @@ SENSORS: Mapping[str, KnownSensor] = {
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """What makes a task, or a group of tasks: `module.name(first, **arguments)`.
+    """Call for a task, or for a group of tasks: `module.name(first, **arguments)`.
 
-    :param first: its id.
-    :param told: what the file says of it.
-    :param after: the ids of those that it waits for.
+    :param first: the argument with its id.
+    :param told: its arguments and positions in the file.
+    :param after: the ids of the tasks that it waits for.
     """
 
     module: str
@@ -85,7 +85,7 @@ class OperatorCall:
 
 
 def calls_of(compiled: Compiled) -> Iterator[OperatorCall]:
-    """Yield the calls that make a pipeline's tasks; each after those that it waits for."""
+    """Yield the calls for a pipeline's tasks; each call after the calls of tasks to wait for."""
     for sensor in compiled.sensors:
         if sensor.after is None:
             yield _of_sensor(sensor)
@@ -124,13 +124,13 @@ def _of_landing(compiled: Compiled, landing: Landing, after: tuple[str, ...]) ->
 
 
 def app_of(landing: Landing) -> str:
-    """Return the bundled Spark app that lands."""
+    """Return the bundled Spark app of a landing."""
     kind = "cdc" if landing.mode == "mirror" else "kafka"
     return f"{kind}_to_{TableFormat(landing.table_format)}"
 
 
 def connector_of(compiled: Compiled, landing: Landing) -> str:
-    """Return the name of the connector that lands in a sink."""
+    """Return the name of a landing's connector."""
     return named_apart(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
 
 
@@ -158,7 +158,7 @@ def _of_flink(compiled: Compiled, told: Landing) -> dict[str, Any]:
     landing, own = dict(told.arguments), dict(compiled.own)
     if "schema" in landing and ("sql" not in landing or landing.get("sql_input") == "decoded"):
         landing["columns"] = landing.pop("schema")
-    # As the other engines have it: what Flink can't make the same of is landed by the extract's code.
+    # As in the other engines: records that Flink would decode otherwise are landed by the extract's code.
     landing.setdefault("on_error", OnError.REJECT.value)
     if "checkpoint_interval" in landing:
         landing["publish_interval"] = landing["checkpoint_interval"]
@@ -182,7 +182,7 @@ def _of_connect(compiled: Compiled, told: Landing) -> dict[str, Any]:
 
 
 def _place(own: dict[str, Any], landing: Landing) -> str:
-    """Take the checkpoint's place from what the engine is told, and make it this sink's."""
+    """Remove the checkpoint location from the engine's settings; return the location for the landing's sink."""
     said = own.pop("checkpoint_location", None) or _CHECKPOINTS
     return named_apart(str(said).rstrip("/") if landing.apart else str(said), _OF_PLACES, landing.apart)
 

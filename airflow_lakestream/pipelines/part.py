@@ -1,4 +1,4 @@
-"""What the parts of a pipeline's model share."""
+"""Base class and field types of a pipeline's model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$"
 
 
 def listed(value: Any) -> Any:
-    """Return one text as a list of it, anything else as it is."""
+    """Return a single text as a list, any other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 
-# What a variable may hold, or what stands in quotes; the JSON Schema has the same patterns.
+# Values of a variable or in quotes; the JSON Schema has the same patterns.
 NUMBER = r"^\s*[-+]?[0-9]+(\.[0-9]+)?\s*$"
 FLAG = r"^([Tt]rue|[Ff]alse|[Yy]es|[Nn]o|[Oo]n|[Oo]ff|TRUE|FALSE|YES|NO|ON|OFF)$"
 
@@ -35,7 +35,7 @@ def _flag(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_number)]
 Number = Annotated[float, BeforeValidator(_number)]
-# Bounds stand here: pydantic would leave those of a field that may be null out of the JSON Schema.
+# Bounds are set here: pydantic would leave out the bounds of a nullable field in the JSON Schema.
 FromZero = Annotated[int, Field(ge=0), BeforeValidator(_number)]
 FromOne = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 NumberFromZero = Annotated[float, Field(ge=0), BeforeValidator(_number)]
@@ -44,7 +44,7 @@ Named = Annotated[str, Field(pattern=NAME)]
 
 
 def _listed(**one: Any) -> WithJsonSchema:
-    # A variable may be longer, or come to what fits.
+    # A variable may be longer than its value.
     item = {"anyOf": [{"type": "string", **one}, {"type": "string", "pattern": r"\$\{"}]} if one else {"type": "string"}
     return WithJsonSchema({"anyOf": [{"type": "array", "items": item}, item]})
 
@@ -61,6 +61,6 @@ Duration = Annotated[str | Number, Field(description='seconds, or a text such as
 
 
 class Part(BaseModel):
-    """A part of a pipeline's file: keys that it does not know are errors."""
+    """A part of a pipeline's file: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)

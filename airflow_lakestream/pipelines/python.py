@@ -1,4 +1,4 @@
-"""A compiled pipeline as the Python of a DAG file: what `load` makes, to be read, or to be taken over."""
+"""A compiled pipeline as the Python of a DAG file: equal to the DAG of `load`, for reading or for further use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def python_of(compiled: Compiled) -> str:
         called = f"interval=timedelta(seconds={compiled.deadline:g}), callback=AsyncCallback({_called(alerted[-1])})"
         settings["deadline"] = _Code(f"DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, {called})")
     return _TEMPLATE.format(
-        # It stands in triple quotes.
+        # The path is in triple quotes.
         file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
         imports=imports,
         modules="".join(
@@ -72,12 +72,12 @@ def python_of(compiled: Compiled) -> str:
 
 
 def _tasks(calls: Sequence[OperatorCall]) -> str:
-    """Return the calls, and what waits for what. A task has a name where that asks for one."""
+    """Return the calls, and the dependencies between tasks. A task gets a name only for a dependency."""
     waited = {one for call in calls for one in call.after}
     names: dict[str, str] = {}
     made, waits = [], []
     for call in calls:
-        # No two ids come to one name: those that differ in such a character alone get one more.
+        # Ids that differ only in such a character get a suffix, so that names stay unique.
         name = re.sub(r"\W", "_", call.task_id)
         while name in names.values():
             name += "_"
@@ -92,7 +92,7 @@ def _tasks(calls: Sequence[OperatorCall]) -> str:
 
 
 class _Code(str):
-    """Python that stands as it is."""
+    """Python code for output without quotes."""
 
     __slots__ = ()
 

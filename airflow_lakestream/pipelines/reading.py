@@ -1,4 +1,4 @@
-"""One file of a pipeline: read, and checked, or what is wrong with it."""
+"""Reading and check of a pipeline's file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_lakestream.pipelines.errors import PipelineError, Problem
 
 log = logging.getLogger(__name__)
 
-# Larger than any pipeline; a file of that size is something else that ends with .yaml.
+# Larger than any pipeline; a larger file with the suffix .yaml has another purpose.
 _MOST_BYTES = 1 << 20
 
 
@@ -44,7 +44,7 @@ def read_text(
     text: str, name: str, lookup: Callable[[str], str], engine: str | None = None
 ) -> tuple[Compiled, frozenset[str]]:
     """Return a text's pipeline, and the names of its variables. Raises PipelineError."""
-    # Here, since nothing of it is needed for files that are remembered.
+    # Imported here, since files in the memory do not need it.
     from airflow_lakestream.pipelines.compiling import compile_document
     from airflow_lakestream.pipelines.yaml_file import read_document
 
@@ -53,8 +53,8 @@ def read_text(
 
 
 def problems_of(compiled: Compiled) -> list[Problem]:
-    """Return what is wrong with a pipeline's DDL, SQL, and what a run refuses besides."""
-    # Here, since it takes PyIceberg's types, and files that have not changed are not checked again.
+    """Return the problems of a pipeline's DDL and SQL, and other refusals of a run."""
+    # Imported here, since it imports PyIceberg's types, and unchanged files are not checked again.
     from airflow_lakestream.pipelines.check import check
 
     try:
@@ -65,14 +65,14 @@ def problems_of(compiled: Compiled) -> list[Problem]:
 
 
 def problems_within(seconds: float, compiled: Compiled) -> list[Problem] | None:
-    """Return the same; None where this process can't tell. Raises TimeoutError."""
+    """Return the problems within a time, or None if this process can't check. Raises TimeoutError."""
     found: list[list[Problem] | None] = []
 
     def look() -> None:
         try:
             found.append(problems_of(compiled))
         except Exception:
-            # Such as an extra that is not installed where DAG files are parsed, or no process to look at a statement.
+            # Such as a missing extra in the process that parses DAG files, or no child process to check a statement.
             log.warning("The pipeline %s was not checked; its run does it.", compiled.name, exc_info=True)
             found.append(None)
 

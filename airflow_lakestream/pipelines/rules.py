@@ -1,4 +1,4 @@
-"""What the keys of a pipeline's file do not go together with."""
+"""Contradictions between keys of a pipeline's file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from airflow_lakestream.pipelines.part import NAME
 from airflow_lakestream.pipelines.waiting import check_sensors
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
-# What the engines take that know nothing of our decoding. A new table's design may wait for the engine that makes it.
+# Keys for engines that don't use our decoding. The engine that creates a table may set the design of the table.
 _ANY = frozenset(
     {"type", "topic", "connection", "consumer_group", "format", "schema_registry", "table", "mode", "schema_"}
     | {"partition_by", "properties", "engine", "schedule", "start_date", "catchup", "checkpoint_interval"}
@@ -41,14 +41,14 @@ _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter", "unavailable_values"),
     "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),
 }
-# What SQL reads before it is decoded.
+# Formats that SQL can read before decoding.
 _TEXTS = (Format.JSON, Format.RAW)
-# What tasks render of `orchestration`; all else in it is told to Airflow as it stands, as all of `metadata` is.
+# Keys of `orchestration` that tasks render; other keys, and all of `metadata`, go to Airflow without rendering.
 OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
 _RENDERED = (*OF_LANDING, "sensors", "spark", "flink", "connect")
-# What a submission is told by a trigger's interval.
+# Keys that a submission uses in the trigger's interval.
 _NOT_BY_SPARK = ("checkpoint_interval",)
-# What only a landing in a worker has.
+# Keys for a landing in a worker only.
 _NOT_ON_SPARK = {
     "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",
     "max_batch_bytes": "is not for Spark: max_records bounds a batch. Leave it out.",
@@ -56,9 +56,9 @@ _NOT_ON_SPARK = {
 
 
 def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
-    """Yield what is wrong with a file whose keys and values are right one by one, and whose flow is.
+    """Yield the contradictions in a file with correct keys and values and a correct flow.
 
-    :param found: the way to each sink.
+    :param found: the flow into each sink.
     """
     is_spark = pipeline.orchestration.engine == "spark"
     for path, text in _templates(document.content, ()):
@@ -85,7 +85,7 @@ def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way])
 
 
 def _templates(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the texts of a file that are templates, each with its place."""
+    """Yield the templates among a file's texts, with paths."""
     if isinstance(value, dict | list):
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _templates(one, (*path, key))
@@ -101,7 +101,7 @@ def _is_rendered(path: Path) -> bool:
 
 
 def _of_neighbours(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
-    """Yield what sinks can't share: a table, and a consumer group on a topic."""
+    """Yield conflicts between sinks: the same table, or the same consumer group on a topic."""
     for at, way in enumerate(found):
         if way.sink.input is not None and not re.match(NAME, way.sink_name):
             problem = f"{way.sink_name!r} is in names of tasks: letters, digits, - and _ only, and no digit first."
@@ -136,7 +136,7 @@ def _matches(pattern: str, topic: str) -> bool:
     try:
         return is_pattern(pattern) and not is_pattern(topic) and re.fullmatch(pattern, topic) is not None
     except re.error:
-        # It is said of the topic itself.
+        # Another check reports an invalid pattern.
         return False
 
 
@@ -176,7 +176,7 @@ def _of_engine(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Pro
 
 
 def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
-    """Yield what an engine can't do whose files are published from a branch: it knows nothing of our decoding."""
+    """Yield settings unfit for engines with a branch, since Flink and Connect do not use our decoding."""
     engine = pipeline.orchestration.engine
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
     if way.steps and engine == "flink":
@@ -216,10 +216,10 @@ def _of_their_formats(document: Document, engine: str, way: Way) -> Iterator[Pro
 def _of_made_times(document: Document, engine: str, schema: str | None, path: Path) -> Iterator[Problem]:
     if schema is None:
         return
-    # Here, since it takes PyIceberg's types, and a DAG's parser has files of all engines.
+    # Imported here, since it imports PyIceberg's types, and the parser of DAG files reads files of all engines.
     from airflow_lakestream.tables.schema.ddl import parse_timed_schema
 
-    # What is no schema is said where it is checked as one.
+    # Another check reports an invalid schema.
     with suppress(InvalidArgument):
         for column, source in parse_timed_schema(schema)[1].items():
             problem = f"column {'.'.join(column)!r} is made {source}, and {engine} makes no such times."

@@ -1,4 +1,4 @@
-"""What a pipeline's file may say of sensors: the arguments of the package's own, and what waits for them."""
+"""Sensors in a pipeline's file: arguments of the package's own sensors, and landings waiting for sensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.pipelines.part import Duration, Flag, FromZero, Names, P
 
 
 class Sensor(Part):
-    """What each of the sensors has."""
+    """Common settings of all sensors."""
 
     when: Literal["before", "beside"] = Field(
         default="before", description="before: landings wait until it is done; beside: none does"
@@ -66,7 +66,7 @@ class Freshness(Sensor):
 
 
 class Retention(_OfConsumer):
-    """Fails before Kafka removes what a consumer has not read: RetentionRiskSensor."""
+    """Fails before Kafka removes records that a consumer has not read: RetentionRiskSensor."""
 
     type: Literal["retention"]
     min_time_left: Duration | None = Field(default=None, description="how long unread records must at least stay")

@@ -1,4 +1,4 @@
-"""`${...}` in a pipeline's file: an Airflow variable, or what a connection shows; never a secret."""
+"""Variables `${...}` in a pipeline's file: an Airflow variable, or a field of a connection; never a secret."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WHERE = "Secrets belong into an Airflow connection: write its id."
 
 
 def looked_up(variable: Callable[[str], object], connection: Callable[[str], Mapping[str, object] | None]) -> Lookup:
-    """Return what looks a name up. It raises LookupError, whose text says what is wrong, never a value.
+    """Return a function from names to values. The function raises LookupError with the problem, never with a value.
 
     :param variable: returns an Airflow variable, or None.
-    :param connection: returns what a connection says, or None. Only fields that are no secret are taken from it.
+    :param connection: returns the fields of a connection, or None. Only fields that are not secret are used.
     """
 
     def look(name: str) -> str:
@@ -50,7 +50,7 @@ def _field(name: str, connection: Callable[[str], Mapping[str, object] | None]) 
     if found.get(field) is None:
         raise LookupError(f"${{{name}}}: the connection {conn_id} has no {field}.")
     text = str(found[field])
-    # A host may have a login in it without a scheme before it.
+    # A host without a scheme may contain a login.
     if url_holds_secret(text) or url_holds_secret(f"any://{text}"):
         raise LookupError(f"${{{name}}}: the connection's {field} has a secret in it. {_WHERE}")
     return text

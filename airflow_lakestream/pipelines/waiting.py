@@ -1,4 +1,4 @@
-"""The sensors of a file: what does not go together, and what they come to."""
+"""The sensors of a file: contradictions, and the compiled sensors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from airflow_lakestream.pipelines.yaml_file import Document, Path
 
 _AT: Path = ("orchestration", "sensors")
 _SUBJECTS = ("table", "checkpoint_location", "group_id")
-# What a sink says of itself.
+# Settings that a sink has already.
 _OF_SINK = (*_SUBJECTS, "consumer_group", "topic", "table_format")
 _CONNECTIONS = ("kafka_conn_id", "iceberg_conn_id", "storage_conn_id")
 _OF_FILE = ("type", "when", "sinks", "of")
 _DURATIONS = ("timeout", "poke_interval")
-# These land until somebody stops them, whatever their schedule is.
+# These engines land until a person stops them, on any schedule.
 _ENDLESS = ("flink", "connect")
 
 
 def check_sensors(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
-    """Yield what is wrong with sensors whose keys and values are right one by one."""
+    """Yield the contradictions in sensors with correct keys and values."""
     for name, sensor in pipeline.orchestration.sensors.items():
         yield from _of_sensor(document, pipeline, (*_AT, name), sensor)
     for way in found:
@@ -56,7 +56,7 @@ def _of_sensor(document: Document, pipeline: Pipeline, path: Path, sensor: AnySe
 
 
 def _of_a_sink(document: Document, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[Problem]:
-    """Yield what is wrong with a sensor that looks at a sink of the file."""
+    """Yield the problems of a sensor with a sink of the file as subject."""
     for key in (*_OF_SINK, *_CONNECTIONS):
         if getattr(sensor, key, None) is not None:
             yield document.problem((*path, key), f"{key} is said by the sink {sensor.of}. Leave it out.")
@@ -93,7 +93,7 @@ def _of_freshness(document: Document, pipeline: Pipeline, way: Way) -> Iterator[
 
 
 def compiled_sensors(document: Document, pipeline: Pipeline, landings: Sequence[Landing]) -> Iterator[Waiting]:
-    """Yield the sensors of a file in which `check_sensors` finds nothing wrong."""
+    """Yield the sensors of a file without problems in `check_sensors`."""
     of_sinks = {landing.sink: landing for landing in landings}
     for name, sensor in pipeline.orchestration.sensors.items():
         path = (*_AT, name)
@@ -113,7 +113,7 @@ def compiled_sensors(document: Document, pipeline: Pipeline, landings: Sequence[
 
 
 def freshness_after(document: Document, pipeline: Pipeline, way: Way, landing: Landing) -> Waiting | None:
-    """Return the sensor that looks after a landing whether its table is fresh; None where nothing asks for it."""
+    """Return the sensor for the table's freshness after a landing, or None without such a setting."""
     quality = way.sink.quality or pipeline.quality
     if quality.freshness is None:
         return None
@@ -133,7 +133,7 @@ def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
 
 
 def _subject(landing: Landing, *, is_table: bool) -> Mapping[str, Any]:
-    """Return the arguments of a sensor that looks at a landing's table."""
+    """Return the sensor arguments for the table of a landing."""
     told = landing.arguments
     found = {key: told[key] for key in ("table", "consumer_group", *_CONNECTIONS) if key in told}
     if not is_table:

@@ -1,4 +1,4 @@
-"""The pipeline that `lakestream init --yaml` writes: what a DAG file of the same landing would say."""
+"""The pipeline of `lakestream init --yaml`, equivalent to a DAG file of the same landing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECTIONS = {
 
 
 def pipeline_text(file: DagFile) -> str:
-    """Return the text of the pipeline's file. Raises PipelineError where a pipeline can't say what a DAG file can."""
+    """Return the text of the pipeline's file. Raises PipelineError if a pipeline can't express the DAG file."""
     parts = _parts(file)
     text = _HEAD + "".join(
         f"{_SECTIONS[name]}\n{dumped({name: part})}" if name in _SECTIONS else dumped({name: part})
@@ -66,16 +66,16 @@ def _parts(file: DagFile) -> dict[str, Any]:
 
 
 def _name_of(topic: str) -> str:
-    """Return the source's name, which transformations refer to."""
+    """Return the source's name for transformations."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", topic)[:100]
     return name if name[0].isalpha() or name[0] == "_" else f"_{name[:99]}"
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """Writes texts of several lines as such, and a dollar sign as the one that is no variable's."""
+    """Writes texts of several lines as blocks, and a dollar sign as `$$`, since a single dollar begins a variable."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
-        # PyYAML writes some of what nobody sees, such as U+0085, as it is, and reads it back as something else.
+        # PyYAML writes some invisible characters, such as U+0085, unchanged, and reads them back as something else.
         is_plain = text.replace("\n", "").isprintable()
         style = ("|" if "\n" in text else None) if is_plain else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", text.replace("$", "$$"), style)
@@ -85,7 +85,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def dumped(part: Any) -> str:
-    """Return a part of a file: as YAML that `read_document` reads back as it is."""
+    """Return a part of a file as YAML; `read_document` reads the same part back."""
     text: str = yaml.dump(part, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 

@@ -1,4 +1,4 @@
-"""YAML with the place of each value, so that an error can say where it is."""
+"""YAML with the position of each value, for positions in errors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class Document:
-    """A file's content: mappings, lists, texts, numbers, booleans and None; and where each of them stands.
+    """Content of a file: mappings, lists, texts, numbers, booleans and None; and the position of each.
 
-    :param variables: the names that `${...}` asks for.
+    :param variables: the names in `${...}`.
     """
 
     file: str
@@ -35,21 +35,21 @@ class Document:
     variables: frozenset[str]
 
     def place(self, path: Path) -> Place:
-        """Return where a value stands; of one that is missing, where its parent does."""
+        """Return the position of a value, or of the parent if the value is missing."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, (1, 1))
 
     def problem(self, path: Path, text: str) -> Problem:
-        """Return a problem of a value."""
+        """Return a problem about a value."""
         return Problem(self.file, *self.place(path), text)
 
 
 def read_document(file: str, text: str, lookup: Callable[[str], str]) -> Document:
-    """Read a file's text; `${NAME}` becomes what `lookup` returns for the name, `$$` a dollar sign.
+    """Read a file's text; `${NAME}` becomes the result of `lookup` for the name, `$$` a dollar sign.
 
-    Dates stay text. Raises PipelineError for what is no YAML, for keys that are there twice, for aliases, merges and
-    tags, and for a variable that `lookup` does not find (it raises LookupError, whose text says why).
+    Dates stay text. Raises PipelineError for invalid YAML, for duplicate keys, for aliases, merges and tags, and for a
+    variable that `lookup` does not find (it raises LookupError with the reason).
     """
     try:
         node = None if (deep := _too_deep(text)) else yaml.compose(text, Loader=_Loader)
@@ -69,9 +69,9 @@ def read_document(file: str, text: str, lookup: Callable[[str], str]) -> Documen
 
 
 def _too_deep(text: str) -> yaml.Mark | None:
-    """Return where values begin to be nested deeper than in any pipeline.
+    """Return the position of the first value nested deeper than in any pipeline, or None.
 
-    The composer calls itself for each level, and C's ends the process where there are many. Its parser does not.
+    The composer calls itself for each level, and the C version ends the process if there are many. The parser does not.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -95,10 +95,10 @@ class _Reader:
         self._seen: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """Return a node's value, and note where it stands."""
+        """Return a node's value, and record the position."""
         place = self.places[path] = _place(node)
         if id(node) in self._seen:
-            # An alias may hold itself, or unfold to more than the memory holds.
+            # An alias may contain itself, or unfold to more than fits into memory.
             self._wrong(place, _DEEP)
             return None
         self._seen.add(id(node))
@@ -119,7 +119,7 @@ class _Reader:
                 self._wrong(_place(key_node), f"{name} is there twice.")
                 continue
             found[name] = self.value(value_node, (*path, name))
-            # Errors of a value are looked for at its key: that is where a person looks.
+            # A person looks for an error of a value at its key.
             self.places[(*path, name)] = _place(key_node)
         return found
 

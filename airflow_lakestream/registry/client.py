@@ -38,7 +38,7 @@ _VAIN_PER_SECOND = 5.0
 
 
 class _Cache:
-    """Answers kept by this process, by registry and path: bounded, the least recently used go first."""
+    """Bounded cache of answers in this process, by registry and path; removes the least recently used first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -62,7 +62,7 @@ class _Cache:
 
 
 class _Allowance:
-    """How many requests for unknown ids are allowed: a bucket that refills."""
+    """Allowance of requests for unknown ids: a bucket with a rate of refill."""
 
     def __init__(self) -> None:
         self._left = float(_VAIN_AT_ONCE)
@@ -92,7 +92,7 @@ _ABSENT = _Cache(10_000)
 
 
 class RegistryClient:
-    """Reads schemas. It can be pickled, credentials included: Spark's executors make their own requests.
+    """Client for schemas. Can be pickled with credentials, for requests from Spark's executors.
 
     All methods raise RegistryUnavailable (a retry may help) and RegistryRefused (it can't), with the requested URL.
     """
@@ -106,7 +106,7 @@ class RegistryClient:
         return type(self), (self.config,)
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id, with all its references. Raises SchemaNotFound."""
+        """Return the schema of this id with all references. Raises SchemaNotFound."""
         key = (self.config, schema_id)
         found = _FOUND.get(key)
         if found is None:
@@ -226,7 +226,7 @@ class RegistryClient:
         except (ValueError, OSError, AttributeError):
             said, code = "", None
         if error.code == 404:
-            # Any server may answer 404; a registry says in its body what it has not found.
+            # Any server may answer 404; only a registry's body has an error code.
             if code is None:
                 return RegistryRefused(self._not_a_registry(path))
             return SchemaNotFound(f"{where}: {said or 'not found'}")

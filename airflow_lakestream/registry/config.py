@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 # Secrets: never shown; they belong into a connection.
 SECRETS = ("password", "token", "key_password")
 
-# Confluent's clients call these settings so, with the prefix "schema.registry.".
+# Names of these settings in Confluent's clients, after the prefix "schema.registry.".
 _CONFLUENT = {
     "url": "url",
     "bearer.auth.token": "token",
@@ -102,12 +102,12 @@ class RegistryConfig:
 
     @classmethod
     def from_client_settings(cls, client: Mapping[str, Any]) -> RegistryConfig | None:
-        """Return the registry of a Kafka client's settings, such as `schema.registry.url`; None without any.
+        """Return the registry in a Kafka client's settings, or None without any setting of a registry.
 
         Raises InvalidArgument for an unknown setting: if it were ignored, a later error would not point to it.
         """
         given = {key.removeprefix(_PREFIX): value for key, value in client.items() if key.startswith(_PREFIX)}
-        # Says where user name and password come from; here there is only one place.
+        # The source of user name and password; here there is only one source.
         given.pop("basic.auth.credentials.source", None)
         if not given:
             return None
@@ -122,7 +122,7 @@ class RegistryConfig:
 
 
 def settings(value: Any) -> dict[str, Any]:
-    """Return a registry, as users write it, as an unchecked mapping. Raises InvalidArgument."""
+    """Return a registry in any form of users as an unchecked mapping. Raises InvalidArgument."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
@@ -155,17 +155,17 @@ def _is_json(text: str) -> bool:
 
 
 def is_client_setting(key: str) -> bool:
-    """Tell whether a Kafka connection's setting is about its schema registry, not librdkafka."""
+    """Return whether a Kafka connection's setting is for the schema registry, not for librdkafka."""
     return key.startswith(_PREFIX)
 
 
 def is_address(value: Any) -> bool:
-    """Tell whether a registry is given as a URL or mapping, not as the id of a connection."""
+    """Return whether a registry is given as a URL or mapping, not as the id of a connection."""
     return not isinstance(value, str) or "://" in value or value.lstrip().startswith("{")
 
 
 def refuse_secrets(value: Any) -> None:
-    """Refuse secrets in an argument that is shown in logs, in the UI and in Airflow's database.
+    """Refuse secrets in an argument, since arguments are shown in logs, in the UI and in Airflow's database.
 
     Raises InvalidArgument, without the secret. A template expression is not examined, but in the place of a secret it
     counts as one.

@@ -1,4 +1,4 @@
-"""A registered schema, and the errors of asking for one."""
+"""A registered schema, and the errors of a registry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RegisteredSchema:
     references: tuple[tuple[str, RegisteredSchema], ...] = ()
 
     def all_references(self) -> list[tuple[str, RegisteredSchema]]:
-        """Return all direct and indirect references, each name once, after those that it needs itself."""
+        """Return all direct and indirect references, each name once, after the references of the schema itself."""
         found: dict[str, RegisteredSchema] = {}
         for name, schema in self.references:
             for inner, needed in schema.all_references():
@@ -34,19 +34,19 @@ class RegisteredSchema:
 
 
 class SchemaSource(Protocol):
-    """Where decoders get schemas from."""
+    """A source of schemas for decoders."""
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id. Raises SchemaNotFound, and its own errors if it can't ask."""
+        """Return the schema of this id. Raises SchemaNotFound, and the source's own errors."""
         ...
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Return all schemas of a subject, the oldest first. Raises likewise."""
+        """Return all schemas of a subject, the oldest first. Raises the same errors."""
         ...
 
 
 class SchemaNotFound(LakestreamError, Terminal):
-    """The registry answered that it has no such schema."""
+    """The registry does not have the schema."""
 
 
 class RegistryUnavailable(LakestreamError, Transient):
@@ -54,11 +54,11 @@ class RegistryUnavailable(LakestreamError, Transient):
 
 
 class RegistryRefused(LakestreamError, Terminal):
-    """The registry's answer is an error that no retry changes, such as wrong credentials."""
+    """Permanent error in the registry's answer, for example by wrong credentials."""
 
 
 def versions_of(registry: SchemaSource | None, topic: str, kind: str | None) -> list[RegisteredSchema]:
-    """Return all versions of a topic's schemas that can be had, those of keys too. Raises RegistryUnavailable."""
+    """Return all available versions of a topic's schemas, including keys. Raises RegistryUnavailable."""
     found: list[RegisteredSchema] = []
     for subject in (f"{topic}-value", f"{topic}-key"):
         try:

@@ -1,1 +1,1 @@
-"""Runs put together: from a configuration to the job of `core.landing`, and what runs besides it."""
+"""Runs put together: from a configuration to the job of `core.landing`, with all further steps."""

@@ -1,6 +1,6 @@
-"""The rows of an engine's files compared with those that we make of the same records, by their hashes.
+"""Comparison of an engine's rows with our rows of the same records, by hashes.
 
-The hashes of a publication's rows are held, 20 bytes for each row, never the rows: the files are read again where a
+The hashes of a publication's rows are held, 20 bytes for each row, never the rows: the files are read again if a
 column has to be named.
 """
 
@@ -20,7 +20,7 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
 
-# More help nobody; all offsets are told.
+# The differences with named columns; all offsets are reported.
 _NAMED = 5
 
 Offsets = npt.NDArray[np.int64]
@@ -28,17 +28,17 @@ ReadRows = Callable[[], Iterator[pa.Table]]
 
 
 class EngineRows:
-    """What an engine has made of a topic's records.
+    """An engine's rows of a topic's records, by position.
 
     :param read: reads the rows of its files, in the table's columns.
-    :param columns: those that are compared.
+    :param columns: the columns to compare.
     """
 
     def __init__(self, read: ReadRows, topic: str, columns: Sequence[str]) -> None:
         self._read, self._topic, self._columns = read, topic, list(columns)
         self._hashes = RowHashes()
         self._parts: dict[int, tuple[Offsets, Hashes]] = {}
-        # By position, what we have made of the first records that differ.
+        # By position, our hashes of the first records that differ.
         self._ours: dict[tuple[int, int], Hashes] = {}
         self._different: list[tuple[PartitionKey, Offsets]] = []
         self._equal: list[tuple[PartitionKey, Offsets]] = []
@@ -46,21 +46,21 @@ class EngineRows:
 
     @property
     def positions(self) -> RangeSet:
-        """Where there are rows."""
+        """The positions with rows."""
         return union(ranges_of((self._topic, p), offsets) for p, (offsets, _) in self._parts.items())
 
     @property
     def equal(self) -> RangeSet:
-        """Where the rows that were compared have our values, and no others."""
+        """The compared positions with our values only."""
         return union(ranges_of(*one) for one in self._equal) - self.different
 
     @property
     def different(self) -> RangeSet:
-        """Where they have not."""
+        """The compared positions with different values."""
         return union(ranges_of(*one) for one in self._different)
 
     def compare(self, partition: int, offsets: Sequence[int], ours: pa.Table) -> None:
-        """Compare with our rows of these offsets, which rise."""
+        """Compare with our rows of these rising offsets."""
         if partition not in self._parts or not len(offsets):
             return
         at, their = self._parts[partition]
@@ -80,7 +80,7 @@ class EngineRows:
                 self._ours[partition, int(mine[place])] = columns[:, place]
 
     def named(self) -> list[Difference]:
-        """Name the columns by which the first rows differ."""
+        """Return the first differences, with the columns."""
         found: dict[tuple[int, int], set[str]] = {}
         for partition, offsets, rows in self._by_partition():
             for offset in sorted({o for p, o in self._ours if p == partition} & set(offsets.tolist())):
@@ -104,9 +104,9 @@ class EngineRows:
             self._parts[partition] = offsets[order], hashes[order]
 
     def _by_partition(self) -> Iterator[tuple[int, Offsets, pa.Table]]:
-        """Yield rows that have a position in the topic; what others there are is another check's matter."""
+        """Yield the rows with a position in the topic, by partition. Further rows are another check's matter."""
         for rows in self._read():
-            # A table need not have a column for each thing that is known of a record.
+            # A table may lack a column for a known attribute of records.
             self._columns = [name for name in self._columns if name in rows.column_names]
             known = rows.filter(pc.equal(rows[TOPIC], self._topic))
             for name in COORDINATES[1:]:

@@ -1,4 +1,4 @@
-"""Receipts for damaged batches: what nobody can read is lost to a group, and its stream goes on behind it."""
+"""Receipts for damaged batches: unreadable offsets are recorded as lost, and the stream goes on behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_lakestream.tables.design import TableDesign
 
 @dataclass(frozen=True)
 class DamageReceipt:
-    """Damaged batches of a topic, and the snapshot in which they are recorded as lost."""
+    """Damaged batches of a topic, and the snapshot with the receipt."""
 
     ranges: RangeSet
     snapshot_id: int
@@ -39,7 +39,7 @@ class DamageReceipt:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Writes the receipts of one group.
+    """Writer of a group's receipts.
 
     :param lake: the table's catalog, or for a Delta table its store.
     :param kafka: librdkafka configuration of the connection.
@@ -54,10 +54,10 @@ class Forgetting:
     poll_timeout: float = 30.0
 
     def forget(self, topics: Sequence[str] = ()) -> list[DamageReceipt]:
-        """Record damaged batches as lost, of what the group lacks of the topics; default: those of its ledger.
+        """Record damaged batches of the group's missing offsets as lost; default: the ledger's topics.
 
-        Raises InvalidArgument where there is nothing to record, or no table, what planning and reading raise, and
-        Conflict if another run came first.
+        Raises InvalidArgument without damage to record or without a table, errors of planning and reading, and Conflict
+        if another run came first.
         """
         topics = topics or sorted({identity.topic for identity in self._load("a look")[1].ledger.topics})
         if not topics:
@@ -73,7 +73,7 @@ class Forgetting:
         )
 
     def receipt(self, source: Source, reader: Reader) -> DamageReceipt | None:
-        """Record as lost what the group lacks of a topic and nobody can read; None where there is none of it."""
+        """Record the group's missing and unreadable offsets of a topic as lost; return None without damage."""
         this = f"ledger forget {uuid.uuid4().hex}"
         sink, found = self._load(this)
         state = source.look()
@@ -97,7 +97,7 @@ class Forgetting:
 
 
 def find_damaged(plan: Plan, reader: Reader) -> RangeSet:
-    """Return what of a plan's ranges is in damaged batches."""
+    """Return the offsets of a plan in damaged batches."""
     left, damaged = plan.ranges, RangeSet()
     while left:
         try:

@@ -1,4 +1,4 @@
-"""The extract path put together: the job that a configuration describes.
+"""Assembly of the extract path: a job from a configuration.
 
 No Airflow in here: the operator, the command line and the tests all use `build_job`.
 """
@@ -44,14 +44,14 @@ def build_job(
     parts: int = 1,
     dry: bool = False,
 ) -> Job:
-    """Put the parts together. Nothing is connected yet.
+    """Return the job of a configuration, without connecting yet.
 
     :param kafka: librdkafka configuration of the connection.
     :param catalog: opens the tables; for Delta tables, their store.
     :param run_id: the same for every try of one task run, and different for each run.
     :param where: name of the Kafka connection for errors.
     :param stop: set it to stop the run between two batches.
-    :param parts: so many processes, each with such a job, share the memory that one may have for rows.
+    :param parts: the number of processes, each with such a job, that share the memory for rows.
     :param dry: only for a look: nothing is written, not even a note in the group.
     """
     fan_out = config.fan_out

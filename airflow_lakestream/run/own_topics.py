@@ -1,4 +1,4 @@
-"""Debezium's own topics among those that a regex matches: recognized by what they hold, and not landed."""
+"""Debezium's own topics in a regex's matches: recognized by content, and not landed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _HEADER = 5
 
 @dataclass(frozen=True)
 class OwnTopics:
-    """Debezium's own records in a topic that can't be landed."""
+    """Check for topics with only Debezium's own records."""
 
     config: ExtractConfig
 
     def are_all(self, topic: str, job: Job, error: LakestreamError | None = None) -> bool:
-        """Tell whether the topic holds nothing else, as far as it was looked into, and say so.
+        """Return whether all records looked at are Debezium's own; if all are, log the topic as left out.
 
-        :param error: what it has failed for. Only its content is looked into: what a retry may fix is none of it.
+        :param error: the topic's failure. An error that a retry may fix is not a matter of the content.
         """
         if self.config.envelope != Envelope.DEBEZIUM or not isinstance(error, Terminal | None):
             return False
@@ -47,9 +47,9 @@ class OwnTopics:
         return bool(kinds)
 
     def kinds(self, job: Job) -> str:
-        """Return what the oldest and the newest records of the job's topic are, in words.
+        """Return the kinds of the oldest and the newest records of the job's topic, as text.
 
-        Empty if one of them may be a table's event, or if there are none. Raises what reading raises.
+        Empty if one of them may be a table's event, or without records. Raises the errors of reading.
         """
         values = list(self._values(job))
         kinds = [self._kind(value) for value in values]

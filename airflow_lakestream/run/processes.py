@@ -1,4 +1,4 @@
-"""The child processes of an extract: how many there are, and what each does. No Airflow in here."""
+"""Child processes of an extract: the number, and the work of each. No Airflow in here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_lakestream.run import job as extract
 from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Child, Children, can_fork, processors
 
-# What librdkafka may read ahead, in all processes together.
+# Kilobytes that librdkafka may read ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024
 # More processes than this would wait for the same broker or disk.
 DEFAULT_MOST = 4
@@ -29,9 +29,9 @@ def reader_processes(
     where: str = "the Kafka connection",
     idle_threads: Sequence[str] = (),
 ) -> Iterator[Children | None]:
-    """Yield the processes that read for the landings within; None if one process is enough or forking is unsafe.
+    """Yield reader processes for landings, or None if a single process is enough or forking is unsafe.
 
-    Enter it before any client is made: see `runtime.processes`, also for `idle_threads`.
+    Enter the context before any client is made: see `runtime.processes`, also for `idle_threads`.
     """
     # One process that reads, decodes and writes in threads waits for the interpreter a third of the time. On two
     # processors, two processes landed 706,000 JSON records/s and held 680 MiB; one landed 575,000 and held 560.
@@ -61,7 +61,7 @@ def reader_processes(
 
 
 def _bound_allocation() -> None:
-    """Let all threads of this process and its children allocate from two arenas, and map very large blocks.
+    """Let all threads of this process and of children allocate from two arenas, and map very large blocks.
 
     With an arena per thread of librdkafka, memory that one thread frees is not used by another: landing 1,000
     records of 1 MiB took 450 MiB, with two arenas 360. Records of 10 MiB leave holes of the same size: 760 MiB, or

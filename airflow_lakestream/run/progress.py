@@ -1,4 +1,4 @@
-"""What a driver reports of a landing, for every engine."""
+"""Progress reports of a driver's landing, for every engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from airflow_lakestream.run.topics import RunReport
 
 
 def batch_progress(batch_id: int, report: RunReport, duration: float, pause: float | None = None) -> BatchProgress:
-    """Return a landing as batch progress; `pause` is the time from one batch to the next, in seconds."""
+    """Return a landing as batch progress; `pause` is the time between two batches, in seconds."""
     counts = report.counts
     rate = counts.read / max(duration, 1e-3)
     return BatchProgress(

@@ -1,4 +1,4 @@
-"""A publication put together: Kafka as it looks at single offsets, and at all that an engine has decoded."""
+"""Parts of a publication: looks at single offsets in Kafka, and a second decoding of an engine's records."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from airflow_lakestream.run.comparing import EngineRows
 from airflow_lakestream.tables.coordinates import ranges_of
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
-# A reader takes up one stretch after the other; it is faster to read over so many offsets that nobody asked for.
+# A reader opens one stretch after the other; to read over this many unwanted offsets is faster.
 NEAR = 10_000
-# Offsets that are looked at, or are not, together.
+# Offsets of a block are in the sample together, or not at all.
 _BLOCK = 1_000
-# The columns that say where a record was are none of its payload.
+# The columns of a record's place do not belong to its payload.
 _BESIDE = frozenset(metadata_schema(METADATA_NAMES).names)
 _TIMESTAMP = "_kafka_timestamp"
 
@@ -42,7 +42,7 @@ class LookIntoLog:
         self._reader = reader
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
-        """Return what Kafka shows at these offsets. Raises Stopped, and Conflict where the log loses some meanwhile."""
+        """Return Kafka's contents at these offsets. Raises Stopped, and Conflict if the log loses offsets meanwhile."""
         gone = ranges & _below(state)
         there = ranges - gone
         try:
@@ -50,7 +50,7 @@ class LookIntoLog:
         except DamagedBatch as damaged:
             if damaged.ranges & there:
                 raise
-            # Of a stretch between the offsets that were asked for.
+            # The damage is between the offsets that were asked for.
             return self._read(ranges, Plan(state, there), gone, stop)
 
     def _read(self, ranges: RangeSet, plan: Plan, gone: RangeSet, stop: threading.Event) -> Shown:
@@ -75,12 +75,12 @@ class LookIntoLog:
 class DecodedAgain:
     """`core.publishing.branch.Proof` by our own decoder.
 
-    :param decoder: makes one for the columns of a table.
-    :param begins: by partition, where the engine began; what is below it has not read.
+    :param decoder: makes a decoder for the columns of a table.
+    :param begins: by partition, the engine's first offset; it has read nothing below.
     :param tombstones: records without a value are rows, too.
     :param beyond_rows: records without a row are decoded, too: the engine's decoder may read over them.
     :param compares: rows are compared; else records are decoded alone.
-    :param share: of the records that are looked at, 1 for all. Where it is less, no row counts as compared.
+    :param share: the share of the records that are checked, 1 for all. If it is less, no row counts as compared.
     """
 
     reader: Reader
@@ -92,7 +92,7 @@ class DecodedAgain:
     share: float = 1.0
 
     def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
-        """Look at these offsets, and at those of the rows. Raises BadRecord, and as `LookIntoLog.shown` does."""
+        """Check these offsets and the rows' offsets. Raises BadRecord, Stopped and Conflict."""
         topic = state.identity.topic
         payload = pa.schema([one for one in written.columns if one.name not in _BESIDE])
         decoder = self.decoder(payload)
@@ -116,7 +116,7 @@ class DecodedAgain:
 
 
 def sample(ranges: RangeSet, share: float) -> RangeSet:
-    """Return a share of the offsets: whole stretches of them, the same ones each time."""
+    """Return a share of the offsets in whole blocks, the same blocks each time."""
     if share >= 1:
         return ranges
     return ranges & RangeSet(
@@ -133,7 +133,7 @@ def _compared(payload: pa.Schema) -> list[str]:
 
 
 def _row(decoder: PayloadDecoder, batch: RawBatch) -> pa.Table:
-    """Return the rows that the extract makes of records. Raises BadRecord for the first one that it rejects."""
+    """Return the extract's rows of records. Raises BadRecord for the first rejected record."""
     timed = bad_timestamps(batch)
     decoded = decoder.decode(batch)
     places = all_but(len(batch), [row.index for row in decoded.bad])
@@ -144,12 +144,12 @@ def _row(decoder: PayloadDecoder, batch: RawBatch) -> pa.Table:
 
 
 def _below(state: TopicState) -> RangeSet:
-    """Return what has left the log."""
+    """Return the offsets below the log's start."""
     return union(RangeSet.of(state.identity.topic, p, 0, marks.low) for p, marks in state.marks.items())
 
 
 def _stretches(ranges: RangeSet) -> Iterator[OffsetRange]:
-    """Yield the ranges, those near each other as one."""
+    """Yield the ranges, with neighbouring ranges joined."""
     for key in ranges.partitions:
         for start, end in coalesce((start, end + NEAR) for start, end in ranges.intervals(*key)):
             yield OffsetRange(*key, start, end - NEAR)

@@ -1,4 +1,4 @@
-"""What a table and its reject table say of rejected records that count, whichever their format is."""
+"""Rejected records of a table, from the reject table, for both table formats."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 
 class Rejected(Protocol):
-    """A table and its reject table at heads that belong together."""
+    """A table and the reject table at matching heads."""
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The table's own."""
+        """The table's properties."""
 
     @property
     def columns(self) -> Sequence[str]:
@@ -29,11 +29,11 @@ class Rejected(Protocol):
 
     @property
     def groups(self) -> Sequence[str]:
-        """The groups that have landed in the table."""
+        """The consumer groups with landings in the table."""
 
     @property
     def note(self) -> str | None:
-        """What part the table has in a fan-out, as a sentence; None without one."""
+        """A sentence on the table's part in a fan-out, or None."""
 
     def ledger(self, group: str) -> Ledger:
         """Return a group's ledger."""
@@ -41,19 +41,19 @@ class Rejected(Protocol):
     def counting(
         self, group: str, *, topic: str | None = None, ranges: RangeSet | None = None, columns: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
-        """Yield the rejected records of a group that count, file by file; none without a reject table.
+        """Yield a group's counting rejected records, file by file, if a reject table exists.
 
         :param topic: only of this topic.
         :param ranges: only at these offsets.
-        :param columns: those to read, besides what tells a record's place; default: all.
+        :param columns: the columns to read, in addition to a record's place; default: all.
         """
 
 
 def open_rejected(lake: Any, table: str, group: str | None = None) -> Rejected:
-    """Look at a table and its reject table. Raises what the table's format raises where there is none.
+    """Open a table and the reject table. Raises the table format's error for a missing table.
 
-    :param lake: what the table is in: a catalog, or a Delta table's store.
-    :param group: one that has to have landed in the table; else NoLedger is raised, which names those that have.
+    :param lake: opens the table: a catalog, or a Delta table's store.
+    :param group: a group that must have landed in the table; else NoLedger is raised, with the groups that have.
     """
     opened = _of_delta(lake, table) if TableFormat.of(table) is TableFormat.DELTA else _of_iceberg(lake, table)
     if group is not None and group not in opened.groups:

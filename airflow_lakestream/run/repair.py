@@ -1,6 +1,6 @@
-"""Repair: what a full audit finds missing is landed again, what is doubled is kept once, in one snapshot.
+"""Repair in a single snapshot: missing rows found by a full audit are landed again, doubled rows kept once.
 
-The parts are those of the audit and of the extract path. No Airflow in here.
+The parts are from the audit and from the extract path. No Airflow in here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TRIES = 5
 
 
 class RowsLost(LakestreamError, Terminal):
-    """Rows are missing that Kafka no longer has; `ranges` holds their offsets."""
+    """Rows are missing and the records have left Kafka; `ranges` are the offsets."""
 
     def __init__(self, ranges: RangeSet, rows: int, table: str) -> None:
         self.ranges, self.rows = ranges, rows
@@ -66,7 +66,7 @@ class RowsLost(LakestreamError, Terminal):
 
 
 class FilesLost(LakestreamError, Terminal):
-    """Lost data files held rows without a Kafka offset, or may have held some; `files` names them."""
+    """Lost data files had, or may have had, rows without a Kafka offset; `files` are the paths."""
 
     def __init__(self, table: str, files: Sequence[str]) -> None:
         self.files = tuple(files)
@@ -89,7 +89,7 @@ class NotRepaired(LakestreamError, Transient):
 
 
 class RecordsWithoutRow(LakestreamError, Terminal):
-    """Records of damaged ranges had a row, and became none when they were read again."""
+    """Records of damaged ranges had a row, and have no row at the new read."""
 
     def __init__(self, counts: Counts, covers: OffsetRange, table: str) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class RecordsWithoutRow(LakestreamError, Terminal):
 
 
 class RowsNowBad(LakestreamError, Terminal):
-    """Most records to be landed again had a row, and are bad now that they are read again."""
+    """Most records to be landed again had a row, and are bad at the new read."""
 
     def __init__(self, table: str, read: int, bad: BadRecords, before: int) -> None:
         self.read, self.bad, self.before = read, bad, before
@@ -114,7 +114,7 @@ class RowsNowBad(LakestreamError, Terminal):
 
 
 class MissingNoMore(Conflict):
-    """Records that the audit saw have left Kafka; `ranges` says which."""
+    """Records seen by the audit have left Kafka; `ranges` are the offsets."""
 
     def __init__(self, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -123,13 +123,13 @@ class MissingNoMore(Conflict):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair(Decoding):
-    """What to repair: all damage that a full `audit` finds in its table, group and topic.
+    """Repair of all damage found by a full `audit` in a table, group and topic.
 
     Values and keys are decoded as in the extract path. `schema` goes with `sql_input="decoded"`, with formats whose
-    fields have no names, and where it says from what times are made. Rows that a statement made need the same
-    statement for the repair.
+    fields have no names, and if it specifies the sources of times. Rows that a statement made need the same statement
+    for the repair.
 
-    :param tombstones: what to do with records whose value is null, as in the extract path.
+    :param tombstones: the treatment of records whose value is null, as in the extract path.
     :param on_data_loss: if rows are missing that Kafka no longer has: `"fail"`, or `"record"` to write a receipt.
     """
 
@@ -162,9 +162,9 @@ class Repair(Decoding):
         return arguments
 
     def run(self, catalog: Catalog) -> AuditResult:
-        """Audit, repair the damage in one snapshot, mend wrong bounds in another, audit again; the result holds all.
+        """Audit, repair the damage in a snapshot, mend wrong bounds in another, and return a new audit with the repair.
 
-        Raises what the audit raises, RowsLost, CannotReplace, BadRecord, NotRepaired and the errors of the Kafka side;
+        Raises the errors of the audit and of Kafka, RowsLost, FilesLost, CannotReplace, BadRecord and NotRepaired;
         after any error nothing was changed.
         """
         audit = replace(self.audit, full=True)
@@ -192,7 +192,7 @@ class Repair(Decoding):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A change of one topic's books, and the ranges whose rows come from the table.
+    """Change of a topic's ledger entry, and the ranges with rows kept from the table.
 
     `odd` are rows to take out; `removed` describes them.
     """
@@ -213,7 +213,7 @@ class _Try:
     names: tuple[str, ...] = ()
 
     def run(self) -> tuple[AuditResult, Repaired]:
-        """Audit, and repair what was found. Raises Conflict: begin again."""
+        """Audit, and repair the damage. Raises Conflict if the repair has to begin again."""
         sink, table = self._open()
         result = self.audit.run(self.catalog)
         books = Books.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
@@ -226,7 +226,7 @@ class _Try:
             raise
 
     def _open(self) -> tuple[RejectingRepairSink, TableState]:
-        """Load the table before the audit, so that the sink notices rows that others replace from now on."""
+        """Load the table before the audit, for the sink to notice all later replaces by another writer."""
         table = load(self.catalog, self.audit.table)
         refuse_without_spark(self.audit.table, table.properties, self.audit.consumer_group, "a repair")
         columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
@@ -282,7 +282,7 @@ class _Try:
         )
 
     def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _Change:
-        """Read a topic's damaged ranges into the sink; return the change of its books."""
+        """Read a topic's damaged ranges into the sink; return the change of the ledger entry."""
         job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
         nothing = RangeSet(), Counts(), BadRecords()
@@ -314,7 +314,7 @@ class _Try:
         return _Change(entry, kept, left, odd, removed_odd)
 
     def _job(self, topic: str) -> Job:
-        """Return the extract path's job for one topic, for its source, reader and decoders."""
+        """Return the extract path's job for a topic, with source, reader and decoders."""
         config = ExtractConfig(
             topic=topic,
             table=self.audit.table,
@@ -332,7 +332,7 @@ class _Try:
     def _read(
         self, job: Job, state: TopicState, damage: TopicDamage, table: TableState
     ) -> tuple[RangeSet, Counts, BadRecords]:
-        """Give all records of the damaged ranges to the sink; return their offsets and counts."""
+        """Write all records of the damaged ranges to the sink; return offsets, counts and bad records."""
         check_log(damage.entry, state, job.table)
         topic = damage.identity.topic
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
@@ -360,7 +360,7 @@ class _Try:
 
 
 def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | None, tuple[str, ...]]:
-    """Return the topic's rows that no record can have, and a description; none without the topic."""
+    """Return the filter for rows at impossible offsets, with a description; no filter without the topic."""
     if state is None:
         return None, ()
     topic = damage.identity.topic
@@ -372,7 +372,7 @@ def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | 
 
 
 def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
-    """Return the topic as it is now; None if it is gone or is another one."""
+    """Return the topic's present state; None if the topic is gone or another."""
     try:
         state = source.look()
     except TopicMissing:
@@ -382,7 +382,7 @@ def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
 
 @dataclass(frozen=True)
 class _Only:
-    """Reads only some ranges of a plan; the plan is one range where these lie close together."""
+    """Reader of the given ranges within a plan's wider ranges."""
 
     reader: Reader
     ranges: RangeSet
@@ -395,7 +395,7 @@ class _Only:
 
 
 def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:
-    """Return the records of a batch that lie in the ranges."""
+    """Return the records of a batch in the ranges."""
     if not len(batch):
         return batch
     intervals = overlapping(ranges.intervals(batch.topic, batch.partition), batch.offsets[0], batch.offsets[-1])

@@ -1,8 +1,8 @@
-"""Rejected records landed again, once a schema or a setting has been corrected: read from the reject table.
+"""Replay of rejected records from the reject table, after a correction of a schema or a setting.
 
-A replace of exactly their offsets, by the one algorithm; only its records do not come from Kafka, which may have lost
-them, and is not asked. Each record is in the table or among the rejected ones at any time, since both are decided by
-the one commit of the main table.
+A replay is a replace of exactly their offsets, by the landing algorithm. Its records do not come from Kafka, which
+may have lost them. Each record is in the table or in the reject table at any time, since the commit of the main table
+decides both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from airflow_lakestream.tables.transformed import refuse_without_spark
 
 log = logging.getLogger(__name__)
 
-# So many bytes of values are landed at once, each time in a snapshot.
+# Bytes of values that are landed at once, each time in a snapshot.
 BATCH_BYTES = 64 * 2**20
 TRIES = 5
 
@@ -47,7 +47,7 @@ class CannotReplay(LakestreamError, Terminal):
 
 
 class NotReplayed(LakestreamError, Transient):
-    """Other runs kept changing the same records."""
+    """The same records were changed by another run in each try."""
 
     def __init__(self, table: str, last: BaseException) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class NotReplayed(LakestreamError, Transient):
 
 
 class TakenMeanwhile(LakestreamError, Transient):
-    """Rejected records are not there any more, or do not count any more."""
+    """Rejected records are gone, or do not count any more."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         super().__init__(f"{table}: {ranges} are not among the rejected records any more.")
@@ -65,7 +65,7 @@ class TakenMeanwhile(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rejected records to take: of one stage, with a text in their reason, at most so many."""
+    """Selection of rejected records: a stage, a text in the reason, and a limit."""
 
     stage: str | None = None
     reason: str | None = None
@@ -78,7 +78,7 @@ class Selection:
             raise InvalidArgument("limit", f"{self.limit} is not a number of records above 0.")
 
     def among(self, rows: pa.Table) -> pa.Table:
-        """Return those of the rows; the limit is the caller's."""
+        """Return the rows of the stage and the reason; the caller applies the limit."""
         if self.stage is not None:
             rows = rows.filter(pc.equal(rows["stage"], self.stage))
         if self.reason is not None:
@@ -88,7 +88,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did: the records by what became of them, and the snapshots of the table."""
+    """Result of a replay: the counts of records by outcome, and the table's snapshots."""
 
     counts: Counts = Counts()
     snapshot_ids: tuple[int, ...] = ()
@@ -108,9 +108,9 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What to replay: the chosen rejected records of one table and group.
+    """Replay of the chosen rejected records of a table and a group.
 
-    :param decoding: arguments of the extract path that say what becomes of a record: `format`, `schema`,
+    :param decoding: arguments of the extract path that decide the outcome of a record: `format`, `schema`,
         `unknown_fields`, `schema_evolution`, `key_format`, `schema_registry`, `tombstones`, `sql` and so on.
     """
 
@@ -124,11 +124,12 @@ class Replay:
         self._config("any", RangeSet.of("any", 0, 0, 1), ())
 
     def run(self, lake: Lake) -> Replayed:
-        """Land them again; those that are still bad stay rejected, with the new reason.
+        """Land the chosen records again; records still bad stay rejected, with the new reason.
 
-        :param lake: what the table is in: a catalog, or a Delta table's store.
+        :param lake: opens the table: a catalog, or a Delta table's store.
 
-        Raises TableMissing, CannotReplay, NotReplayed, and what a replace raises; what one raises has changed nothing.
+        Raises TableMissing, CannotReplay, NotReplayed, and the errors of a replace; a failed replace has changed
+        nothing.
         """
         done = Replayed()
         tried: dict[TopicIdentity, RangeSet] = {}
@@ -146,7 +147,7 @@ class Replay:
         raise NotReplayed(self.table, last)
 
     def _batches(self, lake: Lake, tried: Mapping[TopicIdentity, RangeSet]) -> Iterator[tuple[TopicIdentity, RangeSet]]:
-        """Yield the offsets of the chosen records, as many at once as are to be landed at once."""
+        """Yield the offsets of the chosen records, in batches for a landing each."""
         books = open_rejected(lake, self.table, self.consumer_group)
         if note := books.note:
             raise CannotReplay(
@@ -191,7 +192,7 @@ class Replay:
         config = self._config(identity.topic, ranges, names)
         job = build_job(config, {}, lake, run_id=f"replay {uuid.uuid4().hex}", stop=self.stop)
         records = RejectedRecords(lake, self.table, self.consumer_group, identity)
-        # Nobody but this process has the reader; a handful of records is not worth children.
+        # Only this process has the reader; a handful of records is not worth child processes.
         report = land(replace(job, source=records, reader=records, children=None))
         return Replayed(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
 
@@ -204,7 +205,7 @@ class Replay:
             **self.decoding,
             metadata_columns=names,
             on_error=OnError.REJECT,
-            # All of these were bad before: that many still are is no sign of a wrong setting.
+            # All of these were bad before: many bad records do not show a wrong setting.
             max_rejected=1.0,
             mode="ranges",
             ranges=[[r.partition, r.from_offset, r.until_offset] for r in ranges],
@@ -214,7 +215,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class RejectedRecords:
-    """`core.ports.Source` and `core.ports.Reader` on a reject table: of a topic there is what the ledger says."""
+    """`core.ports.Source` and `core.ports.Reader` on a reject table; the topic's state is from the ledger."""
 
     lake: Lake
     table: str
@@ -222,18 +223,18 @@ class RejectedRecords:
     topic: TopicIdentity
 
     def look(self) -> TopicState:
-        """Return the topic as the ledger knows it."""
+        """Return the topic's state by the ledger."""
         ends: dict[int, int] = {}
         for r in self._entry().held:
             ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
         return TopicState(self.topic, {p: Watermarks(0, end) for p, end in ends.items()})
 
     def identity(self) -> TopicIdentity:
-        """Return the incarnation whose records were rejected."""
+        """Return the topic incarnation of the rejected records."""
         return self.topic
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return where the ledger begins."""
+        """Return the ledger's origin."""
         return dict(self._entry().origin)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
@@ -241,10 +242,10 @@ class RejectedRecords:
         raise AssertionError("a replay asks for offsets, not for times")
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
-        """Do nothing: no offset is landed anew."""
+        """Commit no offsets: a replay lands no new offsets."""
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
-        """Yield the plan's records; all of a partition come with the first of its ranges."""
+        """Yield the plan's records; a partition's first range comes with all records of the partition."""
         batches = self._batches(plan.ranges)
         for r in plan.ranges:
             if cancelled.is_set():
@@ -275,7 +276,7 @@ class RejectedRecords:
 
 
 def _batch(topic: str, partition: int, rows: pa.Table) -> RawBatch:
-    """Return rows of a reject table as the records that they were."""
+    """Return rows of a reject table as the original records."""
     key, headers = (rows[field.name].combine_chunks().cast(field.type) for field in metadata_schema(("key", "headers")))
     return RawBatch(
         topic,

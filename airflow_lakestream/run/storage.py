@@ -1,4 +1,4 @@
-"""Errors of the store of a table's files: libraries say what they did, and not for which table, nor what to do."""
+"""Errors of a table's store or catalog, with the table and the remedy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
-# What Arrow, object_store and SQLite write.
+# Messages of Arrow, object_store and SQLite.
 FULL_DISK = ("No space left on device", "disk is full")
 
 
 class DiskFull(LakestreamError, Transient):
-    """There is no space left where a table's files go."""
+    """No space is left for a table's files."""
 
     def __init__(self, table: str, place: str) -> None:
         self.table, self.place = table, place
@@ -26,7 +26,7 @@ class DiskFull(LakestreamError, Transient):
 
 
 class StorageFailed(LakestreamError, Transient):
-    """A table's files, or its catalog's answers, could not be read or written."""
+    """A table's files, or the catalog's answers, could not be read or written."""
 
     def __init__(self, table: str, cause: OSError) -> None:
         self.table = table
@@ -65,5 +65,5 @@ def _place(table: str, lake: Any) -> str:
         return table
     try:
         return str(lake.load_table(table).location())
-    except Exception:  # noqa: BLE001  # the catalog may be on the full disk, too: the first error is the one to tell
+    except Exception:  # noqa: BLE001  # the catalog may be on the full disk, too: the first error is the one to report
         return str(lake.properties.get("warehouse", "the warehouse"))

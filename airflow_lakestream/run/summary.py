@@ -1,4 +1,4 @@
-"""The last line of a run: what became of the records, where the rejected ones are, and what is left and why."""
+"""Last line of a run's log: the records by outcome, the table of rejected records, and the offsets left."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SHOWN = 8
 
 
 def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
-    """Return what the log of a run ends with.
+    """Return the last line of a run's log.
 
     :param iceberg_conn: the Airflow connection of the catalog, for the command that shows rejected records.
     """
     if run.changed_nothing:
         return f"{_nothing(run, config)}{_left(run, config)}"
     topic, where, counts = _what(run, config), ", ".join(run.tables) or run.table, counts_to_dict(run.counts)
-    # Rows of a mirror are states: an event may have changed one, made one or taken one away.
+    # Rows of a mirror are states: an event may have changed, added or removed a row.
     did = f"Landed {figures({**counts, 'rows': run.rows})} of {topic} in {where}"
     if isinstance(config, MirrorConfig):
         did = f"Applied {figures(counts, 'events')} of {topic} to {where}"
@@ -47,28 +47,28 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
 
 
 def _silent(run: RunReport) -> str:
-    """Return a sentence about columns that should have got a value, with a blank before it; empty without any."""
+    """Return a sentence on silent columns after a blank, or an empty text."""
     texts = [text for _, text in run.silent]
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f" Silent columns, without a value in this run: {', '.join(texts[:_SHOWN])}{more}." if texts else ""
 
 
 def _stale(run: RunReport) -> str:
-    """Return a sentence about columns that were dropped and added again, with a blank before it; empty without any."""
+    """Return a sentence on columns dropped and added again after a blank, or an empty text."""
     return f" Stale columns, {stale_text([column for _, column in run.stale])}." if run.stale else ""
 
 
 def figures(counts: Mapping[str, Any], of: str = "rows") -> str:
-    """Return the figures of a report, by the names that it has for them, as text.
+    """Return the figures of a report as text, under the report's names.
 
-    :param of: what `rows` counts.
+    :param of: the word for `rows`.
     """
     others = ", ".join(f"{counts[name]:,} {name}" for name in ("rejected", "skipped", "filtered"))
     return f"{counts['rows']:,} {of} ({others})"
 
 
 def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
-    """Return a sentence, with a blank before it, about where a table's rejected records are and what shows them."""
+    """Return a sentence after a blank on a table's rejected records, with the command to show the records."""
     said = f" The rejected records are in {table}{REJECTED}"
     if TableFormat.of(table) is TableFormat.DELTA:
         return f"{said}."
@@ -79,7 +79,7 @@ def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFA
 
 
 def _what(run: RunReport, config: ExtractConfig) -> str:
-    """Return what the run covers, in words."""
+    """Return the run's topic, interval or ranges as text."""
     interval = next((report.interval for report in run.reports.values()), None)
     of = "the given ranges of " if config.mode == ModeName.RANGES else ""
     return f"{of}{run.topic}{period(interval)}"
@@ -97,7 +97,7 @@ def _nothing(run: RunReport, config: ExtractConfig) -> str:
 
 
 def _left(run: RunReport, config: ExtractConfig) -> str:
-    """Return what is left, and why, with a blank before it; empty where nothing is."""
+    """Return a sentence after a blank on the offsets left and the reason, or an empty text."""
     left, most = run.remaining_lag, config.limits.max_records
     if most is not None and run.counts.read >= most:
         return f" {left:,} offsets are left, since max_records={most} are read: the next run goes on." if left else ""

@@ -1,4 +1,4 @@
-"""One run with all its topics: each topic of a regex in turn, and the rows landed in each table. No Airflow in here."""
+"""A run over all topics: each topic of a regex in turn, and the rows landed in each table. No Airflow in here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RunReport:
-    """What one run landed: reports by topic, rows by table. `topic` and `table` are as the user gave them."""
+    """Landings of a run: reports by topic, rows by table. `topic` and `table` are as given by the user."""
 
     topic: str
     table: str
@@ -58,41 +58,41 @@ class RunReport:
 
     @property
     def rows(self) -> int:
-        """The rows that went into tables."""
+        """The number of rows added to tables."""
         return sum(report.rows for report in self.reports.values())
 
     @property
     def changed_nothing(self) -> bool:
-        """Whether there was nothing to land, and no loss to record."""
+        """Whether the run landed no record and recorded no loss."""
         return not self.counts.read and not any(report.entry.lost for report in self.reports.values())
 
     @property
     def silent(self) -> list[tuple[str, str]]:
-        """The tables with columns that should have got a value and got none, and these as text."""
+        """The silent columns of the run, as pairs of table and text."""
         return [(one.table, text) for one in self.reports.values() for text in silent_texts(one.silent or {})]
 
     @property
     def stale(self) -> list[tuple[str, str]]:
-        """The tables with columns that the source dropped and added again, and these."""
+        """The columns dropped in the source and added again, as pairs of table and column."""
         return [(one.table, column) for one in self.reports.values() for column in one.types.stale]
 
     @property
     def recovered(self) -> int:
-        """How many snapshots earlier tries of the run had landed."""
+        """The number of snapshots by earlier tries of the run."""
         return sum(report.recovered for report in self.reports.values())
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots all tries of the run have landed."""
+        """The number of snapshots by all tries of the run."""
         return sum(len(report.snapshot_ids) for report in self.reports.values())
 
     @property
     def remaining_lag(self) -> int:
-        """How many offsets the group still lacks."""
+        """The number of offsets missing in the group's ledger."""
         return sum(report.remaining_lag for report in self.reports.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values: one topic's report, or the sums with each topic's report in `topics`."""
+        """Return JSON-ready values: a single topic's report, or the sums with each topic's report in `topics`."""
         given = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
         if not is_pattern(self.topic):
             (report,) = self.reports.values()
@@ -130,8 +130,8 @@ def land_run(
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
 
-    A topic that can't be landed does not keep others from being landed: its error is raised at the end. Of several
-    errors one that a retry may fix comes first. Raises NoTopicMatches, and what a landing raises.
+    A topic that can't be landed does not stop the next topics: its error is raised at the end. Of several errors, one
+    that a retry may fix comes first. Raises NoTopicMatches, and the errors of a landing.
 
     :param children: processes that may read; see `reader_processes`.
     :param prepare: changes the job of each topic before it is landed.
@@ -182,7 +182,7 @@ def job_of(
     where: str,
     stop: threading.Event | None = None,
 ) -> Job:
-    """Return the job of one of the topics; see `run.job.build_job` for the other arguments.
+    """Return the job of a topic; see `run.job.build_job` for the arguments.
 
     A topic that only a regex matched must not write to a table of another stream.
     """
@@ -211,7 +211,7 @@ def _rows_by_table(job: Job, report: LandingReport) -> Mapping[str, int]:
 
 
 def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
-    """Return the topic, or the topics that the regex matches now. Raises NoTopicMatches."""
+    """Return the topic, or the present topics by the regex. Raises NoTopicMatches."""
     if not is_pattern(config.topic):
         return [config.topic]
     known = list_topics(kafka, where)
@@ -223,6 +223,6 @@ def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Se
 
 
 def _left(config: ExtractConfig, run: RunReport) -> int | None:
-    """Return how many records the run may still take; None for any number."""
+    """Return the number of records left to the run, or None without a limit."""
     most = config.limits.max_records
     return None if most is None else max(0, most - run.counts.read)

@@ -1,1 +1,1 @@
-"""The running process: its children, its memory, its threads. Standard library only."""
+"""The running process: children, memory, threads. Standard library only."""

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that this process frees."""
+"""Settings of the C library for freed memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 
 
 def tune_allocation(parameters: Mapping[int, int]) -> None:
-    """Set mallopt() parameters for this process and its children; does nothing if the C library has no mallopt()."""
+    """Set mallopt() parameters of this process and later children, if the C library has mallopt()."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for parameter, value in parameters.items():

@@ -1,4 +1,4 @@
-"""Tames the cyclic garbage collector, which would walk through all objects while records pass by."""
+"""Limits for the cyclic garbage collector, to spare walks through all objects while records pass by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _before = gc.get_threshold()
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Keep the collector from touching existing objects; afterwards they are in its oldest generation, unexamined."""
+    """Hide existing objects from the collector; afterwards the objects are in the oldest generation, unexamined."""
     gc.freeze()
     try:
         yield
@@ -28,7 +28,7 @@ def frozen() -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Switch the collector off, and prevent a catch-up afterwards: for code that makes many objects and no garbage."""
+    """Switch the collector off, and prevent a catch-up afterwards: for code with many objects and no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Child processes forked from this one that work for it, connected by pipes.
+"""Child processes forked from this process for parallel work, connected by pipes.
 
 Forked, not spawned: a new interpreter takes a second of processor time for imports alone, more than half the time of
 reading a million records, and holds its own copy of everything. Children have what they need, secrets included, in
-memory; nothing of it is in arguments, the environment or files.
+memory, and not in arguments, the environment or files.
 
 A fork is safe only if no other thread holds a lock, since nobody would release it in the child. So children are forked
 before this package makes any client, and not at all while other Python threads run. Native threads of a BLAS library
@@ -39,7 +39,7 @@ PATIENCE = 10.0
 _LOOK = 0.002
 
 
-# Why this process must not fork any more; its children have a list of their own.
+# Reasons why this process must not fork any more; its children have a list of their own.
 _forbidden: list[str] = []
 
 
@@ -58,17 +58,17 @@ class ProcessDied(LakestreamError, Transient):
 
 
 class FailedInChild(LakestreamError, Transient):
-    """A child's error that can't be sent as it is; this has its text."""
+    """Text of a child's error unfit for pickling."""
 
 
 def forbid_forks(why: str) -> None:
-    """Note that this process has used something that would not survive a fork."""
+    """Forbid forks from now on, with a reason for the debug log."""
     if why not in _forbidden:
         _forbidden.append(why)
 
 
 def can_fork(idle_threads: Sequence[str] = ()) -> bool:
-    """Tell whether forking is safe here and now; if not, the log says why, for debugging.
+    """Return whether forking is safe here and now; the debug log has the reason if not.
 
     :param idle_threads: parts of names of threads that only wait, and hold no lock that a child needs.
     """
@@ -86,12 +86,12 @@ def can_fork(idle_threads: Sequence[str] = ()) -> bool:
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Failed:
-    """A child's error, which its parent raises."""
+    """A child's error, to be raised in the parent."""
 
     def __init__(self, error: Exception) -> None:
         text = "In a reader process:\n" + "".join(traceback.format_exception(error))
@@ -100,7 +100,7 @@ class Failed:
         self._parts: Any = (type(error), error.args, error.__dict__)
         try:
             pickle.loads(pickle.dumps(self._parts))  # noqa: S301  # written in the same line
-        except Exception:  # noqa: BLE001  # whatever pickling raises, the text gets through
+        except Exception:  # noqa: BLE001  # for any error of pickling, the text gets through
             self._parts = (FailedInChild, (f"{type(error).__name__}: {error}\n{text}",), {})
 
     @property
@@ -129,10 +129,10 @@ class Child:
             self._connection.send(message)
 
     def requests(self, hear: Callable[[Any], bool]) -> Iterator[Any]:
-        """Yield the parent's requests until it wants no more.
+        """Yield the parent's requests until the end.
 
         :param hear: called in another thread with each message as soon as it comes, and with None when the parent is
-            gone or this process is told to end; if it returns True, the message is not yielded.
+            gone or this process has to end; if it returns True, the message is not yielded.
         """
         self._hear = hear
         threading.Thread(target=self._listen, name="lakestream-listen", daemon=True).start()
@@ -147,7 +147,7 @@ class Child:
             yield request
 
     def give_up(self) -> None:
-        """Stop all work and yield no more requests. Takes no lock, since signal handlers call it."""
+        """Stop all work and yield no more requests. Takes no lock, since signal handlers call this method."""
         self._is_over = True
         if self._hear is not None:
             self._hear(None)
@@ -169,14 +169,14 @@ class Child:
 
 
 class _Parent:
-    """One child, as seen by its parent."""
+    """A child, as seen by the parent."""
 
     def __init__(self, number: int, pid: int, connection: Connection) -> None:
         self.number, self.pid, self.connection = number, pid, connection
         self.status: int | None = None
 
     def join(self, timeout: float) -> None:
-        """Wait for the child to end, after closing its pipe; kill it if it takes too long."""
+        """Wait for the child's end after the pipe was closed; kill the child after `timeout` seconds."""
         if self.status is not None:
             return
         waited = threading.Event()
@@ -192,7 +192,7 @@ class _Parent:
 
 
 class Children:
-    """Forked processes that run `main` with their end of the pipe; they end with the context, or with this process.
+    """Forked processes for `main`, ended with the context or with this process.
 
     Use in a `with`. `main` runs until the parent closes its end.
     """
@@ -223,14 +223,14 @@ class Children:
         return len(self._children)
 
     def send(self, number: int, message: Any) -> None:
-        """Send a message to one child; `receive` finds out if it is gone."""
+        """Send a message to a child; `receive` notices a dead child."""
         try:
             self._children[number].connection.send(message)
         except OSError:
             log.debug("Reader process %s took no message.", number)
 
     def receive(self, numbers: Sequence[int], timeout: float) -> list[tuple[int, Any]]:
-        """Wait for messages of these children; return an empty list if none came in time.
+        """Return messages of these children, an empty list after `timeout` seconds.
 
         Passes on the children's log records. Raises ProcessDied.
         """
@@ -249,7 +249,7 @@ class Children:
         return found
 
     def kill(self, number: int) -> None:
-        """Kill a child that does not answer."""
+        """Kill an unresponsive child."""
         self.are_broken = True
         child = self._children[number]
         if child.status is None:
@@ -266,7 +266,7 @@ class Children:
     def _fork(self, number: int) -> _Parent:
         here, there = Pipe()
         with warnings.catch_warnings():
-            # Python 3.12 and later warn of native threads, too, such as those of BLAS.
+            # Python 3.12 and later warn of native threads, too, such as BLAS threads.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
@@ -301,14 +301,14 @@ def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
     logging.getLogger().handlers = [_ToParent(child, number)]
     try:
         main(child)
-    except BaseException:  # noqa: BLE001  # the last place where it can be told
+    except BaseException:  # noqa: BLE001  # the last place to report it
         sys.stderr.write(traceback.format_exc())
         sys.stderr.flush()
         os._exit(1)
 
 
 class _ToParent(logging.Handler):
-    """Sends log records to the parent, whose handlers know where they go and what to mask."""
+    """Handler to send log records to the parent, for the parent's handlers and masks."""
 
     def __init__(self, child: Child, number: int) -> None:
         super().__init__()

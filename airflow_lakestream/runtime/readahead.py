@@ -1,4 +1,4 @@
-"""Runs an iterator in a thread, a bounded number of items ahead of its consumer."""
+"""Iteration in a thread, a bounded number of items ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STOP_INTERVAL = 0.5
 
 
 class ReadAhead(Generic[Item]):
-    """Iterate over `make_items(cancelled)` in another thread, at most `depth` items ahead.
+    """Iteration over `make_items(cancelled)` in another thread, at most `depth` items ahead.
 
-    With `weigh` an item counts for as many as it says, so that fewer large ones are held.
+    `weigh` returns how many items an item counts for, so that fewer large items are held.
     An error of the iterator is raised to the consumer after the items before it. Leaving the context sets
     `cancelled`, which the iterator must check while it waits, and then waits for the thread. Setting `stop` from
     outside ends the iteration early.

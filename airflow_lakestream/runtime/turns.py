@@ -1,4 +1,4 @@
-"""Lets the threads of a landing pass the interpreter to each other quickly."""
+"""Quick changes of the interpreter between the threads of a landing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Seconds. A thread that comes back from Arrow or numpy waits so long for one that holds the interpreter. With Python's
-# own 5 ms a thread that decodes in some hundred such calls waits most of its time for the one that reads from Kafka.
+# Seconds that a thread coming back from Arrow or numpy waits for the thread that holds the interpreter. With Python's
+# own 5 ms, a thread that decodes in some hundred such calls waits most of its time for the thread that reads Kafka.
 SHORT = 0.0002
 
 _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The directories of zip archives that Python imports from are read again only where an archive has changed.
+"""Cache of the directories of imported zip archives: read again only after a change.
 
 Spark has each task call `importlib.invalidate_caches`. Before Python 3.12 this reads an archive's directory at once,
 and once for each package in it (python/cpython#103200). With pyspark.zip that was a third of the CPU time of a mirror's
@@ -17,9 +17,9 @@ _invalidate = zipimport.zipimporter.invalidate_caches
 
 
 def keep_directories() -> None:
-    """Let this process keep the directories of archives that have not changed."""
+    """Keep the directories of unchanged archives in this process."""
     if sys.version_info < (3, 12):
-        # mypy has no way to say that a class of Python's own gets another method.
+        # mypy can't express that a class of the standard library gets another method.
         zipimport.zipimporter.invalidate_caches = _if_changed  # type: ignore[assignment,method-assign]
 
 

@@ -1,1 +1,1 @@
-"""Sensors: they wait or check, and land nothing."""
+"""Sensors: they wait or check, and land no rows."""

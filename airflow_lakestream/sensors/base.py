@@ -1,4 +1,4 @@
-"""What all sensors share: how a look becomes success, wait, failure or skip, in each way of waiting."""
+"""Base of all sensors: turns a look into success, wait, failure or skip, in each way of waiting."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _GRACE = timedelta(seconds=60)
 
 
 class CheckFailed(LakestreamError, Transient):
-    """What the sensor looked at is not as it should be, or could not be looked at. A retry looks again."""
+    """A look with a bad result, or without a result. A retry looks again."""
 
 
 class LookSensor(KeepsTexts, BaseSensorOperator):
-    """Looks at a stream until it is as it should be.
+    """Looks at a stream until the check is done.
 
-    A subclass names its check and the check's arguments, which are its templated fields, and calls `ready` at the end
-    of its constructor. Airflow's own arguments work in each way of waiting: `timeout`, `soft_fail`, `never_fail`,
+    A subclass sets its check's name and the check's arguments, which are its templated fields, and calls `ready` at the
+    end of its constructor. Airflow's own arguments work in each way of waiting: `timeout`, `soft_fail`, `never_fail`,
     `silent_fail`; with `deferrable`, `mode` does not matter.
 
     :param missing: what to do while a connection does not work, or a table, topic, checkpoint or group does not exist:
@@ -112,10 +112,10 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         try:
             return super().execute(context)
         except AirflowSensorTimeout as e:
-            # Airflow's own text says how long it waited, not why.
+            # Airflow's own text has the time waited, but not the reason.
             self._keep(context, self._last)
             text = f"{e} {self._last.text if self._last else ''}"
-            # As Airflow does it with deferred sensors.
+            # As Airflow does with deferred sensors.
             raise (AirflowSkipException if self.never_fail else AirflowSensorTimeout)(text) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
@@ -128,7 +128,7 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         return PokeReturnValue(verdict.outcome == "done", _value(verdict))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Continue after the trigger fired."""
+        """Continue after the event of the trigger."""
         from airflow_lakestream.watching.asking import LookOutcome, Verdict
 
         verdict = Verdict.parse(event)
@@ -138,7 +138,7 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
             self._keep(context, verdict)
             text = f"Sensor has timed out after {self.timeout:g} seconds. {verdict.text}"
             if self.soft_fail:
-                # With these, Airflow replaces this text by its own, which does not say why: log it.
+                # With these, Airflow replaces this text by its own, without the reason: log it.
                 log.warning("Skipped. %s", text)
                 raise AirflowSkipException(text)
             raise AirflowSensorTimeout(text)
@@ -198,10 +198,10 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         return _value(verdict)
 
     def _failure(self, context: Context, verdict: Verdict) -> Exception:
-        """Return what to raise, so that Airflow skips, fails without retries, or retries."""
+        """Return the error to raise: Airflow skips, fails without retries, or retries."""
         from airflow_lakestream.watching.causes import UNSEEN
 
-        # Without figures nothing was seen: the page of streams says why.
+        # Without figures the value has the reason: the page of streams shows it.
         why = "; ".join(reason.text for reason in verdict.reasons)
         self._keep(context, verdict if verdict.value is not None else replace(verdict, value={UNSEEN: why}))
         if self.soft_fail or self.never_fail:
@@ -210,7 +210,7 @@ class LookSensor(KeepsTexts, BaseSensorOperator):
         return AirflowFailException(verdict.text) if verdict.terminal else CheckFailed(verdict.text)
 
     def _keep(self, context: Context, verdict: Verdict | None) -> None:
-        """Push a look's figures as XCom: a task that fails returns no value."""
+        """Push a look's figures as XCom: a failed task returns no value."""
         if verdict is not None and verdict.value is not None:
             context["ti"].xcom_push(key="return_value", value=_value(verdict))
 
@@ -222,13 +222,13 @@ class ConsumerSensor(LookSensor):
     :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI (templated)
     :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
     :param group_id: a consumer group, by its committed offsets (templated)
-    :param topic: one topic or a list; default: all that the consumer has read from (templated)
+    :param topic: a topic or a list; default: all topics that the consumer has read (templated)
     :param table_format: `"iceberg"` or `"delta"` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param storage_conn_id: connection of a Delta table's or checkpoint's store: type `aws`, `generic` or `iceberg`
         (templated)
-    :param kwargs: those of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    :param kwargs: arguments of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
     """
 
     def __init__(

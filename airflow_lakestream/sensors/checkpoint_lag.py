@@ -1,4 +1,4 @@
-"""CheckpointLagSensor: waits until a consumer has caught up with its topics, or checks that it has."""
+"""CheckpointLagSensor: waits until a consumer has caught up with the topics, or checks once."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from airflow_lakestream.sensors.base import ConsumerSensor
 
 
 class CheckpointLagSensor(ConsumerSensor):
-    """Wait until a consumer is near the end of its topics: a Spark query, a table's ledger, or a consumer group.
+    """Wait until a consumer is near the end of the topics: a Spark query, a table's ledger, or a consumer group.
 
-    Without a limit it must have read everything; with several limits, each must hold. A topic ends with what is
-    committed: markers of transactions and aborted records at the end are no lag. Returns `lag` (unread records or
-    holes between them), `partitions` (the same by topic and partition), `worst`, `seconds` (age of the oldest unread
-    record seen), `batch_age` and `lost` (records that Kafka removed unread). A sensor that fails leaves them as XCom.
+    Without a limit it must have read everything; with several limits, each must hold. A topic ends with the last
+    committed record: markers of transactions and aborted records at the end do not count. Returns `lag` (unread records
+    or holes between them), `partitions` (the same by topic and partition), `worst`, `seconds` (age of the oldest unread
+    record seen), `batch_age` and `lost` (records that Kafka removed unread). A failed sensor leaves them as XCom.
 
     .. seealso:: docs/sensors.md
 
     :param max_lag_records: most unread records (templated)
     :param max_lag_seconds: greatest age of an unread record, such as `"5m"` (templated)
     :param max_batch_age: greatest age of the newest batch or landing while something is unread (templated)
-    :param per_partition: `max_lag_records` is for each partition; False: for their sum (templated)
-    :param fail_when_behind: look once, and fail if that is too far behind (templated)
-    :param kwargs: the consumer, as `ConsumerSensor` takes it; `missing`, `deferrable` and `start_from_trigger`, as
-        `LookSensor` does; and Airflow's own
+    :param per_partition: `max_lag_records` is for each partition; False: for the sum (templated)
+    :param fail_when_behind: look once, and fail if the consumer is too far behind (templated)
+    :param kwargs: the consumer's arguments, see `ConsumerSensor`; `missing`, `deferrable` and `start_from_trigger`, see
+        `LookSensor`; and Airflow's own
     """
 
     check_name = "checkpoint_lag"

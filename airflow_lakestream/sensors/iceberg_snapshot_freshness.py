@@ -26,8 +26,8 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
     .. seealso:: docs/sensors.md
 
     :param table: `namespace.table` (templated)
-    :param consumer_group: whose landings count; default: any group's (templated)
-    :param max_age: how old the newest landing or event may be: seconds, `"15m"` or a timedelta (templated)
+    :param consumer_group: group whose landings count; default: any group (templated)
+    :param max_age: greatest age of the newest landing or event: seconds, `"15m"` or a timedelta (templated)
     :param event_time_column: a column of times; its newest value counts instead of the landing's time. It is found in
         the bounds that the manifests keep, without reading data (templated)
     :param complete_through: a time, such as `"{{ data_interval_end }}"`: every offset from before it must be landed,
@@ -37,12 +37,12 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
     :param idle_is_fresh: with `max_age` and a Kafka connection: a group that has landed everything counts as fresh
         (templated)
     :param operations: only snapshots of these operations count, such as `["append"]`; without a consumer group, also
-        those of other writers (templated)
+        snapshots of other writers (templated)
     :param branch: branch or tag whose history counts (templated)
     :param fail_when_stale: look once, and fail if the table is not fresh (templated)
     :param kafka_conn_id: connection of type `kafka`; None: topics are not looked at (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param kwargs: those of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    :param kwargs: arguments of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
     """
 
     check_name = "freshness"

@@ -1,1 +1,1 @@
-"""Kafka topics on Spark: the bundled apps and what they are made of. No Airflow; pyspark only inside functions."""
+"""Kafka topics on Spark: the bundled apps and their modules. No Airflow; pyspark only inside functions."""

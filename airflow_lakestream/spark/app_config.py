@@ -1,4 +1,4 @@
-"""The configuration of a bundled Spark app that lands records, validated at once."""
+"""Configuration of a bundled Spark app that lands records, validated on construction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_lakestream.spark.configuration import Configuration, check_keys, re
 
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
-# Arguments that tell one worker how to read, and what replaces each on Spark.
+# Arguments of the extract path that Spark replaces, and the replacement of each.
 _OTHERWISE = {
     "parallelism": "Spark's own settings say how many read",
     "idle_timeout": 'a query follows the topic by trigger="10 seconds"',
@@ -40,17 +40,17 @@ _OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig(Configuration):
-    """The configuration of an app that lands.
+    """Configuration of an app that lands records.
 
     :param kafka: librdkafka settings, as for the extract path; may hold secrets.
-    :param storage: for Delta apps, delta-rs' storage options of the table; may hold secrets.
-    :param landing: what to land, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
+    :param storage: for Delta apps, options of the table's store as delta-rs reads them; may hold secrets.
+    :param landing: arguments of the landing; for kafka_to_iceberg, the arguments of `KafkaExtractOperator`.
     :param checkpoint_location: path or URI of the query's checkpoint; a query needs one.
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
     :param max_batches: the number of batches after which the query ends.
     :param max_offsets_per_trigger: most offsets in one batch.
-    :param code: fingerprint of the function that `landing` names: a driver with another one is another.
-    :param run_id: for an interval or ranges: the same in each try of one run, so that a retry finds what it landed.
+    :param code: fingerprint of the function that `landing` names: another function makes another stream.
+    :param run_id: for an interval or ranges: the same in each try of one run, so that a retry finds the earlier rows.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -97,7 +97,7 @@ class AppConfig(Configuration):
 
     @property
     def extract(self) -> ExtractConfig:
-        """What to land, as arguments of the extract path. Raises InvalidArgument."""
+        """The landing, as arguments of the extract path. Raises InvalidArgument."""
         if self.storage and self.app not in DELTA_APPS:
             raise InvalidArgument(
                 "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog says where its tables lie."
@@ -111,27 +111,27 @@ class AppConfig(Configuration):
 
     @property
     def seconds_between_batches(self) -> float | None:
-        """The seconds from the start of one batch to that of the next; None for "available_now"."""
+        """The seconds between the starts of two batches; None for "available_now"."""
         return arguments.between_batches("trigger", self.trigger)
 
     @property
     def most_batches(self) -> int | None:
-        """The number of batches after which the query ends; None: unlimited."""
+        """The number of batches after which the query ends; None if unlimited."""
         return arguments.count("max_batches", self.max_batches, "batches")
 
     @property
     def most_offsets(self) -> int | None:
-        """The most offsets that a batch has; None: unlimited."""
+        """The most offsets of a batch; None if unlimited."""
         return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
 
     @property
     def store_properties(self) -> dict[str, str]:
-        """What opens the store of lease, progress and checkpoint: the catalog's properties, or the Delta table's."""
+        """Properties of the store of lease, progress and checkpoint: the catalog's properties, or the Delta table's."""
         return dict(self.storage) if self.app in DELTA_APPS else self.catalog_properties
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AppConfig:
-        """Read a mapping. Raises InvalidArgument."""
+        """Read a configuration from a mapping. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "kafka", "catalog", "landing"):
             if key not in given and not (key == "catalog" and given.get("app") in DELTA_APPS):
@@ -140,22 +140,22 @@ class AppConfig(Configuration):
 
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:
-        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
+        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
         return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets included. Raises InvalidArgument for values that JSON does not have."""
+        """Return JSON-ready values, secrets included. Raises InvalidArgument for values without a form in JSON."""
         kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         loaded: dict[str, Any] = json.loads(json.dumps(kept, default=_to_json))
         return loaded
 
     def write(self, path: str | Path) -> Path:
-        """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
+        """Write a file readable only by the owner, replacing any earlier file as a whole; return the path."""
         return write_object(path, self.to_dict())
 
 
 def landing_of(app: str, landing: Mapping[str, Any]) -> ExtractConfig:
-    """Return what an app of `LANDING_APPS` lands, as arguments of the extract path. Raises InvalidArgument."""
+    """Return the landing of an app of `LANDING_APPS`, as arguments of the extract path. Raises InvalidArgument."""
     kind = MirrorConfig if app in MIRROR_APPS else FrameConfig
     table_format = str(TableFormat.DELTA if app in DELTA_APPS else TableFormat.ICEBERG)
     if landing.get("table_format", table_format) != table_format:

@@ -1,4 +1,4 @@
-"""The bundled Spark apps: the paths of their programs, and the package as a zip for executors that lack it."""
+"""The bundled Spark apps: program paths, and the package as a zip for executors without the package."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ KAFKA_TO_DELTA = "kafka_to_delta"
 CDC_TO_ICEBERG = "cdc_to_iceberg"
 CDC_TO_DELTA = "cdc_to_delta"
 MAINTAIN_ICEBERG = "maintain_iceberg"
-# The apps of Delta tables, and those of mirrors.
+# The apps of Delta tables, and the apps of mirrors.
 DELTA_APPS = (KAFKA_TO_DELTA, CDC_TO_DELTA)
 MIRROR_APPS = (CDC_TO_ICEBERG, CDC_TO_DELTA)
 _PACKAGE = Path(airflow_lakestream.__file__).parent
-# In a wheel they are in the package, in a checkout next to it.
+# The programs' folder: in the package in a wheel, next to the package in a checkout.
 _PLACES = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")
 # Airflow's part, which executors don't need.
 _NOT_FOR_EXECUTORS = ("hooks", "operators", "sensors", "triggers", "cli", "example_dags", "spark_apps")
@@ -33,7 +33,7 @@ def apps() -> list[str]:
 
 
 def check_app(name: str) -> str:
-    """Return an app's name. Raises InvalidArgument, which suggests the nearest one."""
+    """Return an app's name. Raises InvalidArgument, with the nearest name as a suggestion."""
     known = apps()
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1, 0.4)
@@ -49,9 +49,9 @@ def app_path(name: str) -> str:
 
 
 def package_zip(folder: str | Path) -> str:
-    """Write the package as a zip into a folder, for `spark-submit --py-files`; return its path.
+    """Write the package as a zip into a folder, for `spark-submit --py-files`; return the zip's path.
 
-    It holds only our modules; their dependencies must be installed on the executors: docs/spark.md.
+    The zip has only our modules; their dependencies must be installed on the executors: docs/spark.md.
     """
     path = Path(folder) / f"airflow_lakestream-{airflow_lakestream.__version__}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

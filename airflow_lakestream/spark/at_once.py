@@ -1,4 +1,4 @@
-"""An app's work without a query, done at once: under a lease and with progress, if it has a place for them."""
+"""An app's work without a query: under a lease and with progress, if a location for both is given."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Supervised:
-    """How a working app reports; if nobody watches, all fields are None and nothing is reported."""
+    """Progress, signs of life and lease of a working app; without supervision all fields are None."""
 
     progress: ProgressLog | None = None
     pulse: Pulse | None = None
     lease: Lease | None = None
 
     def report(self, done: BatchProgress) -> None:
-        """Report what was done."""
+        """Report a finished piece of work."""
         if self.progress is not None:
             self.progress.report(done)
 
     def begin(self, what: str) -> None:
-        """Report what begins now."""
+        """Report the start of a step."""
         if self.pulse is not None:
             self.pulse.begin(what)
 
     def is_over(self) -> bool:
-        """Whether the app was asked to end after its current step. Raises LeaseLost."""
+        """Return whether the app was asked to end after the current step. Raises LeaseLost."""
         if self.lease is None:
             return False
         self.lease.check()
@@ -66,7 +66,7 @@ def supervised(
     :param location: path or URI; lease and progress are in `<location>.lakestream`.
     :param properties: the catalog's, for a location in its object store.
 
-    Raises what `take` raises.
+    Raises the errors of `take`.
     """
     if location is None:
         yield Supervised()
@@ -79,7 +79,7 @@ def supervised(
 
 
 def land_at_once(config: AppConfig, spark: SparkSession) -> None:
-    """Land an interval or ranges, in one snapshot. Raises what a landing raises, LeaseHeld, OtherInputs."""
+    """Land an interval or ranges, in a single snapshot. Raises the errors of a landing, LeaseHeld, OtherInputs."""
 
     def take(location: str) -> Lease:
         return take_lease(config, spark, location)

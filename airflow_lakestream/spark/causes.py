@@ -1,4 +1,4 @@
-"""The root cause of a Spark error: in plain words, in Spark's own, and what to do."""
+"""The root cause of a Spark error: in plain words, in Spark's own, and with a remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_lakestream.kafka.errors import CHECK_CERTIFICATE, CHECK_CLIENT, CHE
 
 _LONGEST = 500
 _TRACE = "Traceback (most recent call last):"
-# The first pattern found anywhere in the error wins. Causes stand before their consequences.
+# The first pattern found anywhere in the error wins. Causes precede their consequences.
 _KNOWN = (
     (
         r"ChecksumException|Checksum error|Incomplete log file|Log file was malformed|Failed to read log file",
@@ -79,25 +79,25 @@ _KNOWN = (
 
 
 class QueryFailed(LakestreamError, Transient):
-    """Spark ended a query for a reason of its own."""
+    """Error of a query ended by Spark, with the root cause."""
 
     def __init__(self, location: str, cause: str) -> None:
         super().__init__(f"checkpoint {location}: Spark ended the query: {cause} What was committed stays landed.")
 
 
 class QueryRefused(QueryFailed, Terminal):
-    """Spark ended a query for a reason that a restart can't change."""
+    """Error of a query ended by Spark for a reason that a restart can't change."""
 
 
 def query_failed(location: str, error: Exception) -> QueryFailed:
-    """Return our error for the error with which Spark ended a query."""
+    """Return our error for Spark's error at the end of a query."""
     known = _found(str(error))
     is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused", "a batch of"))
     return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
 
 
 def cause_of(error: Exception) -> str:
-    """Return the root cause of an error from the JVM: in plain words, in Spark's own, and what to do."""
+    """Return the root cause of an error from the JVM: in plain words, in Spark's own, and with a remedy."""
     said, known = _said(str(error)) or type(error).__name__, _found(str(error))
     return f"{said}." if known is None else f"{known[1]} ({said}). {known[2]}"
 
@@ -107,7 +107,7 @@ def _found(text: str) -> tuple[str, str, str] | None:
 
 
 def _said(text: str) -> str:
-    """Return the most telling line."""
+    """Return the line with the best explanation of an error."""
     lines = text.splitlines()
     python = _of_python(lines)
     if python:
@@ -115,14 +115,14 @@ def _said(text: str) -> str:
     saying = [line.strip().removeprefix(": ") for line in lines if line.strip() and not line.lstrip().startswith("at ")]
     known = [line for line in saying if any(re.search(pattern, line) for pattern, _, _ in _KNOWN)]
     causes = [line for line in saying if line.startswith("Caused by: ")]
-    # If the cause has no message, such as java.io.EOFException, the line above says more.
+    # If the cause has no message, such as java.io.EOFException, the line above explains more.
     told = known[:1] or [line for line in causes if ": " in line.removeprefix("Caused by: ")][-1:]
     told = told or [line for line in saying if "Exception" in line or "Error" in line][:1] or saying[:1]
     return (told[0] if told else "").removeprefix("Caused by: ")[:_LONGEST].rstrip(".")
 
 
 def _of_python(lines: list[str]) -> str:
-    """Return the last line of a Python task's traceback, which names the error; empty without one."""
+    """Return the last line of a Python task's traceback, with the error's name; empty without a traceback."""
     last = ""
     within = False
     for line in lines:

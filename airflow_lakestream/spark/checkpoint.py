@@ -1,4 +1,4 @@
-"""A checkpoint of Spark Structured Streaming, read without Spark: the batches that it planned and committed.
+"""A checkpoint of Spark Structured Streaming, read without Spark: the planned and the committed batches.
 
 Spark writes `metadata` (the query's id), `sources/<n>/0` (where the source began), `offsets/<batch>` before a batch and
 `commits/<batch>` after it. It deletes old entries of the two logs, 100 batches back.
@@ -21,14 +21,14 @@ Offsets = dict[PartitionKey, int]
 
 _VERSION = "v1"
 _NO_OFFSET = "-"
-# Hadoop's, of a file beside it.
+# Hadoop's checksum of a file, in the same folder.
 _CHECKSUM = re.compile(r"\.(\d+)\.crc")
-# The commit log's entries, in every version of Spark.
+# Versions in the commit log's entries, of every version of Spark.
 _VERSIONS = re.compile(r"v[1-9]\d*")
 
 
 class CheckpointDamaged(LakestreamError, Terminal):
-    """A file of the checkpoint is missing, or was written in part."""
+    """Error of a checkpoint with a file missing, or written in part."""
 
     def __init__(self, location: str, file: str, problem: str) -> None:
         self.file = file
@@ -40,7 +40,7 @@ class CheckpointDamaged(LakestreamError, Terminal):
 
 
 class ForeignCheckpoint(LakestreamError, Terminal):
-    """The folder is no checkpoint, or a checkpoint of another source or topic."""
+    """Error of a folder without a checkpoint, or with a checkpoint of another source or topic."""
 
     def __init__(self, location: str, problem: str) -> None:
         super().__init__(f"checkpoint {location}: {problem}. Give this stream a checkpoint_location of its own.")
@@ -58,21 +58,21 @@ class Checkpoint:
 
     @property
     def replayed(self) -> int | None:
-        """The batch that was planned but not committed, which the next start repeats; None without one."""
+        """The batch planned but not committed, to be repeated at the next start; None if all are committed."""
         open_batches = [batch for batch in self.planned if not self.committed or batch > self.committed[-1]]
         return open_batches[-1] if open_batches else None
 
     @cached_property
     def start(self) -> Offsets | None:
-        """The offsets where the source began; None until the source has written them."""
+        """The start of the source, by (topic, partition); None until the source has written its start."""
         content = self._text("sources/0/0")
         # Spark writes a zero byte before the version, for its own readers before 2.1.
         return None if content is None else self._parsed("sources/0/0", content.lstrip("\0"), skip=1)
 
     def ends(self, batch_id: int) -> Offsets:
-        """Return where a batch ends, by (topic, partition): what all sources have read.
+        """Return the end of a batch, by (topic, partition): the offsets read by all sources.
 
-        Raises CheckpointDamaged if its entry is missing or cut, ForeignCheckpoint if its source is not Kafka.
+        Raises CheckpointDamaged if the batch's entry is missing or cut, ForeignCheckpoint if its source is not Kafka.
         """
         file = f"offsets/{batch_id}"
         content = self._text(file)
@@ -81,28 +81,28 @@ class Checkpoint:
         return self._parsed(file, content, skip=2)
 
     def begun_at(self, batch_id: int) -> float | None:
-        """Return when Spark began a batch, in seconds since the epoch; None if its entry does not say."""
+        """Return the time when Spark began a batch, in seconds since the epoch; None if the entry has no time."""
         try:
             return float(self._head(batch_id)["batchTimestampMs"]) / 1000
         except (ValueError, KeyError, TypeError):
             return None
 
     def watermark(self, batch_id: int) -> int:
-        """Return the watermark of event time that a batch is made with, in milliseconds since the epoch."""
+        """Return the watermark of event time of a batch, in milliseconds since the epoch."""
         return int(self._head(batch_id).get("batchWatermarkMs", 0))
 
     def setting(self, batch_id: int, key: str) -> str | None:
-        """Return one of Spark's settings that a batch was planned with, and that the query keeps; None if unknown."""
+        """Return a Spark setting of a batch's plan, kept by the query; None if unknown."""
         found = self._head(batch_id).get("conf", {}).get(key)
         return None if found is None else str(found)
 
     def _head(self, batch_id: int) -> dict[str, Any]:
-        """Return what stands in a batch's entry before the offsets; nothing if it is missing, or damaged."""
+        """Return the part of a batch's entry before the offsets; empty if the entry is missing, or damaged."""
         lines = _lines(self._text(f"offsets/{batch_id}"))
         return json.loads(lines[1]) if len(lines) > 1 and _is_document(lines[1]) else {}
 
     def starts(self, batch_id: int) -> Offsets:
-        """Return where a batch starts, without partitions that are new in it. Raises as `ends` does."""
+        """Return the start of a batch, without partitions new in the batch. Raises as `ends` does."""
         if batch_id > 0:
             return self.ends(batch_id - 1)
         if self.start is None:
@@ -110,7 +110,7 @@ class Checkpoint:
         return self.start
 
     def check_topics(self, topics: Iterable[str]) -> None:
-        """Raise ForeignCheckpoint if the checkpoint has another topic than these."""
+        """Raise ForeignCheckpoint if the checkpoint has a topic not in `topics`."""
         begun = self.ends(self.planned[-1]) if self.planned else self.start or {}
         known, wanted = {topic for topic, _ in begun}, set(topics)
         if other := sorted(known - wanted):
@@ -120,7 +120,7 @@ class Checkpoint:
             )
 
     def check_whole(self) -> None:
-        """Check what Spark reads when it continues. Raises CheckpointDamaged, and ForeignCheckpoint as `ends` does."""
+        """Check the files with which Spark continues. Raises CheckpointDamaged, ForeignCheckpoint (see `ends`)."""
         _ = self.start
         last = self.planned[-1:]
         # Spark begins with the last batch that was planned, and with the one before it.
@@ -133,7 +133,10 @@ class Checkpoint:
                 raise CheckpointDamaged(self.location, file, "was written in part, or damaged")
 
     def _check_checksums(self) -> None:
-        """Refuse a file's checksum without the file, where Spark writes the next one: it would fail on it for ever."""
+        """Refuse a checksum without a file at the number of Spark's next file.
+
+        Spark would fail on the checksum at each start.
+        """
         for folder, written in (("offsets", self.planned), ("commits", self.committed), ("sources/0", ())):
             names = self.store.names(folder)
             for name in sorted(names):
@@ -165,7 +168,7 @@ class Checkpoint:
             raise CheckpointDamaged(self.location, file, "holds no offsets: it was written in part") from e
         except TypeError as e:
             raise ForeignCheckpoint(self.location, "it is of a query whose source is not Kafka") from e
-        # A query that joins a topic with itself reads it by two sources.
+        # A query that joins a topic with itself reads the topic by two sources.
         topics = sorted({topic for one in read for topic, _ in one})
         if len(read) > 1 and len(topics) > 1:
             raise ForeignCheckpoint(self.location, f"it is of a query of several topics: {', '.join(topics)}")
@@ -173,7 +176,7 @@ class Checkpoint:
 
 
 def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> Checkpoint | None:
-    """Read a checkpoint; None if there is none yet.
+    """Read a checkpoint; return None if the folder has no checkpoint yet.
 
     :param properties: opens its object store, see `open_folder`.
 
@@ -207,12 +210,12 @@ def _names(store: Store, folder: str = "") -> set[str]:
 
 def _text(store: Store, path: str) -> str | None:
     content = store.read(path)
-    # Content that is no text is reported as damaged where it is parsed.
+    # Content that is not text is reported as damaged by its parser.
     return None if content is None else content.decode(errors="replace")
 
 
 def _lines(text: str | None) -> list[str]:
-    # Not by splitlines(): JSON may have what Unicode takes for the end of a line.
+    # Not by splitlines(): JSON may have characters that Unicode takes for the end of a line.
     return text.removesuffix("\n").split("\n") if text else []
 
 

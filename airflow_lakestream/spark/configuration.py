@@ -1,6 +1,6 @@
-"""What the configurations of all apps share: a file that only its owner can read, a catalog, an owner, a lease.
+"""Settings of all apps: a file readable only by the owner, a catalog, an owner, a lease.
 
-The file holds what connections hold, secrets included; a command line has only its path.
+The file has the content of connections, secrets included; a command line has only its path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Configuration:
 
     :param app: name of the bundled app, such as "kafka_to_iceberg".
     :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`; may hold secrets.
-    :param owner: who submitted the app, in words.
+    :param owner: the submitter of the app, in words.
     :param lease_location: for an app without a query: path or URI; lease and progress are in
         `<lease_location>.lakestream`. None: neither is kept.
     :param spark: Spark settings of the app's session.
@@ -39,7 +39,7 @@ class Configuration:
     spark: Mapping[str, str] = field(default_factory=dict)
 
     def check_sections(self, *more: str) -> None:
-        """Check that `catalog`, `spark` and `more` are mappings. Raises InvalidArgument, which names the key."""
+        """Check that `catalog`, `spark` and `more` are mappings. Raises InvalidArgument with the key."""
         for key in ("catalog", "spark", *more):
             if not isinstance(getattr(self, key), Mapping):
                 raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
@@ -49,7 +49,7 @@ class Configuration:
 
     @property
     def catalog_name(self) -> str:
-        """The catalog's name in both PyIceberg and Spark: some catalogs keep the tables of each name apart."""
+        """The catalog's name in both PyIceberg and Spark: catalogs may separate tables by the catalog's name."""
         return str(self.catalog.get("name", "iceberg_default"))
 
     @property
@@ -59,12 +59,12 @@ class Configuration:
 
     @property
     def store_properties(self) -> dict[str, str]:
-        """The properties that open the store of lease, progress and checkpoint."""
+        """The properties for opening the store of lease, progress and checkpoint."""
         return self.catalog_properties
 
 
 def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse an unknown key, suggesting the nearest known one. Raises InvalidArgument."""
+    """Refuse an unknown key, with the nearest known key as a suggestion. Raises InvalidArgument."""
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1, 0.5)
@@ -73,7 +73,7 @@ def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -
 
 
 def read_object(path: str | Path) -> Mapping[str, Any]:
-    """Read a configuration file. Raises InvalidArgument without the file's content, which may hold passwords."""
+    """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
     try:
         given = json.loads(Path(path).read_text())
     except OSError as e:
@@ -87,7 +87,7 @@ def read_object(path: str | Path) -> Mapping[str, Any]:
 
 
 def write_object(path: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write a configuration file that only its owner can read, replacing any earlier one as a whole."""
+    """Write a configuration file readable only by the owner, replacing any earlier file as a whole; return the path."""
     path = Path(path)
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     new.unlink(missing_ok=True)

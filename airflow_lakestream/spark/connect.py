@@ -1,4 +1,4 @@
-"""Spark Connect is refused: its client has no SparkContext, and `foreachBatch` runs on the server.
+"""Refusal of Spark Connect: no SparkContext in the client, and `foreachBatch` on the server.
 
 The apps send tasks to executors as RDDs, and the callback that commits a batch needs its own program's lease.
 """
@@ -21,7 +21,7 @@ def check_connection(conn_type: str, host: str) -> None:
 
 
 def check_settings(settings: Mapping[str, object]) -> None:
-    """Raise InvalidArgument if Spark settings make the session one of Spark Connect."""
+    """Raise InvalidArgument if Spark settings make the session a session of Spark Connect."""
     for key in ("spark.remote", "spark.master", "spark.api.mode"):
         value = str(settings.get(key, ""))
         if value.startswith("sc://") or (value and key == "spark.remote") or value.lower() == "connect":
@@ -29,7 +29,7 @@ def check_settings(settings: Mapping[str, object]) -> None:
 
 
 def check_variables(argument: str, variables: Mapping[str, str]) -> None:
-    """Raise InvalidArgument if environment variables do the same."""
+    """Raise InvalidArgument if environment variables make the session a session of Spark Connect."""
     for name in VARIABLES:
         if str(variables.get(name, "")).lower() not in ("", "classic"):
             raise _refused(argument, f"{name} asks for Spark Connect")

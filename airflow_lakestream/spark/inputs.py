@@ -1,6 +1,6 @@
-"""What identifies a stream in its lease: what its checkpoint belongs to, and a fingerprint of its configuration.
+"""Identity of a stream in a lease: the inputs of the checkpoint, and a fingerprint of the configuration.
 
-No secrets: a changed password makes no other stream, and none is written to the driver's folder.
+No secrets: a changed password does not make another stream, and no password is written to the driver's folder.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 # Keys that differ from one submit to the next, and keys handled below.
 _NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
-# The connections' settings that say where records come from and go to.
+# Settings of the Kafka connection that identify the cluster.
 _OF_KAFKA = ("bootstrap.servers",)
 
 
 def inputs_of(config: AppConfig) -> dict[str, str]:
-    """Return what the checkpoint belongs to for good: app, topic, table and group."""
+    """Return the permanent inputs of the checkpoint: app, topic, table and group."""
     landing = config.landing
     group = landing.get("consumer_group", "")
     return {"app": config.app, "topic": str(landing.get("topic", "")), "table": str(landing.get("table", ""))} | {
@@ -33,7 +33,7 @@ def inputs_of(config: AppConfig) -> dict[str, str]:
 
 
 def fingerprint(config: AppConfig) -> str:
-    """Return a text that is equal for two configurations if a driver of one may serve the other."""
+    """Return a fingerprint of a configuration: equal for two configurations if a driver may serve both."""
     known = config.to_dict()
     told: dict[str, Any] = {key: value for key, value in known.items() if key not in _NOT_OF_IT}
     registry = config.landing.get("schema_registry")
@@ -56,7 +56,7 @@ def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
 def lease_for(
     config: Configuration, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
 ) -> Lease:
-    """Take a lease for any app, from its inputs and fingerprint. Raises LeaseHeld, OtherInputs."""
+    """Take a lease for any app, with inputs and fingerprint. Raises LeaseHeld, OtherInputs."""
     context = spark.sparkContext
     return Lease.take(
         location,

@@ -1,4 +1,4 @@
-"""The Java that Spark runs on, found where Spark itself looks: JAVA_HOME, then PATH."""
+"""The Java for Spark, found in the same order as Spark finds Java: JAVA_HOME, then PATH."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# Older ones can't load Spark 4's classes. Newer ones have no security manager, which its Hadoop still asks for.
+# Older versions can't load Spark 4's classes. Newer versions have no security manager, which Spark's Hadoop requires.
 _OLDEST, _NEWEST = 17, 21
 
 
 class JavaUnfit(LakestreamError, Terminal):
-    """There is no Java that Spark runs on."""
+    """Error of a missing Java, or of a Java unfit for Spark."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
@@ -25,7 +25,7 @@ class JavaUnfit(LakestreamError, Terminal):
 
 
 def java_path(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the program `java`. Raises JavaUnfit where there is none."""
+    """Return the path of the program `java`. Raises JavaUnfit without JAVA_HOME and without a java on PATH."""
     home = environment.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH", ""))
     if found is None:
@@ -34,7 +34,7 @@ def java_path(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return the program `java` that Spark would start, and its version. Raises JavaUnfit."""
+    """Return path and version of Spark's `java`. Raises JavaUnfit."""
     java = java_path(environment)
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603  # as Spark runs it

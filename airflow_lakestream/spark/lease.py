@@ -1,4 +1,7 @@
-"""The lease of a Spark driver: to end at once, it takes the JVM of `spark-submit` with it, and ends with that JVM."""
+"""The lease of a Spark driver, tied to the JVM of `spark-submit`.
+
+To end at once, the driver kills that JVM; if that JVM ends, the lease is released.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from airflow_lakestream.driver.termination import DriverTerminated
 
 
 class _Farewell:
-    """A java.lang.Runnable: what the JVM calls before it ends."""
+    """A java.lang.Runnable that releases the lease before the JVM ends."""
 
     def __init__(self, of: lease.Lease) -> None:
         self._lease = of
 
     def run(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self._lease.release(DriverOutcome.FAILED, str(DriverTerminated()))
 
     class Java:
-        """What py4j is told of this class."""
+        """The Java interfaces of this class, for py4j."""
 
         implements = ("java.lang.Runnable",)
 
@@ -42,7 +45,7 @@ class Lease(lease.Lease):
         super().__enter__()
         gateway = SparkContext._gateway
         if gateway is not None:
-            # In a pod only the JVM gets SIGTERM, and Python dies with it: so the JVM waits for Python's farewell.
+            # In a pod only the JVM gets SIGTERM, and Python ends with it: the JVM waits for the release of the lease.
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # PySpark has no types here
             self._runtime = gateway.jvm.java.lang.Runtime.getRuntime()
             self._hook = gateway.jvm.java.lang.Thread(_Farewell(self))
@@ -56,12 +59,12 @@ class Lease(lease.Lease):
         if self._hook is not None:
             from py4j.protocol import Py4JError
 
-            with suppress(Py4JError, OSError):  # of a JVM that is on its end, or gone
+            with suppress(Py4JError, OSError):  # the JVM is ending, or gone
                 self._runtime.removeShutdownHook(self._hook)
 
     def end_process(self) -> NoReturn:
-        """End this process, and the JVM of `spark-submit` around it, at once."""
+        """End this process, and the JVM of `spark-submit` around the process, at once."""
         if "PYSPARK_GATEWAY_PORT" in os.environ:
-            # A normal exit would wait for the hanging query. A JVM that this Python started ends with it.
+            # A normal exit would wait for the hanging query. A JVM that this Python started ends with this process.
             os.kill(os.getppid(), signal.SIGKILL)
         super().end_process()

@@ -1,6 +1,6 @@
-"""One landing by Spark: what the ledger lacks up to a batch's end, or an interval or ranges at once.
+"""A landing by Spark: the offsets lacking in the ledger up to a batch's end, or an interval or ranges at once.
 
-Both use `run.topics.land_run`, with the executors as crew.
+Both use `run.topics.land_run`, with the executors as remote readers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ WHERE = "the app's kafka settings"
 
 @dataclass
 class MicroBatches:
-    """Lands what batches cover; `stop` ends a landing between two steps, leaving nothing uncommitted.
+    """Landings of batches. `stop` ends a landing between two steps, without uncommitted rows.
 
-    `pulse` counts what the driver reads itself.
+    `pulse` counts the batches of records that the driver itself reads.
     """
 
     config: AppConfig
@@ -66,27 +66,27 @@ class MicroBatches:
 
     @cached_property
     def extract(self) -> ExtractConfig:
-        """What to land."""
+        """The landing, as arguments of the extract path."""
         return self.config.extract
 
     @cached_property
     def catalog(self) -> Lake:
-        """Where the tables are: their catalog, for Delta's their store."""
+        """The lake of the tables: a catalog, or for Delta a store."""
         if self.extract.lake.has_catalog:
             return load_catalog(self.config.catalog_name, **self.config.catalog_properties)
-        # Not a dependency of every installation.
+        # Imported here, since not every installation has it.
         from airflow_lakestream.delta.storage import DeltaStorage
 
         return DeltaStorage(self.config.storage)
 
     @cached_property
     def options(self) -> Mapping[str, str]:
-        """The options of Spark's Kafka source, which decides when a batch is due and where it ends."""
+        """The options of Spark's Kafka source, for the time and the end of each batch."""
         return kafka_options(self.config.kafka)
 
     @cached_property
     def crew(self) -> SparkCrew:
-        """Who reads."""
+        """The remote readers: of mirrors, of frames, or of records."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         if isinstance(self.extract, MirrorConfig):
             return MirrorCrew(*common)
@@ -98,14 +98,14 @@ class MicroBatches:
     def source_options(self) -> Mapping[str, str]:
         """The options of Spark's source for a query.
 
-        Data loss is ignored there: the landing reports it, since only it knows what was landed before.
+        The source ignores data loss: the landing reports losses, since only the landing knows the landed offsets.
         """
         return {**self.options, "failOnDataLoss": "false"}
 
     def catch_up(self, checkpoint: Checkpoint | None) -> bool:
-        """Land what the table lacks of finished batches; return whether the checkpoint was changed.
+        """Land the offsets of finished batches lacking in the table; return whether the checkpoint was changed.
 
-        The table was rolled back, or the query ran without it. Raises what a landing raises.
+        Offsets lack if the table was rolled back, or if the query ran without it. Raises the errors of a landing.
         """
         if checkpoint is not None and checkpoint.committed:
             last = checkpoint.committed[-1]
@@ -117,7 +117,7 @@ class MicroBatches:
         return False
 
     def rows(self, records: DataFrame) -> DataFrame:
-        """Return what Spark runs the query on; the records are not read by it."""
+        """Return the frame for the query; the query does not read the records."""
         return records
 
     def start(self, writer: DataStreamWriter) -> StreamingQuery:
@@ -125,10 +125,11 @@ class MicroBatches:
         return writer.start()
 
     def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
-        """Land one batch. The frame is not read: its start is Spark's, and only the ledger knows what is lacking.
+        """Land a batch, without reading `frame`.
 
-        A batch of a mirror that a later event may mend is landed with all that is in the topic by now. Raises what a
-        landing raises.
+        The frame's start is Spark's, and only the ledger knows the lacking offsets. If a mirror's batch fails for an
+        event that a later event may repair, all events that are in the topic by now are landed. Raises the errors of a
+        landing.
         """
         run_id = f"{checkpoint.query_id}/{batch_id}"
         try:
@@ -136,15 +137,16 @@ class MicroBatches:
         except (ChecksFailed, MirrorStopped, ValueMissing) as e:
             if not isinstance(self.extract, MirrorConfig):
                 raise
-            # Spark would repeat exactly this batch, for ever.
+            # Spark would repeat exactly this batch at each start.
             log.info("Batch %s is tried with all events that came after it, since one may mend this: %s", batch_id, e)
             return self.land(run_id)
 
     def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: Mode | None = None) -> RunReport:
-        """Land what is lacking below these offsets; without them, what the mode says. Raises what a landing raises.
+        """Land the offsets lacking below `ends`, or without `ends` the offsets of the mode.
 
         :param run_id: the same in each try of one batch.
-        :param mode: None for that of the configuration.
+        :param mode: None for the mode of the configuration.
+            Raises the errors of a landing.
         """
         within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
         jobs: list[Job] = []
@@ -172,7 +174,7 @@ class MicroBatches:
         return report
 
     def starting_offsets(self) -> str:
-        """Return, in Spark's form, each partition's first offset that the ledger lacks: where a new query begins."""
+        """Return, in Spark's form, each partition's first offset lacking in the ledger: the start of a new query."""
         found: dict[str, dict[str, int]] = {}
         config, kafka = self.extract, self.config.kafka
         topics = topics_of(config, kafka, WHERE)
@@ -184,20 +186,20 @@ class MicroBatches:
             except LakestreamError as e:
                 if not is_pattern(config.topic):
                     raise
-                # Its batches will fail for it; other topics are landed.
+                # The batches of this topic will fail with this error; other topics are landed.
                 log.error("%s: %s", topic, e)
                 starts = {}
             found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
         return json.dumps(found)
 
     def _books(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[Job, TopicEntry]:
-        """Return a job of a topic, and the table's books of it."""
+        """Return a job of a topic, and the topic's entry in the table's ledger."""
         job = job_of(self.extract, topic, topics, self.config.kafka, self.catalog, "start", WHERE)
         return job, entry_of(job, job.sink.load("start"), now)
 
 
 def function_of(config: ExtractConfig) -> Function | None:
-    """Return the function that makes the table's rows; None without one. Raises InvalidArgument."""
+    """Return the function for the table's rows; None without a function. Raises InvalidArgument."""
     if not isinstance(config, FrameConfig) or config.function is None:
         return None
     return load_function(config.function, config.argument)

@@ -1,6 +1,6 @@
-"""The jars that the apps need for the installed Spark: resolved once, then kept in a folder.
+"""The jars of the apps for the installed Spark: resolved once, then kept in a folder.
 
-Resolved by the Ivy that pyspark brings, with its own settings: Maven need not be installed, and a repository that is
+Resolved by pyspark's Ivy, with Ivy's own settings: Maven need not be installed, and a repository that is
 configured for Ivy or Spark is used.
 """
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
-# The version of Spark that the extra brings: the tests run on it.
+# The version of Spark in the extra: the tests run on this version.
 PROVEN = "4.0.0"
 _SCALA = "2.13"
 _LOCAL = ("", "file", "local")
 _COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
-# What Ivy says of a repository that does not answer. That it has not found the package, it says then, too.
+# Ivy's messages for a repository that does not answer. Ivy then also reports that the package was not found.
 _NO_ANSWER = re.compile(
     r"server access error|\bjava(x)?\.net\.|UnknownHost|Connection (refused|reset|timed out)", re.IGNORECASE
 )
@@ -44,7 +44,7 @@ _VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
 
 
 class PackagesUnavailable(LakestreamError, Transient):
-    """Jars could not be fetched."""
+    """Error of a failed download of jars."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class PackagesUnavailable(LakestreamError, Transient):
 
 
 class PackagesMissing(LakestreamError, Terminal):
-    """No repository has a package in this version."""
+    """Error of a package missing in all repositories in this version."""
 
     def __init__(self, said: str, spark: str) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class PackagesMissing(LakestreamError, Terminal):
 
 
 class SparkMixed(LakestreamError, Terminal):
-    """Two versions of Spark are installed into one folder."""
+    """Error of two versions of Spark in the same folder."""
 
     def __init__(self, spark: str, client: str) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class SparkMixed(LakestreamError, Terminal):
 
 
 class NoRoomForJars(LakestreamError, Transient):
-    """The disk is full that jars are fetched to."""
+    """Error of a full disk for the fetched jars."""
 
     def __init__(self, folder: Path, said: str) -> None:
         super().__init__(
@@ -90,7 +90,7 @@ def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
 
 
 def installed_spark() -> str:
-    """Return the version of the installed pyspark. Raises MissingExtra without one."""
+    """Return the version of the installed pyspark. Raises MissingExtra without pyspark."""
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
@@ -107,7 +107,7 @@ def check_spark() -> str:
 
 
 def cut_jars(given: str) -> list[str]:
-    """Return which of the jars that Spark was given, as in spark.jars, are here, and were cut or damaged."""
+    """Return the cut or damaged local jars in the value of spark.jars."""
     paths = {
         one: Path(urlsplit(one).path) for one in map(str.strip, given.split(",")) if urlsplit(one).scheme in _LOCAL
     }
@@ -115,18 +115,18 @@ def cut_jars(given: str) -> list[str]:
 
 
 def jar_version(artifact: str) -> str:
-    """Return a jar's version in the installed Spark; "" if it has none."""
+    """Return a jar's version in the installed Spark; "" if Spark lacks the jar."""
     found = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
     return next((match[0].removeprefix("-").removesuffix(".jar") for match in found if match), "")
 
 
 def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without: Sequence[str] = ()) -> list[str]:
-    """Return the paths of these packages' jars and of their dependencies that Spark does not have.
+    """Return the paths of the jars of packages, and of dependencies that Spark lacks.
 
-    They are fetched at the first call only; safe for several processes at once.
+    The jars are fetched at the first call only; safe for several processes at once.
 
     :param coordinates: such as "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0".
-    :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
+    :param cache: folder to keep the jars in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
     Raises InvalidArgument for malformed coordinates, PackagesUnavailable, PackagesMissing, NoRoomForJars,

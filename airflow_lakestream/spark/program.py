@@ -1,4 +1,4 @@
-"""How a bundled app runs: configuration, session, and an exit that says what went wrong."""
+"""Run of a bundled app: configuration, session, and an exit code with a logged reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Config = TypeVar("Config")
 
 
 def run_program(config_path: str, work: Callable[[AppConfig, SparkSession], None]) -> int:
-    """Run an app that lands; return its exit code: 0 if it is done, or was stopped on request.
+    """Run an app for landings; return the exit code: 0 if the app is done, or was stopped on request.
 
     :param config_path: path of its configuration, see `AppConfig`.
     :param work: the app's work.
@@ -33,7 +33,7 @@ def run_app(
     start: Callable[[Config], SparkSession],
     work: Callable[[Config, SparkSession], object],
 ) -> int:
-    """Run an app with its own kind of configuration and session; return its exit code."""
+    """Run an app with a configuration and a session of any kind; return the exit code."""
     _log_to_stderr()
 
     def run() -> None:
@@ -49,6 +49,6 @@ def run_app(
 
 def _log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # These log each call of the JVM, and each read of PyIceberg.
+    # Both log too much: each call of the JVM, and each read of PyIceberg.
     for name in ("py4j", "pyiceberg"):
         logging.getLogger(name).setLevel(logging.WARNING)

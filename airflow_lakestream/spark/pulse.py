@@ -1,4 +1,4 @@
-"""Signs of life of a landing on Spark: given when it makes progress, never just because time passes."""
+"""Signs of life of a landing on Spark: given for progress, never just because time passes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ INTERVAL_S = 5.0
 
 
 class Pulse:
-    """Looks at the driver every few seconds, and reports if something was done since the last look.
+    """Regular looks at the driver, with a report if the driver has done something since the last look.
 
-    Something done is: a Spark task ended, a stage began, or the driver itself read a chunk. A batch without any of
-    these gives no sign of life; so a hanging batch is told from a long one.
+    Progress is: a Spark task ended, a stage began, or the driver itself read a batch of records. Only progress is a
+    sign of life; so a hanging batch is distinguished from a long batch.
 
     :param is_idle: whether a query waits for records, which counts as a sign of life.
     """
@@ -54,20 +54,20 @@ class Pulse:
         self._thread.join()
 
     def begin(self, what: str) -> None:
-        """Report what begins now, such as "batch 7"."""
+        """Report the start of a step, for example "batch 7"."""
         self._what = what
         self._progress.alive(f"{what} has begun")
 
     def count(self, reader: Reader) -> Reader:
-        """Return a reader that counts its chunks, for what the driver reads itself, without Spark tasks."""
+        """Return a reader with a count of batches of records, for reads by the driver itself, without Spark tasks."""
         return _Counted(reader, self)
 
     def read_one(self) -> None:
-        """Count a chunk."""
+        """Count a batch of records."""
         self._chunks += 1
 
     def look(self) -> None:
-        """Look once; report if something was done."""
+        """Look once; report if the driver has done something."""
         if self._is_idle():
             self._progress.alive()
             return
@@ -87,7 +87,7 @@ class Pulse:
         while not self._ended.wait(self._interval):
             try:
                 self.look()
-            except Exception as e:  # noqa: BLE001  # a store that is away for a moment; of Spark, the landing says more
+            except Exception as e:  # noqa: BLE001  # a store away for a moment; the landing reports Spark's errors
                 log.warning("No sign of life could be given: %s: %s", type(e).__name__, e)
 
 

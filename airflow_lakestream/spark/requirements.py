@@ -1,4 +1,4 @@
-"""What executors need, checked before anything is read: an error names what is missing."""
+"""Packages needed by executors, checked before anything is read: an error names the missing package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Found = Mapping[str, Mapping[str, str | None]]
 
 
 class ExecutorsLack(LakestreamError, Terminal):
-    """Packages are missing on executors, or have another version."""
+    """Error of packages that are missing on executors, or have the wrong version."""
 
     def __init__(self, host: str, problem: str) -> None:
         super().__init__(
@@ -44,16 +44,16 @@ class ExecutorsLack(LakestreamError, Terminal):
 
 
 def modules_for(config: ExtractConfig) -> dict[str, str]:
-    """Return the modules that executors import for a landing, each with what to install."""
+    """Return the modules imported by executors for a landing, each with the name of the distribution."""
     formats = [FORMATS[str(name)] for name in (config.format, config.key_format) if is_given(name)]
     of_formats = {name: needed for row in formats for name, needed in row.modules.items()}
     return _MODULES | dict(config.lake.modules) | of_formats
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
-    """Raise ExecutorsLack for the first missing module.
+    """Raise ExecutorsLack for the first host without a module, or with another version of our package.
 
-    Executors in the driver's process have what the driver has. Others are asked, as many as the cluster offers at once.
+    Executors in the driver's process have the driver's modules. Others are asked, as many as the cluster offers.
     """
     context = spark.sparkContext
     if str(context.master).startswith("local"):
@@ -65,7 +65,7 @@ def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
 
 
 def _look(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | None]]]:
-    # A nested function is sent as code: a function of our package could not be loaded where the package is missing.
+    # A nested function is sent as code: a function of our package could not be loaded if the package is missing.
     def look(_: Any) -> tuple[str, dict[str, str | None]]:
         import importlib
         import socket

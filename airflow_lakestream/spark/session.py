@@ -1,4 +1,4 @@
-"""An app's Spark session, checked for what the app needs."""
+"""An app's Spark session, checked for the classes of the app."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _JARS = ("spark.jars", "spark.jars.packages")
 
 
 class SparkLacks(LakestreamError, Terminal):
-    """Something that an app needs is missing where it runs."""
+    """Error of a missing or damaged jar."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what} {remedy}")
 
 
 def open_session(config: AppConfig) -> SparkSession:
-    """Start Spark, or join the session that `spark-submit` started.
+    """Start Spark, or join the session of `spark-submit`.
 
-    Raises SparkLacks for a query if the Kafka source is missing, from which it learns its batches.
+    Raises SparkLacks if the Kafka source is missing, from which a query learns its batches, or the client of S3.
     """
     settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
     on_s3 = s3a.is_on_s3a(config.checkpoint_location)
@@ -47,7 +47,7 @@ def open_session(config: AppConfig) -> SparkSession:
 def start_session(
     app: str, given: Mapping[str, str], packages: Sequence[str], without: Sequence[str] = ()
 ) -> SparkSession:
-    """Start Spark, or join the session that `spark-submit` started.
+    """Start Spark, or join the session of `spark-submit`.
 
     Only a session started here gets the jars of these packages; with `spark-submit` they must be given there. Raises
     SparkLacks for a jar that was cut.
@@ -56,12 +56,12 @@ def start_session(
     check_variables("environment", os.environ)
     from pyspark.sql import SparkSession
 
-    # Executors hand over times as text: use one time zone for writing and reading.
+    # Executors hand over times as text: writing and reading use one time zone.
     settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in given.items()}}
     if packages and "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
         settings["spark.jars"] = ",".join(resolve(packages, without=without))
     if _master(settings).startswith("local"):
-        # On one machine executors use this Python, not the first on the PATH.
+        # On one machine executors use this Python, not the first Python on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"lakestream {app}")
     for key, value in settings.items():
@@ -82,7 +82,7 @@ def _master(settings: Mapping[str, str]) -> str:
 
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return settings.get("spark.master", "local[*]")
-    # Only the JVM knows what `spark-submit` was given.
+    # Only the JVM knows the settings of `spark-submit`.
     SparkContext._ensure_initialized()
     return SparkConf().get("spark.master") or settings.get("spark.master", "local[*]")
 

@@ -1,9 +1,9 @@
-"""A streaming query that lands: Spark decides when a batch is due and where it ends, the ledger what is landed.
+"""A streaming query that lands: Spark decides the time and end of a batch, the ledger the landed offsets.
 
-A batch covers everything that the ledger lacks below the batch's end. So a repeated batch lands only what is missing,
+A batch covers everything that the ledger lacks below the batch's end. So a repeated batch lands only missing offsets,
 and a hole below its start is landed first. Spark's own start of the batch is ignored.
 
-So it is but for a function of the stream: there Spark has the state, and a batch is what Spark says; see `stateful`.
+A function of the stream is an exception: Spark has its state, and a batch is as Spark plans it; see `stateful`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ASK = 1.0
 
 
 class _Ended(Exception):
-    """Ends the query before a batch that must not be landed any more."""
+    """Exception for ending the query before the next batch is landed."""
 
 
 class Stream:
-    """One query, under a lease."""
+    """A streaming query under a lease."""
 
     def __init__(self, config: AppConfig, spark: SparkSession, lease: Lease) -> None:
         assert config.checkpoint_location is not None, "a query has one"
@@ -65,9 +65,9 @@ class Stream:
         self._done = 0
 
     def run(self) -> None:
-        """Land until the query ends: nothing is left, enough batches are done, or somebody asked it to end.
+        """Land until the query ends: no offsets are left, `max_batches` are done, or an end was requested.
 
-        Raises what a landing raises, and LeaseLost; nothing uncommitted is left.
+        Raises the errors of a landing, and LeaseLost; nothing uncommitted is left.
         """
         with self._pulse:
             self._run()
@@ -116,7 +116,7 @@ class Stream:
         return self._batches.start(writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds"))
 
     def _land(self, frame: DataFrame, batch_id: int) -> None:
-        """Land one batch."""
+        """Land a batch."""
         if self._ending.is_set():
             raise _Ended
         try:
@@ -129,7 +129,7 @@ class Stream:
                 report = self._batches.land_batch(checkpoint, batch_id, frame)
             self._tell(batch_id, report, time.monotonic() - started)
         except Exception as e:
-            # Kept here, since only its text would come back through the JVM.
+            # Kept here, since only its text would return through the JVM.
             self._error = e
             raise
         self._done += 1
@@ -144,12 +144,12 @@ class Stream:
         log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Wait for the query's end; end it between two batches if asked to. Raises the query's error."""
+        """Wait for the query's end; end the query between two batches on request. Raises the query's error."""
         from pyspark.errors import StreamingQueryException
 
         asked = 0.0
         try:
-            while not query.awaitTermination(self._patience):  # type: ignore[arg-type]  # it takes parts of seconds, too
+            while not query.awaitTermination(self._patience):  # type: ignore[arg-type]  # takes parts of seconds, too
                 now = time.monotonic()
                 if now - asked >= _ASK:
                     asked = now
@@ -167,7 +167,7 @@ class Stream:
         return _LOOK if self._ending.is_set() else _ASK
 
     def _is_idle(self) -> bool:
-        """Whether the query waits for records."""
+        """Return whether the query waits for records."""
         return self._query is not None and not self._query.status["isTriggerActive"]
 
 
@@ -179,7 +179,7 @@ def _batches_of(config: AppConfig) -> type[MicroBatches]:
 def stream(config: AppConfig, spark: SparkSession) -> None:
     """Take the checkpoint's lease, and run the query.
 
-    Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and what `Stream.run` raises.
+    Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and the errors of `Stream.run`.
     """
     assert config.checkpoint_location is not None, "a query has one"
     s3a.tell(spark, config.checkpoint_location, config.store_properties)

@@ -1,4 +1,4 @@
-"""Azure's Blob Storage and Data Lake: how a location, and a catalog's properties or delta-rs' options, open it."""
+"""Azure's Blob Storage and Data Lake: URLs and storage options from locations and properties."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _PLAIN = (
     *("account_name", "account_key", "access_key", "sas_token", "sas_key"),
     *("client_id", "client_secret", "tenant_id", "use_emulator"),
 )
-# Hosts that need no endpoint: the account says all.
+# Hosts that need no endpoint: the account is enough.
 _PUBLIC = (".dfs.core.windows.net", ".blob.core.windows.net")
 _ACCOUNT, _ENDPOINT = "azure_storage_account_name", "azure_storage_endpoint"
 
 
 def url_of(location: str) -> str:
-    """Return a location as az://container/path, which is a URL: in the location nothing is to be decoded."""
+    """Return a location as a URL az://container/path, quoted, since a location is not."""
     host, _, path = location.partition(":")[2].lstrip("/").partition("/")
     return f"az://{host.partition('@')[0]}/{quote(path.strip('/'))}"
 
 
 def options_of(location: str, properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of a catalog's properties; storage options are returned as they are.
+    """Return the storage options of a catalog's properties; given storage options stay unchanged.
 
-    :param location: its host, `container@account.host`, tells what the properties leave out.
+    :param location: its host, `container@account.host`, has what the properties leave out.
     """
     found = _of_string(str(properties.get("adls.connection-string") or ""))
     found |= {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
@@ -69,7 +69,7 @@ def _of_string(text: str) -> dict[str, str]:
 
 
 def _endpoint(properties: Mapping[str, Any], account: str) -> str:
-    """Return the address that properties name besides the account; "" where it is Azure's own."""
+    """Return the endpoint by the properties, or an empty text for Azure's own endpoint."""
     if host := properties.get("adls.account-host"):
         return f"https://{host}"
     if not (authority := properties.get("adls.blob-storage-authority")):

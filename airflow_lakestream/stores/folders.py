@@ -1,6 +1,6 @@
-"""A checkpoint's folder, wherever it is: files are read and written as a whole, and created by one process only.
+"""A checkpoint's folder in any store: files are read and written as a whole, and created by a single process.
 
-What each place guarantees: on local disks and NFS a file appears as a whole, and only one process can create it (hard
+Guarantees of the stores: on local disks and NFS a file appears as a whole, and only one process can create it (hard
 link, rename). S3, Google Cloud Storage and Azure guarantee the same (a conditional PUT), and so does HDFS (rename).
 fsspec promises neither: what other stores hold is read, but a file that only one process may create is refused there.
 """
@@ -17,37 +17,37 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores import hdfs
 from airflow_lakestream.stores.object_store import SCHEMES, open_location
 
-# Of fsspec's file systems the one that looks and writes at once; it is of this process alone, as its files are.
+# The file system of fsspec that checks and writes at once; it belongs to this process alone, as its files do.
 _CREATES_ONCE = ("memory",)
 
 
 class Store(Protocol):
-    """The files of one folder, by their path in it; "" is the folder itself."""
+    """Files of a folder, by relative path; "" is the folder itself."""
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names of a folder's entries; an empty list if it is missing."""
+        """Return the sorted names of a folder's entries, an empty list for a missing folder."""
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's content; None if it is missing."""
+        """Return a file's content, or None for a missing file."""
 
     def modified(self, path: str) -> float | None:
-        """Return when a file was last written, in seconds since 1970; None if unknown."""
+        """Return a file's last change in seconds since 1970, or None if unknown."""
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file, replacing any earlier one."""
+        """Write a file, replacing any earlier content."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file with content that nobody else writes. Returns False if another process created it first."""
+        """Create a file with unique content; return False if another process created the file first."""
 
     def remove(self, path: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file, if present."""
 
 
 def open_folder(location: str, properties: Mapping[str, str] | None = None) -> Store:
     """Return the store of a folder.
 
     :param location: a path, or a URI as Spark takes it (`file:/...`, `s3a://...`, `hdfs://...`).
-    :param properties: of the catalog, or storage options of delta-rs: how to reach an object store. Without them the
+    :param properties: of the catalog, or storage options of delta-rs: the access to an object store. Without them the
         environment decides.
 
     Raises InvalidArgument if a required package is missing, and HdfsFailed.
@@ -71,7 +71,7 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> S
 
 
 def is_object_store(location: str) -> bool:
-    """Tell whether a location needs a connection's settings."""
+    """Return whether a location needs a connection's settings."""
     return _split(location)[0] in SCHEMES
 
 
@@ -130,7 +130,7 @@ class LocalFolder:
 
 
 class ObjectFolder:
-    """A prefix of a bucket; `store` is obstore's, rooted there."""
+    """A prefix of a bucket; `store` is obstore's, rooted at the prefix."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -191,7 +191,7 @@ class ObjectFolder:
 
 
 class FsspecFolder:
-    """A folder of any file system that fsspec knows.
+    """A folder of a file system of fsspec.
 
     :param scheme: of the location, such as "sftp".
     """
@@ -228,7 +228,7 @@ class FsspecFolder:
         self._fs.pipe_file(f"{self._path}/{path}", content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Store`. Raises InvalidArgument where two processes could both create it."""
+        """See `Store`. Raises InvalidArgument if two processes could both create the file."""
         if self._scheme not in _CREATES_ONCE:
             raise InvalidArgument(
                 "checkpoint_location",
@@ -254,7 +254,7 @@ class FsspecFolder:
 def _fsspec(location: str) -> FsspecFolder:
     from fsspec.core import url_to_fs
 
-    # The location has the host, too, where the file system has one.
+    # The location includes the host, if the file system has one.
     fs, path = url_to_fs(location)
     return FsspecFolder(fs, str(path).rstrip("/"), _split(location)[0])
 

@@ -1,4 +1,4 @@
-"""Google Cloud Storage: how a catalog's properties, or delta-rs' storage options, open it."""
+"""Google Cloud Storage: storage options from a catalog's properties or from delta-rs' options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN = ("service_account", "service_account_path", "service_account_key", "app
 
 
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options of a catalog's properties; storage options are returned as they are."""
+    """Return the storage options of a catalog's properties; given storage options stay unchanged."""
     found = {option: str(properties[name]) for name, option in _OF_CATALOGS.items() if properties.get(name)}
     for key, value in properties.items():
         name = key.lower()

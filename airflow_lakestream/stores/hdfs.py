@@ -1,8 +1,8 @@
-"""HDFS by hdfs-native, which needs no Java: files that appear as a whole, each created by one process only.
+"""HDFS by hdfs-native, without Java: files appear as a whole, each created by a single process.
 
-The NameNode renames under one lock, and refuses a name that is there: a file is written beside its place, then renamed.
-Settings are found as Hadoop's own clients find them: HADOOP_CONF_DIR for name services and Kerberos, HADOOP_USER_NAME
-or the name of the process' user for who asks.
+The NameNode renames under one lock, and refuses an existing name: a file is written under another name, then renamed.
+Settings are found as Hadoop's own clients find them: HADOOP_CONF_DIR for name services and Kerberos; for the user,
+HADOOP_USER_NAME or the name of the process' user.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Answer = TypeVar("Answer")
 SCHEME = "hdfs"
 # Seconds for an answer about a small file. The client itself waits for as long as a connection is open.
 PATIENCE = 60.0
-# How often a NameNode is looked for that can't be reached: for some twenty seconds, not for minutes as by default.
+# The attempts to reach a NameNode: for some twenty seconds, not for minutes as by default.
 ATTEMPTS = 5
-# A NameNode's, where a location names none.
+# A NameNode's port, if a location names no port.
 _PORT = 8020
 _SETTINGS = ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER")
-# By process, since the threads of a client do not survive a fork; by NameNode and what the environment says.
+# By process, since the threads of a client do not survive a fork; by NameNode and settings of the environment.
 _clients: dict[tuple[int, str, *tuple[str | None, ...]], Any] = {}
 
 
@@ -41,7 +41,7 @@ class HdfsFailed(LakestreamError, Transient):
 
 
 def client_of(authority: str) -> Any:
-    """Return this process' client of a NameNode or name service; "" is the one of Hadoop's settings.
+    """Return this process' client of a NameNode or name service; "" means Hadoop's settings.
 
     Raises MissingExtra, HdfsFailed.
     """
@@ -54,7 +54,7 @@ def client_of(authority: str) -> Any:
 
 
 def split(location: str) -> tuple[str, str]:
-    """Return (authority, path) of a location; without an authority it is in the file system of Hadoop's settings."""
+    """Return (authority, path) of a location; without an authority, Hadoop's default file system is meant."""
     rest = location.partition(":")[2]
     if not rest.startswith("//"):
         return "", rest
@@ -64,7 +64,7 @@ def split(location: str) -> tuple[str, str]:
 
 @contextmanager
 def told(place: str) -> Iterator[None]:
-    """Tell what the client raises by the place; files that are missing, or there, are raised as they are."""
+    """Raise the client's errors as HdfsFailed with the place; missing or existing files are raised unchanged."""
     try:
         yield
     except (FileNotFoundError, FileExistsError):
@@ -128,13 +128,13 @@ class HdfsFolder:
             return
 
     def _ask(self, call: Callable[[Any], Answer]) -> Answer:
-        """Return what the client answers. Raises HdfsFailed, and what says that a file is missing, or there."""
+        """Return the client's answer. Raises HdfsFailed, FileNotFoundError and FileExistsError."""
         client = client_of(self._authority)
         with told(self._location):
             try:
                 return _within(PATIENCE, lambda: call(client))
             except TimeoutError as e:
-                # The next one gets a connection of its own.
+                # The next request gets a connection of its own.
                 _clients.pop(_key(self._authority), None)
                 raise TimeoutError(f"no answer within {PATIENCE:g} s") from e
 
@@ -142,7 +142,7 @@ class HdfsFolder:
         return f"{self._path}/{path}"
 
     def _beside(self, path: str, content: bytes) -> str:
-        """Write a file of a name of its own beside the place that it is for."""
+        """Write a file under a unique name in the same folder, and return the name."""
         folder, slash, _ = path.rpartition("/")
         written = f"{folder}{slash}.{uuid.uuid4().hex}.tmp"
 
@@ -167,13 +167,13 @@ def _key(authority: str) -> tuple[int, str, *tuple[str | None, ...]]:
 
 
 def _within(seconds: float, call: Callable[[], Answer]) -> Answer:
-    """Return what a call returns. Raises TimeoutError when it takes longer, and leaves it alone."""
+    """Return a call's result. Raises TimeoutError after `seconds`, without stopping the call."""
     answer = Future[Answer]()
 
     def work() -> None:
         try:
             answer.set_result(call())
-        except BaseException as e:  # noqa: BLE001  # a panic of the client is no Exception; the caller raises it
+        except BaseException as e:  # noqa: BLE001  # a panic of the client is not an Exception; the caller raises it
             answer.set_exception(e)
 
     threading.Thread(target=work, name="lakestream-hdfs", daemon=True).start()

@@ -1,4 +1,4 @@
-"""A folder of an object store, opened by obstore: only obstore can create a file on condition that it is missing.
+"""Object stores by obstore, the only client to create a file only if missing.
 
 S3 and Azure are asked by `If-None-Match`, Google Cloud Storage by `x-goog-if-generation-match`.
 """
@@ -13,7 +13,7 @@ from airflow_lakestream.stores import azure, gcs
 
 _S3 = ("s3", "s3a", "s3n")
 SCHEMES = (*_S3, *gcs.SCHEMES, *azure.SCHEMES)
-# Of delta-rs' options these belong to the HTTP client, the others to the store. Each may have its store's prefix.
+# Options of delta-rs for the HTTP client; the rest are for the store. Each may have its store's prefix.
 _CLIENT = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"),
     *("pool_idle_timeout", "pool_max_idle_per_host", "http1_only", "http2_only", "proxy_ca_certificate"),
@@ -56,13 +56,13 @@ def open_location(location: str, properties: Mapping[str, Any]) -> Any:
     try:
         if scheme in azure.SCHEMES:
             return open_store(azure.url_of(location), azure.options_of(location, properties))
-        # A location is no URL to Hadoop, which decodes nothing in it.
+        # Hadoop does not take a location as a URL, and decodes nothing in it.
         path = quote(rest.strip("/"))
         if scheme in gcs.SCHEMES:
             return open_store(f"gs://{path}", gcs.options_of(properties))
         return open_store(f"s3://{path}", options_of(properties))
     except BaseError as e:
-        # Further lines are for those who debug obstore.
+        # Further lines are for debugging obstore.
         raise ValueError(str(e).partition("\n")[0].rstrip(".")) from e
 
 
@@ -85,7 +85,7 @@ def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_store(url: str, options: Mapping[str, str]) -> Any:
-    """Return the store rooted at a URL such as s3://bucket/prefix; the environment gives what the options leave out.
+    """Return the store rooted at a URL like s3://bucket/prefix; the environment completes the options.
 
     :param options: storage options of delta-rs. Raises ModuleNotFoundError without obstore.
     """

@@ -1,4 +1,4 @@
-"""Whether a table's files can be written where they are to lie, as far as that can be told without writing any."""
+"""Check of a table's location for write access, without writing data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 class PlaceNotWritable(LakestreamError, Terminal):
-    """A table's files can't be written where they are to lie."""
+    """A table's files can't be written at the location."""
 
     def __init__(self, table: str, place: str, cause: Exception) -> None:
         self.table, self.place = table, place
-        # Further lines are for those who debug a client.
+        # Further lines are for debugging a client.
         said = str(cause).partition("\n")[0]
         super().__init__(
             f"{table}: no file can be written below {place} ({type(cause).__name__}: {said}). Nothing was read or "
@@ -24,15 +24,15 @@ class PlaceNotWritable(LakestreamError, Terminal):
 
 
 def check_folder(table: str, folder: str | Path) -> None:
-    """Refuse a folder on a disk in which nothing can be made; it need not be there. Raises PlaceNotWritable.
+    """Refuse an unwritable folder on a disk, existing or not. Raises PlaceNotWritable.
 
-    Raises OSError where the disk is full.
+    Raises OSError if the disk is full.
     """
     there = Path(folder)
     try:
         while not there.exists():
             there = there.parent
-        # Has no name, so that it is gone whatever happens to this process.
+        # The file has no name, so it disappears even if this process is killed.
         with TemporaryFile(dir=there):
             pass
     except OSError as e:

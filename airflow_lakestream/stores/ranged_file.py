@@ -1,4 +1,4 @@
-"""Base of read-only files of a known size, of which only the bytes that are asked for are fetched."""
+"""Base of read-only files of a known size, with only the requested bytes fetched."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position; return it, in bytes from the beginning."""
+        """Move to a position; return the position in bytes from the beginning."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at

@@ -1,1 +1,1 @@
-"""What tables of all formats have in common. A schema is PyIceberg's, for Delta, too; else Arrow only."""
+"""Common parts of the sinks of all table formats. Schemas are PyIceberg's, for Delta as well; all data is Arrow."""

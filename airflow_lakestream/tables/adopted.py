@@ -1,4 +1,4 @@
-"""What a table says of rows that were adopted from another tool: the receipts, kept as long as the table."""
+"""Receipts of rows adopted from another tool, kept in the table's properties as long as the table."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PREFIX = "lakestream.adopted."
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One adoption.
+    """Receipt of an adoption.
 
-    `columns` are the rows' own columns of positions, where they are not those that landings write; `ranges` are then
-    the offsets that these rows account for, as text.
+    `columns` are the columns in which the rows keep their positions, if these are not the metadata columns of landings;
+    `ranges` are then the offsets that these rows account for, as text.
 
-    The receipt stays when the table is rolled back to before `landing_id`: what counts is the ledger.
+    The receipt stays if the table is rolled back to before `landing_id`: the ledger decides.
     """
 
     source: str
@@ -32,7 +32,7 @@ class Receipt:
 
     @property
     def verifiable(self) -> RangeSet:
-        """The offsets that rows account for in columns of their own."""
+        """Offsets of the rows with positions in columns of another tool."""
         return decode_ranges(self.ranges, self.topic)
 
     def __str__(self) -> str:
@@ -50,6 +50,6 @@ def has_adopted(properties: Mapping[str, str]) -> bool:
 
 
 def noted(properties: Mapping[str, str], consumer_group: str, receipt: Receipt) -> dict[str, str]:
-    """Return the property with one receipt more."""
+    """Return the table property of a group's receipts, with this receipt added."""
     found = [asdict(one) for one in (*receipts(properties, consumer_group), receipt)]
     return {PREFIX + consumer_group: json.dumps(found, separators=(",", ":"), ensure_ascii=False)}

@@ -1,6 +1,6 @@
-"""Rows by the Kafka records that they come from: by topic, partition and offset. Arrow only; for every table format.
+"""Selection of rows by the record's topic, partition and offset. Arrow only; for every table format.
 
-A row is a hit when its three metadata columns have values that lie in the ranges; NULL is no hit.
+A row is a hit if its three metadata columns have values in the ranges; NULL is not a hit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Offsets = Mapping[PartitionKey, pa.Array]
 
 
 def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
-    """Tell for each row whether it is one of the ranges' records; never NULL."""
+    """Return a mask of the rows with records in the ranges; never NULL."""
     hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
     there = set(pc.unique(rows[PARTITION]).to_pylist())
     for key in ranges.partitions:
@@ -30,15 +30,15 @@ def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
 
 
 def is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
-    """Tell for each row whether it is of a partition; never NULL."""
+    """Return a mask of the rows of a partition; never NULL."""
     return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
 
 
 def lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
-    """Tell for each offset whether it lies in one of sorted, disjoint intervals; NULL does not.
+    """Return a mask of the offsets within sorted, disjoint intervals; False for NULL.
 
-    All in one sort of offsets and borders, however many intervals there are: an offset is inside where more of them
-    begin than end up to it. Not by `search_sorted`, which came to Arrow long after the oldest version that we allow.
+    Offsets and borders are sorted together once, for any number of intervals: an offset is inside if more intervals
+    begin than end up to it. `search_sorted` is missing in the oldest version of Arrow that is allowed.
     """
     low, high = pc.min_max(offsets).as_py().values()
     intervals = () if low is None else overlapping(intervals, low, high)
@@ -56,7 +56,7 @@ def lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array
 
 
 def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
-    """Return the offsets that are not among the others."""
+    """Return the offsets missing in `among`."""
     missing: list[OffsetRange] = []
     for key, some in offsets.items():
         known = pc.is_in(some, value_set=among.get(key, pa.array([], pa.int64())))
@@ -66,7 +66,7 @@ def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
 
 
 def ranges_of(key: PartitionKey, offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RangeSet:
-    """Return the set of these offsets of a partition; in any order, each as often as it likes."""
+    """Return the set of these offsets of a partition; any order and duplicates are allowed."""
     if not len(offsets):
         return RangeSet()
     rising = distinct(offsets)

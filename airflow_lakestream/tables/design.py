@@ -1,4 +1,4 @@
-"""What a user asks of a table: how it is created when missing, and what an existing one is held to."""
+"""Requirements of a user on a table: schema and layout of a new table, columns of an existing table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from airflow_lakestream.core.policies import SchemaEvolution
 
 @dataclass(frozen=True, slots=True)
 class TableDesign:
-    """`schema` is the payload's, None to infer it; `metadata` are the metadata columns added to each row.
+    """Requirements on a table, for the creation and for each later landing.
 
-    `partition_by` and `sort_order` of None ask for nothing: a new table gets none, an existing one keeps its own.
-    `evolution` says how far an existing table's schema may change, `rescues` that rows come with the column RESCUED,
-    which it is given in any case, and `grows` that rows may come with columns that nobody has asked for. Without a
-    `schema`, `incoming` tells the columns that records have by now, for `evolution`, given those of the table, whose
-    names it keeps; it may answer None.
+    `schema` is the payload's, or None to infer it; `metadata` are the metadata columns added to each row.
 
-    `argument` is what the user gave the schema by, for errors; `notes` are table properties set with each landing.
+    A `partition_by` or `sort_order` of None asks for nothing: a new table gets none, an existing table keeps its own.
+    `evolution` limits the changes of an existing table's schema. If `rescues` is set, rows have the column RESCUED,
+    which the table gets in any case. If `grows` is set, rows may have columns that the design does not contain. Without
+    a `schema`, `incoming` returns the columns of the records read so far, for `evolution`; its argument is the table's
+    columns, whose names it keeps. It may return None.
+
+    `argument` is the operator's argument that gave the schema, for errors; `notes` are table properties that each
+    landing sets.
     """
 
     metadata: pa.Schema

@@ -1,4 +1,4 @@
-"""The look at a landing's rows before they show, whatever the table's format, and whoever wrote them."""
+"""Checks of a landing's rows before the rows become visible, for every table format and writer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ History = Iterable[tuple[int, Landing]]
 
 
 class Examiner:
-    """Checks what is landed in one table.
+    """Runs the checks on the landings of a table.
 
     :param auditor: has the checks.
     """
@@ -30,9 +30,9 @@ class Examiner:
         self._name = table
 
     def check_columns(self, design: TableDesign, change: SchemaChange | None) -> None:
-        """Raise InvalidArgument where the checks don't fit columns that are known before the records.
+        """Raise InvalidArgument if the checks contradict the columns known before the records.
 
-        :param change: None for a table that is not there.
+        :param change: None if the table does not exist.
         """
         # Without a schema, a function of DataFrames makes the columns, and may add some.
         is_open = design.schema is None and design.incoming is None and design.evolution is not SchemaEvolution.NONE
@@ -42,10 +42,9 @@ class Examiner:
             self._auditor.check_columns(arrow_schema(whole_schema(design, None)))
 
     def usual_rows(self, landing: Landing, history: Callable[[], History]) -> float | None:
-        """Return how many rows the topic's landings of the last week had on average, as far as that is known.
+        """Return the average number of rows of the topic's landings in the last week, or None if unknown.
 
-        Those count that read anything and put nothing in the place of other rows. None without any; and where nobody
-        asks, without a look at the history.
+        Only landings that read records and replaced no rows count. The history is not read if no check asks for it.
         """
         bounds = self._auditor.checks.row_count
         if bounds is None or not bounds.asks_history:
@@ -62,9 +61,9 @@ class Examiner:
         return sum(rows) / len(rows) if rows else None
 
     def examine(self, landing: Landing, written: Written, branch: str | None, remedy: str = AGAIN) -> None:
-        """Look at the rows of a landing. Raises ChecksFailed, and what reading the files raises.
+        """Check the rows of a landing. Raises ChecksFailed, and errors of reading the files.
 
-        :param branch: where the rows wait, if there are any.
+        :param branch: the branch that has the rows, if there are rows.
         :param remedy: what to do about rows that did not pass.
         """
         if findings := self._auditor.findings(written):
@@ -73,5 +72,5 @@ class Examiner:
 
 
 def brings_any(landing: Landing) -> bool:
-    """Tell whether there is something to check: else only the books change."""
+    """Return whether a landing has rows to check, or changes the ledger only."""
     return bool(landing.counts.read or landing.rows)

@@ -1,4 +1,4 @@
-"""What the ledgers at a table's head forbid, whatever its format: landings, and replaces."""
+"""Checks of landings and replaces against the ledgers at a table's head, for every table format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from airflow_lakestream.tables.coordinates import COORDINATES
 
 
 def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Ledger]) -> None:
-    """Refuse offsets that are landed already, by the group or by others. Raises LedgerConflict.
+    """Refuse offsets already landed by this group or by another group. Raises LedgerConflict.
 
-    Also a streaming query's batch that does not follow the one that the group has: StreamConflict; and a column of the
-    source that is another one now: TypesConflict.
+    Also refuse a streaming query's batch that does not follow the group's last batch (StreamConflict), and a source's
+    column whose type has another meaning now (TypesConflict).
 
-    :param others: the ledgers of the other groups; none where they may have the same offsets.
+    :param others: the ledgers of the other groups; empty if other groups may land the same offsets.
     """
     for identity, change in landing.topics.items():
         check_follows(table, change, own.entry(identity))
@@ -32,7 +32,10 @@ def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Le
 
 
 def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
-    """Refuse a batch that does not follow what the group has, and records beside its query. Raises StreamConflict."""
+    """Refuse a batch out of sequence with the group's last batch, or records outside the group's query.
+
+    Raises StreamConflict.
+    """
     streamed, last = change.streamed, before.streamed
     if streamed is None:
         follows = last is None or not (change.held or change.replaced)
@@ -45,7 +48,7 @@ def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
 
 
 def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
-    """Return the one topic that a landing replaces ranges of, and the ranges."""
+    """Return the only topic with replaced ranges in a landing, and the ranges."""
     changes = [(identity, entry) for identity, entry in landing.topics.items() if entry.replaced or entry.held]
     if len(changes) != 1 or changes[0][1].held or not changes[0][1].replaced:
         raise AssertionError(f"landing {landing.landing_id} is not one that replaces ranges of one topic only")
@@ -53,7 +56,7 @@ def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
 
 
 def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Mapping[str, Ledger]) -> None:
-    """Refuse ranges that the group has not landed, and rows that could be somebody else's.
+    """Refuse ranges not landed by the group, and ranges with possible rows of another group or tool.
 
     Raises RangesNotLanded, CannotReplace.
     """
@@ -78,25 +81,28 @@ def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Ma
 
 
 def replaced_by_others(landings: Iterable[Landing], ranges: RangeSet, own: Collection[str]) -> RangeSet:
-    """Return what landings of other runs replaced of the ranges; `own` are the ids of this run's landings."""
+    """Return the ranges replaced by landings of earlier or concurrent runs.
+
+    :param own: the ids of this run's landings, which do not count.
+    """
     others = [landing for landing in landings if landing.landing_id not in own]
     return union(entry.replaced & ranges for landing in others for entry in landing.topics.values())
 
 
 def rows_landed(ledgers: Iterable[Ledger]) -> int:
-    """Return how many rows a table got by its ledgers."""
+    """Return the number of rows in a table according to the ledgers."""
     return sum(entry.counts.written for ledger in ledgers for entry in ledger.topics.values())
 
 
 def completed(landing: Landing, rows: int, ledger: Ledger) -> Landing:
-    """Return a landing that replaces with the counts of what it takes out: so many rows, and what else it replaces."""
+    """Return a replacing landing completed by the counts of removed rows and of replaced records without rows."""
     identity, _ = what_it_replaces(landing)
     entry = landing.topics[identity].with_removed(rows, ledger.entry(identity), landing.rejects_gone)
     return replace(landing, topics={**landing.topics, identity: entry})
 
 
 def check_columns(columns: Sequence[str], table: str) -> None:
-    """Raise CannotReplace where rows keep no topic, partition or offset."""
+    """Raise CannotReplace if the table lacks the column of the topic, partition or offset."""
     if missing := [name for name in COORDINATES if name not in columns]:
         raise CannotReplace(
             f"{table} keeps no {', '.join(missing)}: which rows come from which records can't be told, so none can be "

@@ -1,4 +1,4 @@
-"""Columns without rows, of any type, and with one.
+"""Arrow columns of any type, without rows or with a single row.
 
 Arrow's own functions fail for UUIDs inside of lists, structs and maps.
 """
@@ -12,12 +12,12 @@ from pyarrow import types as arrow
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """Return an empty table with these columns, each of one chunk."""
+    """Return an empty table with these columns, each of a single chunk."""
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def one_row(schema: pa.Schema) -> pa.Table:
-    """Return a row with a value in each of these columns, and in all that they have inside."""
+    """Return a row with a value in each column and in each nested field."""
     return pa.Table.from_arrays([_one(field.type) for field in schema], schema=schema)
 
 
@@ -46,5 +46,5 @@ def _one(kind: pa.DataType) -> pa.Array:
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, also where it has no chunk, as after a filter that keeps no row."""
+    """Return a column as a single array, even without a chunk (after a filter without hits)."""
     return column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)

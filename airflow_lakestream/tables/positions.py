@@ -1,4 +1,4 @@
-"""The columns in which a table's rows say which record they come from, under whatever names a tool gave them."""
+"""Columns with the positions of a table's rows in Kafka, under the names of any tool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = ("topic", "partition", "offset")
 
 @dataclass(frozen=True, slots=True)
 class PositionColumns:
-    """Paths of columns, with dots into structs.
+    """Paths of the position columns, with dots into structs.
 
     Without a column for the topic (`topic` is None), all rows with an offset are of `only_topic`.
     """
@@ -29,7 +29,7 @@ class PositionColumns:
 
     @classmethod
     def parse(cls, text: str, only_topic: str) -> PositionColumns:
-        """Read "partition=p,offset=meta.offset" or the same with "topic=t". Raises InvalidArgument."""
+        """Return the columns of "partition=p,offset=meta.offset", with "topic=t" or without. Raises InvalidArgument."""
         given: dict[str, str] = {}
         for part in filter(None, (one.strip() for one in text.split(","))):
             name, equals, path = part.partition("=")
@@ -49,22 +49,22 @@ class PositionColumns:
 
     @property
     def is_own(self) -> bool:
-        """Whether they are the columns that landings write."""
+        """Whether the columns are the metadata columns of landings."""
         return (self.topic, self.partition, self.offset) == COORDINATES
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """The paths by the names of the columns that landings write."""
+        """Paths by the names of the metadata columns of landings."""
         named = zip(COORDINATES, (self.topic, self.partition, self.offset), strict=True)
         return {name: path for name, path in named if path is not None}
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The table's own columns that have to be read."""
+        """The table's top-level columns to read."""
         return tuple(dict.fromkeys(path.split(".")[0] for path in self.paths.values()))
 
     def missing(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the paths that the schema lacks. Raises InvalidArgument for one of a type that has no positions."""
+        """Return the paths missing in the schema. Raises InvalidArgument for a type without positions."""
         lacking = []
         for name, path in self.paths.items():
             kind = _type_at(schema, path)
@@ -77,7 +77,7 @@ class PositionColumns:
         return lacking
 
     def of(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
-        """Return the rows' positions, under the names that landings use."""
+        """Return the positions of rows, in metadata columns as landings use."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         found = {name: _column(table, path) for name, path in self.paths.items()}
         if self.topic is None:

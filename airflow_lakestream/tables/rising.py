@@ -1,4 +1,4 @@
-"""Integers in order, each once."""
+"""Sorted integers without duplicates."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Numbers = npt.NDArray[np.int64]
 
 
 def distinct(values: Numbers) -> Numbers:
-    """Return the values in order, each once. NumPy's own function for it hashes them, which takes ten times as long."""
+    """Return the values sorted, without duplicates. NumPy's `unique` hashes all values, ten times as slow."""
     ordered = np.sort(values)
     return ordered[is_first(ordered)]
 
 
 def is_first(ordered: Numbers) -> npt.NDArray[np.bool_]:
-    """Tell for each of ordered values whether it is the first of its kind."""
+    """Return a mask of the sorted values, False for repeated values."""
     first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return first

@@ -1,7 +1,7 @@
-"""Rows on their way into files: held until enough has come together, then written while reading goes on.
+"""Buffer of rows before files: rows are collected up to the size of a file, and written while reading goes on.
 
-Decoders reject what is known to fail. `culprits` is the net below them: a library that raises on what a record holds
-is to cost that record, not the run. It tries all rows at once, then halves, down to the rows that fail alone.
+Decoders reject values that are known to fail. `culprits` finds the remaining bad rows: if a library raises for a value,
+only its record is rejected, and the run goes on. It tries all rows at once, then halves, down to single rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 Write = Callable[[pa.Table], object]
 
-# What converting rows to files raises. An OSError among them is of the storage, not of a row.
+# Errors of converting rows to files. An OSError among them comes from the storage, not from a row.
 _OF_ROWS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, pa.ArrowException)
 _LONGEST = 300
 
 
 class TableNotWritable(LakestreamError, Terminal):
-    """No file can be made for a table, whatever the records are."""
+    """Refusal of a table: no file can be made, independent of the records."""
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
@@ -34,9 +34,9 @@ class TableNotWritable(LakestreamError, Terminal):
 
 
 def prove(table: str, write: Callable[[], object]) -> None:
-    """Refuse a table for which no file can be made: by `write`, which tries without one of its rows.
+    """Refuse a table if `write`, a trial without rows, fails.
 
-    Raises TableNotWritable, and what `write` raises of this package's errors.
+    Raises TableNotWritable, and errors of `write` that belong to this package.
     """
     try:
         write()
@@ -47,14 +47,14 @@ def prove(table: str, write: Callable[[], object]) -> None:
 
 
 def is_of_rows(error: BaseException) -> bool:
-    """Tell whether what a writer raised may be a row's fault."""
-    # What goes wrong in libraries of Rust is no Exception.
+    """Return whether a row may be the cause of a writer's error."""
+    # A panic of a Rust library is not an Exception.
     return (isinstance(error, _OF_ROWS) and not isinstance(error, OSError)) or type(error).__name__ == "PanicException"
 
 
 def culprits(rows: pa.Table, write: Write) -> dict[int, str]:
-    """Return the rows with which `write` fails, each alone, with what it raised. Raises what it raises for no rows."""
-    # Fails where it is the table, or a setting, that is wrong.
+    """Return the failing rows with the error of each, by calls of `write`. Raises if `write` fails without rows."""
+    # Fails if the table or a setting is wrong, not a row.
     write(rows.slice(0, 0))
     found: dict[int, str] = {}
     _look(rows, 0, write, found)
@@ -78,20 +78,20 @@ def _look(rows: pa.Table, first: int, write: Write, found: dict[int, str]) -> No
 
 # Rows are held until they have this many bytes in Arrow.
 FILE_BYTES = 64 * 2**20
-# One piece is written while the next comes together; a third would only cost memory.
+# One file is written while the next is collected; a third would only take memory.
 WRITES_AHEAD = 1
 
 File = TypeVar("File")
 
 
 class RowBuffer(Generic[File]):
-    """Takes rows, gives files; it holds no more than the rows of a file and a half.
+    """Collects rows and returns files; holds at most the rows of 1.5 files.
 
     :param table: its name, for errors.
-    :param prepare: returns what writes rows as files of the table as it is now; it is called in a thread of its own.
-    :param trial: returns what finds the rows that can't be written; None where nobody can tell.
-    :param grows: rows may come with more columns than those before.
-    :param parts: how many buffers share the memory of one: processes that write for the same landing.
+    :param prepare: returns a writer of rows as files of the current table; the writer runs in a thread of its own.
+    :param trial: returns the trial that finds unwritable rows, or None without one.
+    :param grows: rows may have more columns than the rows before.
+    :param parts: number of buffers that share the memory of one: processes that write for the same landing.
     """
 
     def __init__(
@@ -113,27 +113,27 @@ class RowBuffer(Generic[File]):
         self.files: list[File] = []
 
     def holds(self, schema: pa.Schema) -> bool:
-        """Tell whether the last rows taken, which are not written yet, have these columns."""
+        """Return whether the last buffered rows have exactly these columns."""
         return bool(self._rows) and self._rows[-1].schema.equals(schema)
 
     def take(self, rows: pa.Table) -> None:
-        """Take rows; they may be written now, in the background."""
+        """Buffer rows; writing may start in the background."""
         self._rows.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= self._most:
             self.write_out()
         elif self._bytes >= self._most // 2:
-            # Else there would be two files' rows in memory, which large records come to faster than they are written.
+            # Else two files' rows would be in memory: large records are read faster than they are written.
             self._collect(0)
 
     def flush(self) -> list[File]:
-        """Write out what is held, and return all files since the last `forget`."""
+        """Write all buffered rows, and return all files since the last `forget`."""
         self.write_out()
         self._collect(0)
         return self.files
 
     def drop(self) -> list[File]:
-        """Forget the rows held; return the files written, for whoever deletes them. Never raises."""
+        """Forget the buffered rows; return the written files, for deletion. Never raises."""
         self._rows, self._bytes = [], 0
         for write in self._writes:
             if write.exception() is None:
@@ -142,25 +142,25 @@ class RowBuffer(Generic[File]):
         return self.forget()
 
     def forget(self) -> list[File]:
-        """Return the files, and leave them to the caller."""
+        """Return the files, and forget the list."""
         files, self.files = self.files, []
         return files
 
     def write_out(self) -> None:
-        """Begin to write what is held."""
+        """Start writing the buffered rows."""
         if not self._rows:
             return
-        # Columns that came up later are null before.
+        # Rows before a new column have NULL in it.
         rows = pa.concat_tables(self._rows, promote_options=self._promote)
         self._rows, self._bytes = [], 0
-        # No rows at all still say what a new table's columns are.
+        # Even an empty table of rows defines the columns of a new table.
         write = self._prepare(rows)
         if rows.num_rows:
             self._collect(self._ahead)
             self._writes.append(self._pool.submit(write))
 
     def _collect(self, leave: int) -> None:
-        """Wait until no more than `leave` writes are under way."""
+        """Wait until at most `leave` writes are under way."""
         while len(self._writes) > leave:
             try:
                 self.files += self._writes.pop(0).result()

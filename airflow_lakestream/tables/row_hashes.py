@@ -1,7 +1,7 @@
-"""Hashes of rows by their values: equal rows have equal ones, whoever wrote them and however Arrow keeps them.
+"""Hashes of rows by value: equal rows have equal hashes, independent of the writer and of Arrow's layout.
 
-NaN equals NaN, 0.0 equals -0.0, the entries of a map have no order, and NULL equals NULL alone. 64 bits: of rows that
-differ one pair in 2^64 goes unseen.
+NaN equals NaN, 0.0 equals -0.0, the entries of a map have no order, and NULL equals NULL alone. A hash has 64 bits: of
+2^64 pairs of different rows, one is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NULL, _ITEM, _ENTRY, _FIELD = (
 
 
 class RowHashes:
-    """Makes hashes; not for several threads at once."""
+    """Hash function for columns and rows; not thread-safe."""
 
     def __init__(self) -> None:
         self._sql = duckdb.connect(config={"threads": 1})
@@ -36,7 +36,7 @@ class RowHashes:
 
     @staticmethod
     def of_rows(columns: Hashes) -> Hashes:
-        """Return the hash of each row, from those of its columns."""
+        """Return the hash of each row from the hashes of the columns."""
         total = np.zeros(columns.shape[1], np.uint64)
         for column in columns:
             total = _mixed(total * _FIELD + column)
@@ -94,13 +94,13 @@ def _offsets(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _within(values: pa.Array, children: pa.Array) -> pa.Array:
-    """Return those of a list's children that its slice has."""
+    """Return the children of a list's slice."""
     offsets = _offsets(values)
     return children.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(offsets) else children.slice(0, 0)
 
 
 def _sums(values: pa.Array, children: Hashes) -> Hashes:
-    """Return one hash for each list, from those of its children in any order."""
+    """Return a hash for each list, from the hashes of the children in any order."""
     offsets = _offsets(values) - (_offsets(values)[0] if len(values) else 0)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(children, dtype=np.uint64)])
     lengths = np.diff(offsets).astype(np.uint64)
@@ -108,7 +108,7 @@ def _sums(values: pa.Array, children: Hashes) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Return SplitMix64's end: each bit of a number changes half of the bits."""
+    """Return the values mixed by SplitMix64's last step: each bit of a number changes half of the bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

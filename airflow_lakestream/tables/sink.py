@@ -1,4 +1,4 @@
-"""What the sinks of all table formats do alike: rows become files, and files go from one worker to another."""
+"""Base of the sinks of all table formats: rows are written as files, and workers hand over files."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from airflow_lakestream.tables.schema.types import fields_from_arrow
 from airflow_lakestream.tables.transformed import Transformed, transformed
 
 PassedOver = tuple[PartitionKey, pa.Array]
-# What of a table decides whether a file can be made for it, of those of which this process made one on trial: each
-# batch of a stream has a sink of its own.
+# Shapes of the tables for which this process has made a file on trial. Kept across sinks: each batch of a stream has
+# a sink of its own.
 _PROVEN = deque[object](maxlen=32)
 _PASSED_OVER = "passed_over"
 
 
 def encode_passed_over(passed_over: Sequence[PassedOver]) -> dict[str, Any]:
-    """Return rising offsets by partition as JSON; nothing without any.
+    """Return rising offsets by partition as JSON, as intervals; empty without offsets.
 
-    Most of many records that become no row are neighbours.
+    Records without a row are mostly neighbours, if there are many.
     """
     return {_PASSED_OVER: [[*key, *_intervals(offsets)] for key, offsets in passed_over]} if passed_over else {}
 
 
 def decode_passed_over(handed: Mapping[str, Any]) -> list[PassedOver]:
-    """Return the offsets of records that became no row, by partition."""
+    """Return the offsets of records without a row, by partition."""
     return [
         ((topic, partition), pa.array([at for start, end in intervals for at in range(start, end)], pa.int64()))
         for topic, partition, *intervals in handed.get(_PASSED_OVER, ())
@@ -60,16 +60,15 @@ log = logging.getLogger(__name__)
 
 
 class TableSink(ABC, Generic[File]):
-    """A part of `core.ports.SharedSink`. A format's own sink looks at its table, writes files, and commits them.
+    """Part of `core.ports.SharedSink`. The subclass of a format loads the table, and writes and commits files.
 
-    :param design: how the table is created when missing, and what an existing one is held to.
-
-    :param parts: how many sinks share the memory of one; see `RowBuffer`.
+    :param design: requirements on a new and on an existing table.
+    :param parts: number of sinks that share the memory of one sink; see `RowBuffer`.
     """
 
-    # The rows that it writes are those that it is given.
+    # The written rows are made of one record each, so an unwritable row is rejected, and not the run.
     takes_records = True
-    # Rows may come with more columns than those before, whatever the design says.
+    # Rows may have more columns than the rows before, even if the design does not grow.
     takes_any = False
 
     def __init__(
@@ -96,54 +95,54 @@ class TableSink(ABC, Generic[File]):
         self._folder = ""
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
-        # For the whole life of the run, however often it plans again: a replace must see those that came later.
+        # Ids of this run's landings, also after the run plans again: a replace must find later landings of other runs.
         self._landed: set[str] = set()
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit; they are written as files in the background."""
+        """Buffer rows for the next commit; files are written in the background."""
         if self._design.grows and not self._buffer.holds(rows.schema):
             self._make_room(rows)
         self._buffer.take(rows)
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
-        """Take note of records that were read and became no row."""
+        """Note the offsets of read records without a row."""
         self._passed_over.append(((identity.topic, partition), offsets))
 
     def discard(self) -> None:
-        """Delete the files of rows taken since the last commit; never raises."""
+        """Delete the files of all rows since the last commit; never raises."""
         self._adopted, self._passed_over, self._handed_over = [], [], 0
         files = self._buffer.drop()
         for path in self._delete(files) if files else ():
             log.warning("An uncommitted data file could not be deleted: %s", path)
 
     def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on."""
+        """Write later files below this folder of the table's data."""
         self._folder = folder
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write out the rows taken; return the files since the last call, for `adopt`. See `core.ports.SharedSink`."""
+        """Write all buffered rows; return the files since the last call, for `adopt`. See `core.ports.SharedSink`."""
         files = self._buffer.flush()
         new, self._handed_over = files[self._handed_over :], len(files)
         passed_over, self._passed_over = self._passed_over, []
         return {**encode_passed_over(passed_over), **self._encode(new)}
 
     def let_go(self) -> None:
-        """Leave the files that were handed over to who took them."""
+        """Give up ownership of the files handed over."""
         del self._buffer.files[: self._handed_over]
         self._handed_over = 0
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run wrote; see `core.ports.SharedSink`."""
+        """Add files staged by a process of this run to the next commit; see `core.ports.SharedSink`."""
         self._buffer.files += self._decode(files)
         self._passed_over += decode_passed_over(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
-        """Take files that another worker handed over for the next commit."""
+        """Add files handed over by another worker to the next commit."""
         self._adopted += self._decode(files)
         self._passed_over += decode_passed_over(files)
 
     def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no commit has; never raises."""
+        """Delete the uncommitted files below this folder of the table's data; never raises."""
         try:
             deleted, left = self._delete_unreferenced(folder)
         except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
@@ -153,12 +152,12 @@ class TableSink(ABC, Generic[File]):
             log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
 
     def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: Transformed) -> None:
-        """Hold the table to the columns of a function's result; see `core.ports.FrameSink`."""
+        """Set the design's columns to a function's result, and load the table again; see `core.ports.FrameSink`."""
         properties, required = self._held
         before = transformed(properties, self._group)
         if before is not None and (before.function, before.fingerprint) != (made_by.function, made_by.fingerprint):
             log.info("%s: its rows are made by %s from now on, before by %s", self._name, made_by, before)
-        # Spark knows too little of what may be NULL: the writer looks at each value of a required column.
+        # Spark knows nullability only roughly: the writer checks each value of a required column.
         fields = [field.model_copy(update={"required": field.name in required}) for field in payload.fields]
         notes = {**self._design.notes, **made_by.noted(self._group, before)}
         self._design = replace(self._design, schema=Schema(*fields), metadata=metadata, notes=notes)
@@ -166,7 +165,7 @@ class TableSink(ABC, Generic[File]):
 
     @contextmanager
     def or_discard(self) -> Iterator[None]:
-        """Discard what was taken where anything is raised within."""
+        """Discard all rows since the last commit if the block raises."""
         try:
             yield
         except BaseException:
@@ -175,21 +174,21 @@ class TableSink(ABC, Generic[File]):
 
     @property
     def _files(self) -> list[File]:
-        """All files of the next commit, written by now."""
+        """All files of the next commit; buffered rows are written first."""
         return [*self._buffer.flush(), *self._adopted]
 
     def _leave_in_place(self) -> None:
-        """Keep files from being discarded."""
+        """Forget the files of the next commit without deletion."""
         self._buffer.forget()
         self._adopted, self._passed_over, self._handed_over = [], [], 0
 
     def _decoded(self, change: SchemaChange) -> pa.Schema:
-        """Return the columns that decoders fill."""
+        """Return the columns filled by decoders."""
         design = self._design
         return payload_schema(change.schema, design.metadata.names, design.schema, with_others=design.grows)
 
     def _make_room(self, rows: pa.Table) -> None:
-        """Add the columns of the rows to the next commit's change. Raises StaleFiles if the table can't have them."""
+        """Add the columns of the rows to the next commit's change. Raises StaleFiles if the table refuses a column."""
         held, names = self._planned(rows), self._design.metadata.names
         change, problems = self._grown(held, pa.schema([field for field in rows.schema if field.name not in names]))
         if problems:
@@ -199,8 +198,8 @@ class TableSink(ABC, Generic[File]):
         self._change = change
 
     def _grown(self, held: SchemaChange, columns: pa.Schema) -> tuple[SchemaChange, tuple[str, ...]]:
-        """Return the change that makes room for these columns, too, and why some of them can't be had."""
-        # Wider types come only where the decoder was told to follow the records: in a mirror's events.
+        """Return the change extended by these columns, and the problems of impossible columns."""
+        # Wider types occur only if the decoder follows the records: in a mirror's events.
         policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
         return held.and_then(fields_from_arrow(columns, "rows"), policy)
 
@@ -210,32 +209,32 @@ class TableSink(ABC, Generic[File]):
 
     @abstractmethod
     def load(self, run_id: str) -> TableState:
-        """Look at the table, and check it against the design; see `core.ports.Sink`."""
+        """Load the table, and check the table against the design; see `core.ports.Sink`."""
 
     @abstractmethod
     def commit(self, landing: Landing) -> int:
-        """Commit the rows taken, with the landing; see `core.ports.Sink`."""
+        """Commit the buffered rows with the landing; see `core.ports.Sink`."""
 
     @abstractmethod
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
-        """Return the next commit's change of the schema; the first rows tell the columns of a new table."""
+        """Return the schema change of the next commit; a new table gets the columns of the first rows."""
 
     @property
     @abstractmethod
     def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
-        """The properties of the table as it was at the last look, and its required columns; none without a table."""
+        """Properties and required columns of the table at the last look; empty without a table."""
 
     @abstractmethod
     def _take_columns(self) -> None:
-        """Look at the table again for a design whose columns have changed. Raises InvalidArgument."""
+        """Load the table again for a design with changed columns. Raises InvalidArgument."""
 
     def _prove(self, shape: object, write: Callable[[], object]) -> None:
-        """Refuse a table for which no file can be made, which is no record's fault; each shape is tried once.
+        """Refuse a table without possible files, by writing on trial; each shape is tried once.
 
-        :param shape: what of the table decides it.
-        :param write: tries it.
+        :param shape: the state of the table on which the result depends.
+        :param write: writes on trial.
 
-        Raises what `prove` raises.
+        Raises the errors of `prove`.
         """
         if shape not in tuple(_PROVEN):
             prove(self._name, write)
@@ -246,24 +245,24 @@ class TableSink(ABC, Generic[File]):
 
     @abstractmethod
     def _writing(self, rows: pa.Table) -> Callable[[], list[File]]:
-        """Return what writes rows as files of the table as it is to be with the next commit."""
+        """Return a writer of rows as files, for the table with the next commit's change."""
 
     @abstractmethod
     def _trial(self) -> Trial:
-        """Return what finds the rows that can't be written."""
+        """Return the trial for finding unwritable rows."""
 
     @abstractmethod
     def _encode(self, files: Sequence[File]) -> Mapping[str, Any]:
-        """Return files as JSON, with what tells whether they fit the table."""
+        """Return files as JSON, with the data for `misfit`."""
 
     @abstractmethod
     def _decode(self, handed: Mapping[str, Any]) -> Sequence[File]:
-        """Return files that another sink encoded."""
+        """Return files encoded by another sink."""
 
     @abstractmethod
     def _delete(self, files: Sequence[File]) -> Sequence[str]:
-        """Delete files; return those that may be left. Never raises."""
+        """Delete files; return the paths possibly left. Never raises."""
 
     @abstractmethod
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
-        """Delete the files below a folder that no commit has; return how many are deleted, and are left."""
+        """Delete the uncommitted files below a folder; return the numbers of deleted and of remaining files."""

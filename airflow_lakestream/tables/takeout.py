@@ -1,7 +1,7 @@
-"""What a replace takes out of a table: whole files, or files whose other rows are written again.
+"""Takeout of a replace: files removed whole, and the remaining rows of these files written again.
 
 Found for one head, and found again when the head moves; a file that is still there with the same deletes is not read
-or written a second time, so a replace gets on however often others commit.
+or written a second time, so a replace makes progress even if other writers commit often.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from airflow_lakestream.tables.guards import check_columns
 
 # Kept rows are written once they have this many bytes.
 REMAINDER_BYTES = 64 * 2**20
-# Each holds some batches of three columns; reading a file lets go of the interpreter.
+# Each file in work holds some batches of three columns; reading releases the interpreter lock.
 FILES_AT_ONCE = 2
-# At most this many ranges stand in an error's text; its attribute holds all.
+# An error's text contains at most this many ranges; its attribute has all.
 RANGES_NAMED = 100
 
-# A live file, with what is deleted of it; and a file as a commit takes it.
+# A live file with its deletes, and a new file for a commit.
 Live = TypeVar("Live")
 File = TypeVar("File")
-# Tells for each row whether it is wanted beside the hits.
+# Returns for each row whether it is removed in addition to the hits.
 Beside = Callable[[pa.Table], pa.ChunkedArray | None]
 
 
 class NotReadAgain(CannotReplace):
-    """Rows that a replace would take out were not read again: Kafka no longer has them; `ranges` says which."""
+    """Refusal of a replace with lost records: Kafka no longer has the records of rows to remove, at `ranges`."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -48,41 +48,41 @@ class NotReadAgain(CannotReplace):
 
 
 class HeadFiles(ABC, Generic[Live, File]):
-    """The files of a table at one head; `name` and `columns` are the table's."""
+    """Files of a table at a head; `name` and `columns` are the table's."""
 
     name: str
     columns: Sequence[str]
 
     @abstractmethod
     def live(self) -> Sequence[Live]:
-        """Return the live files. Raises CannotReplace where rows that are deleted would come back."""
+        """Return the live files. Raises CannotReplace if deleted rows would come back."""
 
     @abstractmethod
     def of_new(self, file: File) -> Live:
-        """Return a file that is to come into the table."""
+        """Return a new file of the commit as a live file."""
 
     @abstractmethod
     def key(self, file: Live) -> Hashable:
-        """Return what a file and its deletes are known by."""
+        """Return the key of a file and all deletes on the file."""
 
     @abstractmethod
     def may_hold(self, file: Live, ranges: RangeSet) -> bool:
-        """Tell by a file's statistics whether it may hold a row of the ranges; without any it may."""
+        """Return by a file's statistics whether rows of the ranges are possible; True without statistics."""
 
     @abstractmethod
     def rows(self, file: Live, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the live rows of a file; default: all columns."""
+        """Yield the live rows of a file with these columns, by default all."""
 
     @abstractmethod
     def rows_with_coordinates(self, files: Sequence[Live]) -> tuple[int, Sequence[str]]:
-        """Count the rows whose coordinates all have values, and name the files in which some have not."""
+        """Return the number of rows with values in all coordinates, and the names of files with further rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hits(Generic[Live]):
-    """What one data file holds of the ranges: its live rows, and by partition the offsets of those that are hits.
+    """Hits in a data file: the offsets by partition, and the number of all live rows.
 
-    `others` of its rows are wanted beside them.
+    `others` is the number of rows to remove in addition to the hits.
     """
 
     file: Live
@@ -92,13 +92,13 @@ class Hits(Generic[Live]):
 
     @property
     def count(self) -> int:
-        """How many rows are hits, or wanted beside them."""
+        """The number of rows to remove: hits and additional rows."""
         return sum(len(found) for found in self.offsets.values()) + self.others
 
 
 @dataclass(frozen=True, slots=True)
 class Takeout(Generic[Live, File]):
-    """The files out, the files of rows that stay, and how many rows are out in the end."""
+    """Takeout of a replace: removed files, files of remaining rows, and the number of removed rows."""
 
     out: Sequence[Live] = ()
     remainders: Sequence[File] = ()
@@ -107,7 +107,7 @@ class Takeout(Generic[Live, File]):
 
 @dataclass
 class Finder(Generic[Live, File]):
-    """Finds what to take out for one replace, at one head after the other.
+    """Search for the takeout of a replace, repeated at each new head.
 
     `new` are the files of the rows read again, `rowless` the records read again that became no row; `write` writes rows
     for the columns and the layout that all heads must have.
@@ -123,7 +123,7 @@ class Finder(Generic[Live, File]):
     _read_again: Offsets | None = None
 
     def find(self, head: HeadFiles[Live, File], landed: int) -> Takeout[Live, File]:
-        """Find it at a head. `landed` is how many rows all ledgers of the table say it got.
+        """Return the takeout at a head. `landed` is the number of landed rows by all ledgers of the table.
 
         Raises CannotReplace; nothing is written then.
         """
@@ -146,7 +146,7 @@ class Finder(Generic[Live, File]):
         return Takeout(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
 
     def unneeded(self, keep: Takeout[Live, File] | None) -> list[File]:
-        """Return the files of rows that stay, but for those of `keep`, for whoever deletes them."""
+        """Return the files of remaining rows, except the files of `keep`, for deletion."""
         kept = {id(file) for file in keep.remainders} if keep is not None else set()
         written, self._written = self._written, []
         return [file for file in written if id(file) not in kept]
@@ -158,12 +158,12 @@ class Finder(Generic[Live, File]):
         return head.may_hold(file, self.ranges)
 
     def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
-        """Tell which rows go out beside those of the ranges; None for none."""
+        """Return a mask of the rows to remove in addition to the hits, or None."""
         return None
 
     def _check_rows_can_be_told(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
         known, lacking = head.rows_with_coordinates(files)
-        # NULL is no hit; but only a row that no landing wrote may have it, or its record would be there twice.
+        # NULL is not a hit. Only a row that no landing wrote may have NULL, or its record would be in the table twice.
         if lacking and known < landed:
             raise CannotReplace(
                 f"{head.name} has rows without values in {', '.join(COORDINATES)}, such as in {lacking[0]}; {landed} "
@@ -210,7 +210,7 @@ class Finder(Generic[Live, File]):
 
 
 def look_into(head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside: Beside | None = None) -> Hits[Live]:
-    """Find the hits among the live rows of one data file; `beside` tells which rows are wanted, too."""
+    """Return the hits among the live rows of a data file; `beside` selects additional rows."""
     rows = others = 0
     found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
     for batch in head.rows(file, COORDINATES):
@@ -225,7 +225,7 @@ def look_into(head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside:
 
 
 def joined(parts: Iterable[Hits[Live]], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
-    """Return the hits of several files together, with other offsets."""
+    """Return the hits of several files joined with further offsets."""
     by_partition: dict[PartitionKey, list[pa.Array]] = {}
     for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):
         by_partition.setdefault(key, []).append(offsets)
@@ -233,6 +233,6 @@ def joined(parts: Iterable[Hits[Live]], others: Iterable[tuple[PartitionKey, pa.
 
 
 def shortly(ranges: RangeSet) -> str:
-    """Return the text of ranges, the first hundred of them."""
+    """Return the first hundred ranges as text."""
     # Compaction leaves a hole at every other offset.
     return shown([str(r) for r in ranges], RANGES_NAMED)

@@ -1,7 +1,7 @@
-"""What a table says of groups that land through a function of DataFrames: which one, and whether rows keep positions.
+"""Notes in a table on groups landed by a function of DataFrames: the function, and whether rows keep positions.
 
-Once rows without positions have landed, none of the group's can be told by its record any more: a replace would put
-in again what it can't take out. So that stays written down, also where a later function keeps them.
+Once rows without positions have landed, the group's rows can't be found by record any more: a replace would add rows
+again that it can't remove. So the note stays, even if a later function keeps the positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "lakestream.transform."
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """How a group landed last.
+    """Function of a group's last landing.
 
     :param function: module:function.
     :param fingerprint: of the function's source.
@@ -34,26 +34,26 @@ class Transformed:
         return f"{self.function} ({self.fingerprint})"
 
     def noted(self, consumer_group: str, before: Transformed | None) -> dict[str, str]:
-        """Return the property of a landing that follows another one."""
+        """Return the property of a landing after `before`."""
         positions = self.positions and (before is None or before.positions)
         return {PREFIX + consumer_group: json.dumps({**asdict(self), "positions": positions})}
 
 
 def transformed(properties: Mapping[str, str], consumer_group: str) -> Transformed | None:
-    """Return how a group landed through a function; None if it never did."""
+    """Return the function of a group's last landing, or None if the group never landed by a function."""
     names = (PREFIX + name for name in names_of(properties, consumer_group))
     return next((Transformed(**json.loads(properties[name])) for name in names if name in properties), None)
 
 
 def without_positions(properties: Mapping[str, str]) -> dict[str, Transformed]:
-    """Return the groups with rows that keep no positions."""
+    """Return the groups with rows without positions."""
     groups = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
     found = {group: transformed(properties, group) for group in groups}
     return {group: one for group, one in found.items() if one is not None and not one.positions}
 
 
 def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_group: str, what: str) -> None:
-    """Raise CannotReplace if the group's rows are made by a function, which only Spark runs."""
+    """Raise CannotReplace if the group's rows are made by a function, since only Spark runs functions."""
     refuse_replacing(table, properties, consumer_group)
     if (found := transformed(properties, consumer_group)) is not None:
         raise CannotReplace(
@@ -64,7 +64,7 @@ def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_gro
 
 
 def refuse_replacing(table: str, properties: Mapping[str, str], consumer_group: str) -> None:
-    """Raise CannotReplace if the group has rows that keep no positions."""
+    """Raise CannotReplace if the group has rows without positions."""
     found = transformed(properties, consumer_group)
     if found is not None and not found.positions:
         raise CannotReplace(

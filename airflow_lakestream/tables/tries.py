@@ -1,4 +1,4 @@
-"""How often a commit is tried, and how long after the last time."""
+"""Tries of a commit, with pauses between."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 
 def tries(most: int, pause: float) -> Iterator[int]:
-    """Yield the number of each try, waiting before every one but the first.
+    """Yield the number of each try, and wait before every try except the first.
 
-    Longer each time: other writers, the catalog or the store need the time.
+    The pauses grow: other writers, the catalog or the store need the time.
     """
     for number in range(most):
         if number:

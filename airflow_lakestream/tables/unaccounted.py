@@ -1,6 +1,6 @@
-"""Finding rows that no ledger accounts for among a table's files. Arrow only; for every table format.
+"""Search of a table's files for rows not accounted for by any ledger. Uses Arrow only, for every table format.
 
-By the files' statistics first; a file that they leave open is read, its three metadata columns alone.
+Decided by the files' statistics first. A file that these leave open is read, only its three metadata columns.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from airflow_lakestream.core.ranges import Interval
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, lies_in
 
-# Reading lets go of the interpreter, and mostly waits for the store.
+# Reading releases the interpreter lock, and mostly waits for the store.
 FILES_AT_ONCE = 8
 
 
 class FileUnreadable(LakestreamError, Terminal):
-    """A data file has to be read to tell whether a landing would double rows, and can't be."""
+    """Unreadable data file, needed to decide whether a landing would double rows."""
 
     def __init__(self, table: str, path: str, cause: Exception) -> None:
         super().__init__(
@@ -34,10 +34,10 @@ class FileUnreadable(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class FileToJudge:
-    """A live data file; bounds are None where they are not known, or deleted rows may be at them.
+    """Live data file; a bound is None if unknown, or if deleted rows may be at the bound.
 
-    `is_whole`: all rows have values in the three columns, and none of them is deleted. `read` yields what is left of
-    the rows, the three columns.
+    `is_whole`: all rows have values in the three columns, and no row is deleted. `read` yields the three columns of the
+    live rows.
     """
 
     path: str
@@ -50,7 +50,7 @@ class FileToJudge:
 
 
 def keeps_positions(schema: pa.Schema) -> bool:
-    """Whether a table has the three columns, of types that can hold a position."""
+    """Return whether a table has the three metadata columns, with types for positions."""
     kinds = {TOPIC: (arrow.is_string, arrow.is_large_string)} | dict.fromkeys((PARTITION, OFFSET), (arrow.is_integer,))
     return all(
         name in schema.names and any(is_(schema.field(name).type) for is_ in kinds[name]) for name in COORDINATES
@@ -58,7 +58,7 @@ def keeps_positions(schema: pa.Schema) -> bool:
 
 
 def find(table: str, files: Iterable[FileToJudge], asked: Asked) -> Found:
-    """Find the rows that are asked for. Raises FileUnreadable."""
+    """Return the unaccounted rows of the topic in the files. Raises FileUnreadable."""
     boxes: list[tuple[Fate, Box]] = []
     to_read: list[FileToJudge] = []
     for file in files:
@@ -83,11 +83,11 @@ def find(table: str, files: Iterable[FileToJudge], asked: Asked) -> Found:
 
 
 def _by_bounds(file: FileToJudge, asked: Asked) -> tuple[Fate, Box] | None:
-    """Judge a file by its bounds; None where only its rows can tell."""
+    """Return fate and box of a file by its bounds, or None if its rows must be read."""
     if not file.is_whole or file.partition is None or file.offset is None:
         return None
     fate = asked.fate(file.partition, file.offset)
-    # Accounted positions are the topic's; the rows may still be of another topic, which is no matter here.
+    # The accounted positions are of the asked topic. Rows of another topic at such positions do no harm here.
     if fate is None or (fate is not Fate.ACCOUNTED and file.topic != (asked.topic, asked.topic)):
         return None
     return fate, Box(file.partition, file.offset, file.rows)

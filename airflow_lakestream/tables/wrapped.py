@@ -1,4 +1,4 @@
-"""A sink around another one: what it does not do otherwise, the inner one does."""
+"""Sinks around an inner sink, with calls passed on by default."""
 
 from __future__ import annotations
 
@@ -10,67 +10,67 @@ from airflow_lakestream.core.ports import SharedSink, Sink, TakingSink
 
 
 class WrappedSink:
-    """A part of `core.ports.Sink`; how it loads and commits is for the class below to say."""
+    """Base of a wrapping `core.ports.Sink`. The subclass implements loading and commits."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner
 
     def write(self, rows: Any, identity: TopicIdentity) -> None:
-        """Take rows for the next commit."""
+        """Buffer rows for the next commit."""
         self.inner.write(rows, identity)
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Be told of records that became no row."""
+        """Note the offsets of records without a row."""
         self.inner.pass_over(identity, partition, offsets)
 
     def discard(self) -> None:
-        """Forget what was taken since the last commit; never raises."""
+        """Discard all rows since the last commit; never raises."""
         self.inner.discard()
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what a landing changed in the table's schema."""
+        """Return the schema changes of a landing, in words."""
         return self.inner.schema_changes(snapshot_id)
 
 
 class WrappedTakingSink(WrappedSink):
-    """The same of `core.ports.TakingSink`."""
+    """Base of a wrapping `core.ports.TakingSink`."""
 
     inner: TakingSink
 
     def outline(self) -> Any:
-        """Return what a sink in another process needs to write files."""
+        """Return the outline of the table, for writing files in another process."""
         return self.inner.outline()
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over."""
+        """Add files staged by a process of this run to the next commit."""
         self.inner.take_over(files)
 
     def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no commit has; never raises."""
+        """Delete the uncommitted files below this folder of the table's data; never raises."""
         self.inner.sweep(folder)
 
 
 class WrappedSharedSink(WrappedTakingSink):
-    """The same of `core.ports.SharedSink`."""
+    """Base of a wrapping `core.ports.SharedSink`."""
 
     inner: SharedSink
 
     def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on."""
+        """Write later files below this folder of the table's data."""
         self.inner.write_below(folder)
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write out what was taken, and return what `adopt` needs of it."""
+        """Write all buffered rows, and return the staged files for `adopt`."""
         return self.inner.hand_over()
 
     def let_go(self) -> None:
-        """Leave what was handed over to who took it."""
+        """Give up ownership of the files handed over."""
         self.inner.let_go()
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Say why handed files can't be used; None if they can."""
+        """Return the reason against the use of handed files, or None."""
         return self.inner.misfit(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
-        """Take files that another worker handed over for the next commit."""
+        """Add files staged by another worker to the next commit."""
         self.inner.adopt(files)

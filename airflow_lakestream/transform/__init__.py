@@ -1,4 +1,4 @@
-"""Records changed by SQL on their way to the table, by DuckDB in another process. Uses Arrow, DuckDB and the core."""
+"""SQL for records on the way to the table, by DuckDB in a separate process. Uses Arrow, DuckDB and the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a statement may use, for a batch at once and for a record alone. Standard library only."""
+"""Bounds of a statement, for a batch at once and for a record alone. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 _SIZE = re.compile(r"([1-9]\d*(?:\.\d+)?) ?([KMGT])(i?)B", re.IGNORECASE)
 # In addition to DuckDB's memory: interpreter, imports, records, their rows, and a function's current value.
 BESIDE = 512 * 2**20
-# Part of that is no data but libraries mapped from files: 75 to 95 MiB.
+# The part of it that is not data but libraries mapped from files: 75 to 95 MiB.
 _LIBRARIES = 112 * 2**20
 # Exit status of a process that finds itself above its memory bound.
 TOO_LARGE = 3
@@ -20,9 +20,9 @@ _STACK = 8 * 2**20
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a process that runs a statement.
+    """Bounds of a process for a statement.
 
-    :param memory_limit: what DuckDB may use for data, such as "256MB". The process has `beside` more.
+    :param memory_limit: DuckDB's memory for data, such as "256MB". The process has `beside` more.
     :param threads: threads that DuckDB uses for one batch.
     :param timeout: processor seconds that the statement may take for one record, and for a batch at once.
     :param beside: bytes that the process may have in addition to DuckDB's.
@@ -44,17 +44,17 @@ class Bounds:
 
     @property
     def memory(self) -> int:
-        """Bytes that the process may hold."""
+        """Most bytes of memory for the whole process."""
         return size_of(self.memory_limit) + self.beside
 
     @property
     def data(self) -> int:
-        """Bytes of private memory that the process may allocate."""
+        """Most bytes of private memory for allocation."""
         return self.memory - _LIBRARIES + (self.threads - 1) * _STACK
 
     @property
     def rows(self) -> int:
-        """Bytes that a batch's rows may always have, however small its records are."""
+        """Bytes always allowed for a batch's rows, even for small records."""
         return size_of(self.memory_limit) // 8
 
 

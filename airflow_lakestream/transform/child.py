@@ -1,6 +1,6 @@
-"""What a process with bounds does first: it listens, takes its bounds, and ends with its parent.
+"""Start of a process with bounds: listening, setting of the bounds, and the end together with the parent.
 
-`process` starts it as a new interpreter: it has no memory, secret or lock of a task.
+`process` starts it as a new interpreter, without memory, secrets or locks of a task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Asked = queue.SimpleQueue[tuple[dict[str, Any], pa.Table]]
 
 
 def listening() -> tuple[Asked, io.FileIO]:
-    """Return what the parent asks, from now on, and where answers go."""
+    """Return the queue of the parent's requests, filled from now on, and the pipe for answers."""
     sys.meta_path.insert(0, _NoPandas())
     # Both signals reach all processes of a terminal or container. The parent decides, and this process ends with it.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -43,7 +43,7 @@ def listening() -> tuple[Asked, io.FileIO]:
 
 
 class _NoPandas:
-    """Hides pandas: Arrow and DuckDB import it if they can, which doubles the start-up time, and do not need it."""
+    """Import hook without pandas: Arrow and DuckDB would import pandas without need, for twice the start-up time."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -52,15 +52,15 @@ class _NoPandas:
 
 
 def said(error: BaseException) -> str:
-    """Return what is said of too little memory."""
+    """Return the text of an error about too little memory."""
     # After the first line DuckDB advises settings that users can't change.
     return str(error).partition("\n")[0] or "there is no more"
 
 
 class Timer:
-    """Ends this process if the block takes more than so many seconds of processor time.
+    """Limit of a block's processor time in seconds; beyond the limit this process ends.
 
-    The clock counts all threads of the process, and stands still while other processes have the processors.
+    The clock counts all threads of the process, and stops while other processes have the processors.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -81,12 +81,12 @@ def _listen(source: int, asked: Asked) -> None:
     except MemoryError:
         os._exit(TOO_LARGE)
     finally:
-        # EOF comes also during a statement, and also if the parent was killed: nobody else has its end of the pipe.
+        # EOF comes also during a statement, and also if the parent was killed: only the parent has its end of the pipe.
         os._exit(0)
 
 
 def be_bounded(bounds: Bounds) -> None:
-    """Take the bounds, from now on."""
+    """Set the bounds of this process."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     # A core file would hold records.
@@ -104,7 +104,7 @@ def be_bounded(bounds: Bounds) -> None:
 
 
 def watch_memory(most: int) -> None:
-    """End this process soon after it holds more than `most` bytes."""
+    """End this process soon after a use of more than `most` bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit <= most:
         time.sleep(0.02)  # The system reports no growth of memory.

@@ -1,4 +1,4 @@
-"""A statement, checked and bound, in this process's DuckDB, for one thread."""
+"""A checked and bound statement in this process's DuckDB, for a single thread."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from airflow_lakestream.transform.types import OutputColumn, output_column
 # Planning a statement takes longer than running it on thousands of records, so it is planned once.
 _RUN, _TRACE, _SIFT = f"{HIDDEN}run", f"{HIDDEN}trace", f"{HIDDEN}sift"
 
-# The operators of a plan that makes one row of one record; any other got past the checks and is refused.
+# The operators of a plan with one row for one record; a plan with another operator got past the checks: refuse it.
 _ROW_WISE = frozenset({"PROJECTION", "FILTER", "ARROW_SCAN", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
 _MESSAGE = 300
 
 
 class _Given:
-    """The table that DuckDB reads next; each run of a prepared statement asks it for the records."""
+    """Input table of the prepared statements; each run reads the current records."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -39,10 +39,10 @@ class _Given:
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked statement, for another process to use without checking it again.
+    """A checked statement, for another process to use without a second check.
 
-    :param input: the columns that it reads.
-    :param sifts_exactly: all records that are sifted out are bad, so they need no second look.
+    :param input: the columns that the statement reads.
+    :param sifts_exactly: all records that are sifted out are bad, so they need no second run.
     """
 
     input: list[str]
@@ -53,14 +53,14 @@ class Plan:
 
 
 class Engine:
-    """Runs one statement. Raises InvalidArgument if it is not allowed or does not fit the columns.
+    """Runner of a statement. Raises InvalidArgument for a forbidden statement or a misfit with the columns.
 
     :param plan: the plan of an engine with the same arguments.
     """
 
     def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: Plan | None = None) -> None:
         self._database = open_database(memory_limit, threads)
-        # Whether the last batch had a bad record: then the next one probably has one, too.
+        # Whether the last batch had a bad record: then the next batch probably has one, too.
         self.is_troubled = False
         if plan is None:
             self._plan_again(sql, columns)
@@ -106,11 +106,11 @@ class Engine:
         self._planned: set[str] = set()
 
     def run(self, table: pa.Table) -> pa.Table:
-        """Return the rows, with their records' numbers as the last column. Raises duckdb.Error."""
+        """Return the rows, with the records' numbers as the last column. Raises duckdb.Error."""
         return self._execute(_RUN, self._sql, table)
 
     def trace(self, table: pa.Table) -> dict[int, str] | None:
-        """Return the numbers of the records for which the statement fails, each with the place.
+        """Return the numbers of the failing records, each with the place of the failure.
 
         None if the statement's form does not allow it.
         """
@@ -120,9 +120,9 @@ class Engine:
         return dict(zip(found[ROW].to_pylist(), found[BAD].to_pylist(), strict=True))
 
     def sift(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]] | None:
-        """Return the rows of records that are surely good, and for the others, by number, why they may be bad.
+        """Return the rows of surely good records, and the numbers of suspect records, each with the reason.
 
-        None if the statement's form does not allow it. Raises duckdb.Error for a kind of failure that is not sifted.
+        None if the statement's form does not allow it. Raises duckdb.Error for a failure of another kind.
         """
         if self._sifting is None:
             return None
@@ -158,9 +158,9 @@ class Engine:
         return [output_column(name, kind) for name, kind in described]
 
     def _check_plan(self) -> None:
-        """Refuse a plan of DuckDB that has more than rows and conditions: it double-checks the other checks.
+        """Refuse a plan of DuckDB with operators beyond rows and conditions, as a second check of the statement.
 
-        Running it on nothing folds constants, so that what can never work fails here.
+        A run on no records folds constants, so that a part that can never work fails here.
         """
         try:
             self.run(self._empty)
@@ -211,7 +211,7 @@ def _place(column: OutputColumn) -> str:
 def error_text(error: duckdb.Error) -> str:
     """Return DuckDB's message, shortened, without the excerpt of our rewritten statement."""
     text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
-    # Only the columns that the statement names are known: leave its suggestions out.
+    # DuckDB knows only the columns that the statement names: its suggestions are left out.
     text = " ".join(text.partition("\nCandidate bindings")[0].split()).rstrip(".!")
     return text[:_MESSAGE] + ("..." if len(text) > _MESSAGE else "")
 

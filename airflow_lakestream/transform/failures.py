@@ -1,4 +1,4 @@
-"""Runs all records at once; if that fails, finds the bad ones and runs the others again at once."""
+"""Run of all records at once; after a failure, the search for bad records and another run of the rest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from airflow_lakestream.transform.outcome import ROW, FailedRecord
 # thousands of good records; for more records only the place is given.
 _EXPLAINED = 10
 
-# Errors that a value can cause. Any other DuckDB error is no property of a record.
+# Errors that a value can cause. Any other DuckDB error is not due to a record.
 _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 
 
 def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
-    """Yield the rows in order, in pieces; add the records for which the statement fails to `bad`.
+    """Yield the rows in order, in pieces; add the failing records to `bad`.
 
-    Raises duckdb.Error for an error that is no property of a record, such as too little memory.
+    Raises duckdb.Error for an error that is not due to a record, such as too little memory.
     """
     if not table.num_rows:
         return
@@ -51,7 +51,7 @@ def _find_bad(
 
 
 def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
-    """Return the rows, running only suspects one by one; None if the failures are of another kind."""
+    """Return the rows, after another run of the suspects only, or None for failures of another kind."""
     try:
         if (found := engine.sift(table)) is None:
             return None
@@ -75,7 +75,7 @@ def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Tabl
 
 
 def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
-    """Return the bad records, each with the place where the statement fails; None if only halving can tell."""
+    """Return the bad records, each with the place of the failure, or None if only halving can find bad records."""
     try:
         return engine.trace(table)
     except duckdb.Error:
@@ -85,9 +85,9 @@ def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
 def _without(
     engine: Engine, table: pa.Table, places: dict[int, str], reasons: dict[int, str], bad: list[FailedRecord]
 ) -> Iterator[pa.Table]:
-    """Yield the rows of the records that are not bad.
+    """Yield the rows of the good records, and add the bad records to `bad`.
 
-    :param reasons: why a record may be bad, with the place, if known.
+    :param reasons: likely reasons by record, each with the place, if known.
     """
     numbers = table[ROW].to_numpy()
     is_bad = np.isin(numbers, np.fromiter(places, np.int64, len(places)))

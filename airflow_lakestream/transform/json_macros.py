@@ -1,6 +1,6 @@
-"""`json_value` as in the SQL standard: a scalar as text, without quotes; NULL for null, nothing, objects and arrays.
+"""`json_value` of the SQL standard: a scalar as text, without quotes; NULL for null, missing, objects and arrays.
 
-`json_query` is the rest of it: an object or an array as text; NULL for all else.
+`json_query` is the counterpart: an object or an array as text; NULL for everything else.
 
 DuckDB's own function keeps the quotes. Macros of the same name in the database's own schema are found first.
 """
@@ -8,7 +8,7 @@ DuckDB's own function keeps the quotes. Macros of the same name in the database'
 from __future__ import annotations
 
 # A number that DuckDB reads as a double may lose digits. If only one number of the document has this double, its text
-# is the answer. If several differ only beyond a double's precision, which one is meant is unknown: that is an error.
+# is the answer. If several differ only beyond a double's precision, the right one is unknown: that is an error.
 _NUMBERS = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 # (A cast that fails raises the error, since TRY takes no `error`.)
 # Cheap: true for every document with a number that has too many digits, or may be too small, for a double.
@@ -31,7 +31,7 @@ MACROS = (
     """CREATE MACRO json_query(doc, path) AS CASE WHEN json_type(doc, path) IN ('OBJECT', 'ARRAY')
         THEN CAST(json_extract(doc, path) AS VARCHAR) END""",
     # The same with the texts of all paths looked up at once. A text that looks like an object, an array or a number
-    # with a fraction is looked up again, and so is a document that is no JSON: that fails.
+    # with a fraction is looked up again, and so is an invalid document: that fails.
     r"""CREATE MACRO _lakestream_json_value(doc, path, texts, found) AS CASE
         WHEN texts IS NULL THEN json_value(doc, path)
         WHEN found IS NULL THEN NULL

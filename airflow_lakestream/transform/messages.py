@@ -1,6 +1,6 @@
 """Messages through the pipes of a statement's process: a few words, and a table in Arrow's format.
 
-The words are JSON, not pickle: even if somebody took over that process, its answers could not run code here.
+The words are JSON, not pickle: answers of a compromised process could not run code here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Setup:
-    """The words of the first message; its table has the columns that the statement may read.
+    """Words of the first message; the message's table has the columns available to the statement.
 
     :param bounds: a `Bounds`.
-    :param plan: another process's plan of the statement; empty: plan it here. With a plan a second message follows,
+    :param plan: another process's plan of the statement; empty to plan it here. With a plan a second message follows,
         whose table has the statement's output columns.
     """
 
@@ -32,7 +32,7 @@ _SIZES = struct.Struct(">QQ")
 
 
 def send(pipe: io.FileIO, words: dict[str, Any], table: pa.Table) -> None:
-    """Write a message. Raises OSError if nobody reads it."""
+    """Write a message. Raises OSError if the pipe has no reader."""
     body = pa.BufferOutputStream()
     with pa.ipc.new_stream(body, table.schema) as writer:
         writer.write_table(table)
@@ -43,7 +43,7 @@ def send(pipe: io.FileIO, words: dict[str, Any], table: pa.Table) -> None:
 
 
 def receive(pipe: io.FileIO) -> tuple[dict[str, Any], pa.Table]:
-    """Read a message. Raises EOFError if it is missing or incomplete."""
+    """Read a message. Raises EOFError if the message is missing or incomplete."""
     head, body = _SIZES.unpack(_read(pipe, _SIZES.size))
     words: dict[str, Any] = json.loads(_read(pipe, head))
     return words, pa.ipc.open_stream(pa.py_buffer(_read(pipe, body))).read_all()

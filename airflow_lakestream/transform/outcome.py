@@ -1,4 +1,4 @@
-"""The result of a statement for a batch: rows, records that it leaves out, and records on which it fails."""
+"""Result of a statement for a batch: rows, filtered records, and failed records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW = f"{HIDDEN}row"
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """A record on which the statement fails: its number in the batch, and the reason."""
+    """Record with a failure of the statement: the number in the batch, and the reason."""
 
     index: int
     reason: str
@@ -39,7 +39,7 @@ class Transformed:
 
 
 def spans(offsets: Sequence[int], indices: Indices) -> list[tuple[int, int]]:
-    """Return the offsets of these records as half-open ranges, joined if the records are neighbours in the batch.
+    """Return the offsets of these records as half-open ranges, joined for neighbours in the batch.
 
     Holes of the log between two neighbours are part of the range: no record can ever be there.
     """

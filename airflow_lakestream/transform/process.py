@@ -1,4 +1,4 @@
-"""The task's side of processes with bounds, and of `worker`: the one in which a statement runs."""
+"""The task's side of processes with bounds, and of `worker`, the process of a statement."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from airflow_lakestream.transform.messages import Setup, receive, send
 # ignored.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
 _ROOT = str(Path(__file__).parents[2])
-# The only environment variables that it gets: a task's environment holds secrets.
+# The only environment variables that the process gets: a task's environment has secrets.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 # Arrow's own allocators reserve a GiB at once, and memory taken before the limit is set would not count. One thread
 # needs only one arena.
 _ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
 # Wall-clock time: a hanging process takes no processor time.
 _STUCK = 120.0
-# Signals by which a program ends itself; others come from outside.
+# Signals of crashes inside a program; other signals come from outside.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-# Seconds that it may take to end.
+# Seconds for the end of the process.
 _PATIENCE = 5.0
 
 # The error texts, by the bound that was exceeded.
@@ -49,13 +49,13 @@ Message = tuple[dict[str, Any], pa.Table]
 
 
 class SqlFailed(LakestreamError, Transient):
-    """No process could be started to run a statement."""
+    """Error: the process for a statement could not be started."""
 
 
 class Exceeded(Exception):
-    """A request exceeded a bound.
+    """Error: a request exceeded a bound.
 
-    :param what: "time", "memory", "rows" or "crash"; anything else ended the process in another way.
+    :param what: "time", "memory", "rows" or "crash"; another word: the process ended in another way.
     """
 
     def __init__(self, what: str, why: str) -> None:
@@ -69,9 +69,9 @@ class Exceeded(Exception):
 
 
 class BoundedProcess:
-    """A process with bounds. Used by one thread at a time, never after a fork. Raises SqlFailed.
+    """Process with bounds, for a single thread at a time, never after a fork. Raises SqlFailed.
 
-    :param program: the module whose `main` runs in it.
+    :param program: the module whose `main` runs in the process.
     """
 
     def __init__(self, program: str, bounds: Bounds) -> None:
@@ -85,11 +85,11 @@ class BoundedProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this process started it: after a fork it must not be used."""
+        """Whether the process runs and was started by this process; false after a fork."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.forget()
         if self._owner != os.getpid():
             return
@@ -100,14 +100,14 @@ class BoundedProcess:
             self._process.wait()
 
     def forget(self) -> None:
-        """Close the pipes in a fork."""
+        """Close the pipes only, for use in a fork."""
         self._to.close()
         self._from.close()
 
     def ask(self, messages: list[Message], seconds: float, rows: int = 0) -> Message:
         """Return the answer to the last message. Raises Exceeded after the process has ended.
 
-        :param seconds: processor seconds that it may take.
+        :param seconds: processor seconds for the request.
         :param rows: bytes that the answer's rows may have.
         """
         try:
@@ -123,7 +123,7 @@ class BoundedProcess:
         return answer, made
 
     def answer(self, until: float) -> Message:
-        """Return the next message; end the process if none comes until then."""
+        """Return the next message; kill the process if the message is late."""
         answers = select.poll()
         answers.register(self._from, select.POLLIN)
         if not answers.poll(max(0.0, until - time.monotonic()) * 1000):
@@ -151,7 +151,7 @@ class BoundedProcess:
 
 
 class SqlProcess(BoundedProcess):
-    """A process with bounds that runs one statement. Used by one thread at a time, never after a fork.
+    """Process with bounds for a statement, for a single thread at a time, never after a fork.
 
     Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds the bounds or
     crashes while it is planned. Raises SqlFailed.
@@ -177,11 +177,11 @@ class SqlProcess(BoundedProcess):
         self.schema: pa.Schema = table.schema
 
     def run(self, table: pa.Table, seconds: float, rows: int) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Return the rows, their records' numbers in the last column, and the records on which the statement fails.
+        """Return the rows, with the records' numbers in the last column, and the failing records with reasons.
 
         Raises Exceeded after the process has ended.
 
-        :param seconds: processor seconds that it may take.
+        :param seconds: processor seconds for the run.
         :param rows: bytes that the rows may have.
         """
         answer, made = self.ask([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
@@ -200,7 +200,7 @@ def _started(program: str) -> subprocess.Popen[bytes]:
         raise SqlFailed(f"sql: no process can be had to run it in: {error}.") from error
 
 
-# A fork has copies of the pipes: unless they are closed, the process would not notice that this one is gone.
+# A fork has copies of the pipes: unless they are closed, the process would not notice the end of this process.
 _LIVING: weakref.WeakSet[BoundedProcess] = weakref.WeakSet()
 
 

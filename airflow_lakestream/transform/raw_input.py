@@ -1,4 +1,4 @@
-"""Raw records as the table that a statement reads."""
+"""Raw records as the input table of a statement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEEDS_HEADERS = frozenset({"headers", "_kafka_headers"})
 
 
 def raw_columns(batch: RawBatch, columns: Collection[str]) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
-    """Return these columns of the records, and the records for which one can't be made, which have NULL there."""
+    """Return these columns of the records, and the bad records, with NULL in the columns."""
     made: dict[str, pa.Array] = {}
     bad: dict[int, str] = {}
     for field in RAW_SCHEMA:

@@ -1,7 +1,7 @@
-"""Rewrites a checked statement to carry the number of each row's record, and to find bad records.
+"""Rewriting of a checked statement: the number of each row's record, and forms for finding bad records.
 
-The user's expressions stay as they are; the number is a hidden column passed from SELECT to SELECT, which `*` does not
-see.
+The user's expressions stay as they are; the number is a hidden column, passed from SELECT to SELECT and invisible to
+`*`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _JSON = f"{HIDDEN}json_"
 
 
 class NotTraceable(Exception):
-    """The statement's form allows finding bad records only by halving the batch."""
+    """Signal: the statement's form allows finding bad records only by halving the batch."""
 
 
 class Rewriter:
-    """Rewrites one statement.
+    """Rewriter of a statement.
 
-    `columns` are the input's columns, `texts` those that are text, `hidden` those that `*` leaves out.
+    `columns` are the input's columns, `texts` the columns of text, `hidden` the columns that `*` leaves out.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Rewriter:
         self.sift_is_exact = True
 
     def carrying(self, node: Node) -> Node:
-        """Return the statement with the hidden number as its last column."""
+        """Return the statement with the hidden number as the last column."""
         node = deepcopy(node)
         self._carry(node, self._select)
         return node
 
     def tracing(self, node: Node) -> Node:
-        """Return a statement that never fails for a record; its last column tells where it would.
+        """Return a statement without failures for records; the last column has the place of each failure.
 
         Raises NotTraceable if one expression makes several columns.
         """
@@ -60,10 +60,9 @@ class Rewriter:
         return node
 
     def sifting(self, node: Node) -> Node:
-        """Return a statement that hardly ever fails for a record; its last column tells why a record may be bad.
+        """Return a statement almost without failures for records; the last column has the reasons of suspect records.
 
-        `sift_is_exact` then tells whether all of those are bad. Raises NotTraceable if one expression makes several
-        columns.
+        Then `sift_is_exact` is true if all suspects are bad. Raises NotTraceable if an expression has several columns.
         """
         node = deepcopy(node)
         self._carry(node, self._sift)
@@ -93,8 +92,8 @@ class Rewriter:
         fails: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
         if condition := _replaced(node["where_clause"], self._failing_by_a_cast):
             fails.append(("WHERE", condition))
-            # A record that a condition leaves out is not bad, whatever its columns would do. One on which it fails is
-            # kept as bad.
+            # A record that a condition leaves out is not bad, even if a column would fail. A record for which the
+            # condition fails is kept as bad.
             known = self._failures(fails)
             kept = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=known, _e=condition)
             node["where_clause"] = kept
@@ -116,7 +115,7 @@ class Rewriter:
         reasons = [] if reads_input else [self._expression(SUSPECT)]
         if node["where_clause"]:
             reasons = self._sift_condition(node, sifter, values, reasons)
-        # A value that is mentioned several times is made once: here, and not for filtered records.
+        # A value that is mentioned several times is computed once: here, and not for filtered records.
         if values:
             self._add_columns(node, values)
             sifter.is_made = True
@@ -130,11 +129,11 @@ class Rewriter:
                 reasons.append(self._at(f"column {item['alias']}", sifter.first(why)))
         node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
         self._add_casts(node, sifter)
-        # A column that nobody reads fails for no record: with several SELECTs that is unknown.
+        # An unread column fails for no record: with several SELECTs the unread columns are unknown.
         self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
 
     def _sift_condition(self, node: Node, sifter: Sifter, values: dict[str, Node], reasons: list[Node]) -> list[Node]:
-        """Sift a SELECT's WHERE, and compute the values that it mentions; return the other reasons."""
+        """Sift a SELECT's WHERE, with the values of the condition as columns; return the new reasons."""
         mentioned = {part["column_names"][0] for part in expressions(node["where_clause"]) if _is_column(part)}
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
             self._add_columns(node, early)
@@ -147,8 +146,8 @@ class Rewriter:
             node["where_clause"] = condition
             return reasons
         self._add_columns(node, {_FILTERED: sifter.first(reasons)})
-        # A suspect passes, whatever NULL in place of its failures makes of the condition. random() makes it volatile:
-        # DuckDB would otherwise evaluate it before the columns in it, and each of them again at each mention.
+        # A suspect passes, even if NULL in place of its failures makes the condition false. random() makes it volatile:
+        # DuckDB would otherwise evaluate it before the columns in it, and each column again at each mention.
         kept = self._expression(
             "(_r IS NOT NULL OR _w) AND random() >= 0", _r=self._expression(_FILTERED), _w=condition
         )
@@ -161,7 +160,7 @@ class Rewriter:
             self._add_columns(node, casts)
 
     def _add_columns(self, node: Node, columns: dict[str, Node]) -> None:
-        """Insert a SELECT that makes columns, each from one expression, which `*` does not see."""
+        """Insert a SELECT with additional columns, each from an expression, and invisible to `*`."""
         source = node["from_table"]
         name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
         query = f"SELECT * FROM (SELECT * FROM nothing) AS {_quoted(name)}"
@@ -177,14 +176,14 @@ class Rewriter:
         return found
 
     def _failing_by_a_cast(self, node: Node) -> Node | None:
-        """TRY takes no volatile function, and `error` counts as one."""
+        """Return a failing cast for a call of `error`, else None: TRY refuses volatile functions, such as `error`."""
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "error":
             return None
         failing = self._expression("CAST(CAST('!' || _e AS TINYINT) AS \"NULL\")", _e=arguments_of(node)[0])
         return {**failing, "alias": node["alias"]}
 
     def _failures(self, fails: list[tuple[str, Node]]) -> Node:
-        """Return an expression for the first place that fails; the place "" was found by an inner SELECT."""
+        """Return an expression for the first failing place; the place "" was found by an inner SELECT."""
         parts, cases = {}, []
         for index, (name, expression) in enumerate(fails):
             parts[f"_e{index}"] = expression
@@ -206,7 +205,7 @@ class Rewriter:
     def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> dict[str, Node]:
         """Look up all paths of a column at once: otherwise each json_value reads the document twice.
 
-        Returns the expressions for the values of the texts that were found, by name.
+        Returns the expressions for the values of the texts found, by name.
         """
         source = node["from_table"]
         table = source["alias"] or source["table_name"]
@@ -259,7 +258,7 @@ class Rewriter:
         return {**replaced, "alias": node["alias"]}
 
     def _expression(self, sql: str, **parts: Node) -> Any:
-        """Return the parsed expression, with the parts in place of their names."""
+        """Return the parsed expression, with the parts in place of the names."""
         parsed = parse(self._database, f"SELECT {sql}")["statements"][0]["node"]["select_list"][0]
 
         def put_in(node: Node) -> Node | None:
@@ -273,7 +272,7 @@ def _is_column(node: Node) -> bool:
 
 
 def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
-    """Return the tree with expressions replaced where `replace` returns one. Names inside lambdas are left alone."""
+    """Return the tree, with expressions replaced by the results of `replace`, except inside lambdas."""
     if isinstance(node, list):
         return [_replaced(child, replace) for child in node]
     if not isinstance(node, dict) or node.get("class") == "LAMBDA":

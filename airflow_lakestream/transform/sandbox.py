@@ -1,7 +1,7 @@
-"""Our own in-memory DuckDB that reaches nothing outside itself, and the functions that a statement may call.
+"""Our own in-memory DuckDB without access to the outside, and the functions allowed in a statement.
 
-A statement is templated, so parts of it come from whoever may trigger a DAG. There are two walls: the settings here,
-and the closed list of what a statement may contain (`statement`).
+A statement is templated, so everyone who may trigger a DAG can write parts of it. There are two walls: the settings
+here, and the closed list of the forms that a statement may contain (`statement`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOCKED = (
     "SET GLOBAL lock_configuration = true",
 )
 
-# One is wrongly listed as constant. The other is volatile, so that it is not called early: it rejects a record.
+# The first are wrongly listed as constant. `error` is volatile, so that it is not called early: it rejects a record.
 _MISLABELLED = frozenset({"current_localtime", "current_localtimestamp", "current_setting", "getvariable"})
 _ALLOWED_ANYWAY = frozenset({"error"})
 
@@ -59,7 +59,7 @@ BARE_FUNCTIONS = frozenset(
 
 
 def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a new, locked database. Raises InvalidArgument for a limit that DuckDB does not understand."""
+    """Return a new, locked database. Raises InvalidArgument for a limit in a form unknown to DuckDB."""
     size_of(memory_limit)
     config: dict[str, Any] = {**_SETTINGS, "memory_limit": memory_limit, "threads": threads}
     database = duckdb.connect(":memory:", config=config)
@@ -79,7 +79,7 @@ def parse(database: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
 
 
 def unparse(database: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> str:
-    """Return the SQL text of one parsed SELECT."""
+    """Return the SQL text of a parsed SELECT."""
     text = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
     ((sql,),) = database.execute("SELECT json_deserialize_sql(?::JSON)", [text]).fetchall()
     return str(sql)
@@ -87,9 +87,9 @@ def unparse(database: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> str:
 
 @cache
 def scalar_functions() -> dict[str, str]:
-    """Return each function of this DuckDB with the reason why a statement may not call it; "" if it may.
+    """Return each function of this DuckDB with the reason against a call, or "" for an allowed function.
 
-    Asked of DuckDB itself, so that a new version's functions are judged by their properties, not by a list of ours.
+    The list comes from DuckDB itself: a new version's functions are judged by their properties, not by a list of ours.
     """
     database = duckdb.connect(":memory:", config=dict(_SETTINGS))
     database.execute("SET threads = 1")
@@ -127,7 +127,7 @@ def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
 
 
 def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
-    """Judge a macro by what it calls, through macros of macros."""
+    """Judge a macro by the called functions, also through macros of macros."""
     changed = True
     while changed:
         changed = False
@@ -155,7 +155,7 @@ def _collect(node: Any, names: set[str]) -> None:
 
 
 def is_word(name: str) -> bool:
-    """Tell a function's name from an operator's; operators only compute."""
+    """Return whether a name is a function's, not an operator's; operators only compute."""
     return name[:1].isalpha() or name[:1] == "_"
 
 

@@ -1,7 +1,7 @@
-"""Runs a statement on batches within bounds. If a batch exceeds a bound, finds the record that exceeds it alone.
+"""Runs of a statement on batches within bounds, and the search for records beyond a bound.
 
-Such a batch is cut into parts, and parts that exceed a bound are cut again. Running a part costs next to nothing, and a
-part of a batch has small bounds, so exceeding them costs little; a single record has the bounds of a whole batch.
+A batch beyond a bound is cut into parts, and parts beyond a bound are cut again. Running a part costs next to nothing,
+and a part has small bounds, so exceeding them costs little; a single record has the bounds of a whole batch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 PARTS = 16
 # Processor seconds for such a part.
 _OF_PART = 0.5
-# Processor seconds that may be lost to records that exceed a bound, in addition to the time that all others take. After
-# that a record gets no more than a part does. After three times as much, parts that exceed a bound are no longer cut.
+# Processor seconds that may be lost to records beyond a bound, in addition to the time of all other records. After
+# that a record gets no more than a part does. After three times as much, parts beyond a bound are not cut any more.
 _LOST = 300.0
 # Bytes that a record's rows may have, per byte of the record and per value of the rows.
 _GROWTH = 8
@@ -32,9 +32,9 @@ _OF_VALUE = 32
 
 
 class Search:
-    """Runs one statement for several threads at once, each in its own process.
+    """Runner of a statement for several threads at once, with a process for each thread.
 
-    Raises InvalidArgument and SqlFailed as `SqlProcess` does.
+    Raises InvalidArgument and SqlFailed, like `SqlProcess`.
     """
 
     def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds) -> None:
@@ -52,7 +52,7 @@ class Search:
         self._values = _leaves(pa.struct(list(self.schema)))
 
     def run(self, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
-        """Yield the rows in order, in pieces, with the numbers of their records; add bad records to `bad`."""
+        """Yield the rows in order, in pieces, with the records' numbers; add bad records to `bad`."""
         # Any row may have this many bytes.
         share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
         for part in self._cut(table, table.num_rows):
@@ -112,7 +112,7 @@ class Search:
     def _cut(self, table: pa.Table, size: int) -> Iterator[pa.Table]:
         start = 0
         while start < table.num_rows:
-            # Checked each time: what one part shows holds for the next.
+            # Checked each time: a part may lower the limit for the next part.
             part = table.slice(start, min(size, self._most))
             start += part.num_rows
             yield part

@@ -1,7 +1,7 @@
-"""Rewrites a statement so that it does not fail, but says for which records it would.
+"""Rewriting of a statement into a form without failures, with a reason for each suspect record.
 
-One failing record makes DuckDB look at all records around it one by one, which takes thirty times as long. Most
-failures are a cast or a document that is no JSON, and DuckDB can detect these without failing.
+One failing record makes DuckDB run all records around it one by one, which takes thirty times as long. Most failures
+are a cast or an invalid document, and DuckDB can detect these without failing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from airflow_lakestream.transform.statement import Node, arguments_of
 
 LOOKED_UP = "_lakestream_json_value"
-# Suffix of a text column found in a document: the column with json_value's result for it.
+# Suffix of a text's column: the column with json_value's result for the text.
 VALUE = "_value"
 _MOST = 80
 
@@ -30,10 +30,10 @@ Build = Callable[..., Any]
 
 
 class Sifter:
-    """Removes failures from expressions.
+    """Removal of failures from expressions.
 
-    `is_exact` says whether all records sifted so far really fail: not if a function may do without one of its
-    arguments, or a cast makes NULL of a value.
+    `is_exact`: all records sifted so far really fail. Not if a function may do without one of its arguments, or a cast
+    makes NULL of a value.
 
     :param texts: lower-case names of text columns.
     """
@@ -49,7 +49,7 @@ class Sifter:
         self._taken = 0
 
     def sifted(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return the expression with NULL in place of failures, and expressions for why it would fail, or NULL."""
+        """Return the expression with NULL in place of failures, and expressions for the reasons (NULL for none)."""
         kind = node["class"]
         if kind in ("LAMBDA", "TYPE") or node["type"] == "OPERATOR_TRY":
             return node, []
@@ -71,7 +71,7 @@ class Sifter:
         return found
 
     def first(self, reasons: list[Node]) -> Node:
-        """Return an expression for the first reason that is not NULL."""
+        """Return an expression for the first reason except NULL."""
         parts = {f"_r{index}": reason for index, reason in enumerate(reasons)}
         found: Node = self._build(f"coalesce({', '.join([*parts, 'CAST(NULL AS VARCHAR)'])})", **parts)
         return found
@@ -111,7 +111,7 @@ class Sifter:
         return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
 
     def _named(self, text: str, cast: Node) -> str:
-        """Return the name of the cast's column, which may exist already."""
+        """Return the name of the cast's column, perhaps of an existing column."""
         plain = _without_places({**cast, "alias": ""})
         for name, known in self._casts.items():
             if _without_places(known) == plain:
@@ -142,7 +142,7 @@ class Sifter:
         return {**value, "alias": node["alias"]}, [reason]
 
     def _case(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return a CASE whose conditions and values fail only for records that reach them."""
+        """Return a CASE without failures, and reasons limited to the records of each branch."""
         otherwise, reasons = self.sifted(node["else_expr"])
         checks: list[Node] = []
         for check in reversed(node["case_checks"]):
@@ -159,9 +159,9 @@ class Sifter:
 
 
 def in_order(node: Node | None, build: Build) -> Node | None:
-    """Return a condition whose parts are evaluated in order, each only if those before it leave it open.
+    """Return a condition with the parts evaluated in order, each only if the earlier parts leave the result open.
 
-    DuckDB evaluates the parts in any order, the fastest so far first: which of them fails would be chance.
+    DuckDB evaluates the parts in any order, the fastest so far first: the part that fails would be chance.
     """
     if node is None or node["type"] not in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
         return node
@@ -176,7 +176,7 @@ _EITHER = "CASE WHEN _a THEN true ELSE _b END"
 
 
 def _without_places(node: Any) -> Any:
-    """Return an expression without the positions of its parts in the text."""
+    """Return an expression without the positions in the text."""
     if isinstance(node, list):
         return [_without_places(child) for child in node]
     if isinstance(node, dict):

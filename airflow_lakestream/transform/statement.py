@@ -1,6 +1,6 @@
-"""What a statement may be: a SELECT that turns each record of {{ input }} into one row, or leaves it out.
+"""Check of a statement: a SELECT with a row for each record of {{ input }}, or without a row for the record.
 
-Works on DuckDB's parsed form, without data. Whatever is not known to be harmless is refused.
+Works on DuckDB's parsed form, without data. Everything not known to be harmless is refused.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|
 
 
 def refuse(what: str, why: str) -> InvalidArgument:
-    """Return the error for a statement that holds something forbidden."""
+    """Return the error for a forbidden part of a statement."""
     return InvalidArgument("sql", f"{what} is not allowed here: {why}.")
 
 
 def with_input(sql: str) -> str:
     """Replace {{ input }} by the table's name.
 
-    Raises InvalidArgument for a statement without it, or with names that are reserved.
+    Raises InvalidArgument for a statement without it, or with reserved names.
     """
     if HIDDEN in sql.lower():
         raise refuse(f"a name with {HIDDEN} in it", "such names are taken")
@@ -90,14 +90,14 @@ def with_input(sql: str) -> str:
 
 
 class Checker:
-    """Walks a parsed statement, and refuses what may not keep one row per record."""
+    """Checker of a parsed statement; refuses all parts that may break the rule of one row per record."""
 
     def __init__(self, functions: Mapping[str, str], columns: frozenset[str]) -> None:
         self._functions = functions
         self._columns = columns
 
     def statement(self, parsed: Node) -> Node:
-        """Return the one SELECT that was parsed. Raises InvalidArgument with the reason if it may not be run."""
+        """Return the parsed SELECT. Raises InvalidArgument with the reason for a forbidden statement."""
         if parsed["error"]:
             message = parsed["error_message"]
             if "Only SELECT" in message:
@@ -142,7 +142,7 @@ class Checker:
             raise refuse("a sample", CHANGING)
 
     def _source(self, source: Node, tables: frozenset[str]) -> frozenset[str]:
-        """Check the source of a SELECT; return the names by which it may be called."""
+        """Check the source of a SELECT; return the source's possible names in expressions."""
         if source["type"] == "SUBQUERY":
             self._select(source["subquery"]["node"], tables)
             name = ""
@@ -211,7 +211,7 @@ class Checker:
 
 
 def _check_arguments(name: str, arguments: list[Node]) -> None:
-    """Refuse arguments that make an allowed function do something forbidden."""
+    """Refuse arguments with a forbidden effect on an allowed function."""
     if name == "age" and len(arguments) == 1:
         raise refuse("age of one time", CHANGING)
     if name in ("json_value", "json_query"):
@@ -229,7 +229,7 @@ def ctes(node: Node) -> Iterator[tuple[str, Node, Node]]:
 
 
 def expressions(node: Any) -> Iterator[Node]:
-    """Yield an expression and its parts; not those of subqueries, which are refused as a whole."""
+    """Yield an expression and all parts, except inside subqueries: subqueries are refused as a whole."""
     if isinstance(node, list):
         for child in node:
             yield from expressions(child)
@@ -243,7 +243,7 @@ def expressions(node: Any) -> Iterator[Node]:
 
 
 def names_read(node: Any, names: set[str], *, of_input: bool = False) -> None:
-    """Collect what a statement may read: lower-case names, and "*" if it stands for the input's columns."""
+    """Collect the names in a statement, in lower case, and "*" if used for the input's columns."""
     if isinstance(node, list):
         for child in node:
             names_read(child, names, of_input=of_input)
@@ -259,7 +259,7 @@ def names_read(node: Any, names: set[str], *, of_input: bool = False) -> None:
 
 
 def arguments_of(function: Node) -> list[Node]:
-    """Return a function's arguments; DuckDB 2 keeps them with their names."""
+    """Return a function's arguments; DuckDB 2 stores each argument with a name."""
     if "arguments" in function:
         return [argument["expression"] for argument in function["arguments"]]
     children: list[Node] = function["children"]
@@ -267,7 +267,7 @@ def arguments_of(function: Node) -> list[Node]:
 
 
 def constant(node: Node) -> str | None:
-    """Return a string literal's text, None for anything else."""
+    """Return a string literal's text, or None for another node."""
     if node["class"] != "CONSTANT":
         return None
     if "literal" in node:

@@ -1,4 +1,4 @@
-"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch, in a separate process."""
+"""`SqlTransform`: a checked statement, run by DuckDB on each micro-batch, in a separate process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from airflow_lakestream.transform.search import Search
 
 
 class SqlTransform:
-    """Turns each record into one row, or none, by a SELECT. It can be pickled, and called from several threads.
+    """Transform of each record into a row, or none, by a SELECT. Can be pickled, and called from several threads.
 
     The statement runs in separate processes, one per thread that calls at the same time. They are reused, and end with
-    this object or this process. See `Bounds` for what each of them may use.
+    this object or this process. See `Bounds` for the bounds of each process.
 
     :param sql: the statement; it reads from {{ input }}.
     :param input_schema: columns of the decoded rows, metadata columns included; None for raw records.
-    :param memory_limit: what DuckDB may use for data. The process may have 512 MiB more.
+    :param memory_limit: DuckDB's memory for data. The process may have 512 MiB more.
     :param threads: threads that DuckDB uses for one batch; batches of several threads run in parallel anyway.
     :param timeout: processor seconds that the statement may take for one record, and for a batch at once. A
         record that takes more is bad.
@@ -56,12 +56,12 @@ class SqlTransform:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether raw records must be read with their keys."""
+        """Whether raw records must be read with keys."""
         return self.input_schema is None and bool(NEEDS_KEYS & self.input_columns)
 
     @property
     def needs_headers(self) -> bool:
-        """Whether raw records must be read with their headers."""
+        """Whether raw records must be read with headers."""
         return self.input_schema is None and bool(NEEDS_HEADERS & self.input_columns)
 
     def apply(self, batch: RawBatch | pa.Table) -> Transformed:
@@ -95,7 +95,7 @@ class SqlTransform:
 
 
 def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
-    """Return the records that are neither rows nor bad, after checking that rows and records are aligned."""
+    """Return the filtered records: neither rows nor bad. Raises AssertionError if rows and records are not aligned."""
     failed = np.array([record.index for record in bad], np.int64)
     for numbers in (kept, failed):
         if len(numbers) and not (np.all(np.diff(numbers) > 0) and numbers[0] >= 0 and numbers[-1] < count):

@@ -1,4 +1,4 @@
-"""DuckDB's types as Arrow types that a table can hold: directly, by a cast, or not at all."""
+"""DuckDB's types as Arrow types of a table's columns: directly, by a cast, or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# By DuckDB's type id: the Arrow type, and the DuckDB type to cast to first, if it is another one. Small integers become
+# By DuckDB's type id: the Arrow type, and the DuckDB type to cast to first, if it is another. Small integers become
 # Iceberg's integers. A value that is too large for a decimal of 38 digits fails its record.
 _PLAIN: dict[str, tuple[pa.DataType, str]] = {
     "boolean": (pa.bool_(), ""),
@@ -51,7 +51,7 @@ _MAY_BE_INFINITE = frozenset({"date", "timestamp", "timestamp_s", "timestamp_ms"
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """An output column: its field, the SQL that returns it in that type, and the condition on which that fails."""
+    """Output column: the field, the SQL for a value of the field's type, and the condition of a failure."""
 
     field: pa.Field
     expression: str
@@ -59,7 +59,7 @@ class OutputColumn:
 
 
 def output_column(name: str, kind: Any) -> OutputColumn:
-    """Return the column of this DuckDB type. Raises InvalidArgument if tables can't hold the type."""
+    """Return the column of this DuckDB type. Raises InvalidArgument for a type without a place in tables."""
     quoted = '"' + name.replace('"', '""') + '"'
     if kind.id == "uuid":
         return OutputColumn(pa.field(name, _UUID), f"unhex(replace(CAST({quoted} AS VARCHAR), '-', ''))")
@@ -82,7 +82,7 @@ def _fails(quoted: str, target: str) -> str:
 
 
 def _converted(path: str, kind: Any) -> tuple[pa.DataType, str]:
-    """Return the Arrow type, and the DuckDB type that it comes from."""
+    """Return the Arrow type, and the DuckDB type for the conversion."""
     if kind.id in _PLAIN:
         arrow, target = _PLAIN[kind.id]
         return arrow, target or str(kind)

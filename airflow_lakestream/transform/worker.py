@@ -1,4 +1,4 @@
-"""The process in which a statement runs: it has only the statement and the records."""
+"""Process of a statement, with only the statement and the records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REASON = 400
 
 
 def main() -> None:
-    """Run the statement of the first message on all messages that follow."""
+    """Run the statement of the first message on all later messages."""
     asked, answers = listening()
     words, columns = asked.get()
     setup = Setup(**words)

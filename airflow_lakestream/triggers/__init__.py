@@ -1,1 +1,1 @@
-"""What waits in Airflow's triggerer: asyncio around the functions that the operators call."""
+"""Triggers for Airflow's triggerer: asyncio around the functions of the operators."""

@@ -1,4 +1,4 @@
-"""Waits, without a worker slot, until a driver is done, must be restarted, or is given up."""
+"""Trigger that waits, without a worker slot, until a driver is done, must be restarted, or is given up."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 
 class DriverTrigger(BaseTrigger):
-    """Watches a driver by its lease and its progress, which can be seen from any machine.
+    """Watches a driver by lease and progress, which are visible from any machine.
 
     Fires once, with {"action": "finish" | "restart" | "give up", "reason", ...}; with a restart only when it is due.
     A restarted triggerer loses nothing: the state is in the driver's folder.
-    Each engine has a subclass with its name: Airflow's database keeps the class's path.
+    Each engine has a subclass with its name: Airflow's database stores the class's path.
 
-    :param checkpoint_location: of the stream.
-    :param generation: the lowest lease generation that its driver can have.
+    :param checkpoint_location: checkpoint of the stream.
+    :param generation: the lowest lease generation of the task's driver.
     :param limits: fields of `Limits`.
     :param history: fields of `History`.
     :param poll_interval: seconds between two looks.
-    :param on_kill_action: what happens to the driver when somebody clears the task or marks it failed.
-    :param seen: how many batches of the checkpoint were reported already.
+    :param on_kill_action: action on the driver when somebody clears the task or marks it failed.
+    :param seen: number of batches of the checkpoint that were reported already.
     :param begun: the sums from before the task began; handed on, like `restarts`.
     :param storage_conn_id: connection of the checkpoint's object store, if it is in one.
-    :param links_afterwards: where the task's links to the driver lead once a person has ended it, by their XCom keys.
+    :param links_afterwards: addresses of the task's links to the driver once a person has ended it, by XCom key.
     """
 
     engine: ClassVar[str]
@@ -70,11 +70,11 @@ class DriverTrigger(BaseTrigger):
         self.restarts = restarts
         self.storage_conn_id = storage_conn_id
         self.links_afterwards = dict(links_afterwards or {})
-        # From a newer version: a triggerer that was rolled back goes on without them.
+        # Arguments of a newer version: a triggerer that was rolled back goes on without them.
         self._ignored = sorted(later)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what rebuilds this trigger, without secrets."""
+        """Return the arguments to rebuild this trigger, without secrets."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
             {
@@ -88,13 +88,13 @@ class DriverTrigger(BaseTrigger):
                 "begun": self.begun,
                 "restarts": self.restarts,
                 "storage_conn_id": self.storage_conn_id,
-                # A task that waits since an earlier version is written as it was.
+                # The arguments of a task that waits since an earlier version stay as they were.
                 **({"links_afterwards": self.links_afterwards} if self.links_afterwards else {}),
             },
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until something is to be done."""
+        """Look until an action is needed."""
         if self._ignored:
             await tell(log, logging.WARNING, "Ignored, of a newer version: %s", ", ".join(self._ignored))
         watch = await asyncio.to_thread(self._watch)
@@ -103,7 +103,7 @@ class DriverTrigger(BaseTrigger):
             for batch in look.batches:
                 await tell(log, logging.INFO, "%s", batch)
             if look.batches:
-                # In a thread: Airflow's metrics may look up their server and read files.
+                # In a thread: Airflow's metrics may resolve their server's name and read files.
                 await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
             if look.decision.action is not Action.WAIT or self.wants_worker(look):
                 break
@@ -120,11 +120,11 @@ class DriverTrigger(BaseTrigger):
         await asyncio.to_thread(self._relink)
 
     def wants_worker(self, look: Look) -> bool:
-        """Tell whether there is work that only a worker does, although nothing is wrong."""
+        """Return whether there is work for a worker only, although the driver needs no action."""
         return False
 
     def job(self) -> JobState:
-        """Ask the place where the driver runs; UNKNOWN where it can't be asked from the triggerer."""
+        """Ask the backend for the driver's job; UNKNOWN if the triggerer can't ask."""
         return JobState.UNKNOWN
 
     def _watch(self) -> Watch:
@@ -149,7 +149,7 @@ class DriverTrigger(BaseTrigger):
         return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
 
     def _relink(self) -> None:
-        """Let the links lead away from the driver's port."""
+        """Change the links: away from the driver's port."""
         # Airflow sets the trigger's task.
         ti = self.task_instance
         if ti is None or self.on_kill_action == OnKill.LEAVE:

@@ -1,4 +1,4 @@
-"""Waits for the driver of a landing by Flink. Airflow's database keeps the triggers of waiting tasks by this path."""
+"""Trigger for the driver of a landing by Flink. Airflow's database stores this path for waiting tasks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from airflow_lakestream.triggers.driver import DriverTrigger
 
 
 class FlinkStreamTrigger(DriverTrigger):
-    """Watches a driver of Flink's, see `DriverTrigger`.
+    """Watches a driver of Flink, see `DriverTrigger`.
 
-    :param flink_conn_id: connection of the cluster, where a killed driver's job is canceled.
+    :param flink_conn_id: connection of the cluster, used to cancel the job of a killed driver.
     """
 
     engine = "flink"
@@ -23,7 +23,7 @@ class FlinkStreamTrigger(DriverTrigger):
         self.flink_conn_id = flink_conn_id
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what rebuilds this trigger, without secrets."""
+        """Return the arguments to rebuild this trigger, without secrets."""
         path, told = super().serialize()
         return path, {**told, "flink_conn_id": self.flink_conn_id}
 
@@ -31,7 +31,7 @@ class FlinkStreamTrigger(DriverTrigger):
         told = super()._stop()
         if self.on_kill_action != OnKill.KILL:
             return told
-        # Nothing that imports PyIceberg up there: the triggerer loads all triggers.
+        # Modules that import PyIceberg are not imported at the top: the triggerer loads all triggers.
         from airflow_lakestream.flink.job import cancel_noted
         from airflow_lakestream.flink.rest import Address
 

@@ -1,4 +1,4 @@
-"""Waits for a connector. Airflow's database keeps the triggers of waiting tasks by this path."""
+"""Trigger for a connector. Airflow's database stores this path for waiting tasks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from airflow_lakestream.triggers.driver import DriverTrigger
 
 
 class KafkaConnectTrigger(DriverTrigger):
-    """Watches a connector, see `DriverTrigger`. Publishing is a worker's: it fires with "wait" when that is due.
+    """Watches a connector, see `DriverTrigger`. Fires with "wait" for a due publication, since only a worker publishes.
 
-    :param connect: what to look at, without secrets: `connector`, `kind`, `config` as far as looks need it, the ids of
-        the connections, `publish_interval`, and of a sink with a ledger what `commits_of` needs.
-    :param handed_on: what the task remembers; the event has it, as it is by then.
+    :param connect: the connector without secrets: `connector`, `kind`, `config` as far as looks need it, the ids of
+        the connections, `publish_interval`, and for a sink with a ledger the arguments of `commits_of`.
+    :param handed_on: the task's memory; the event has it in its newest state.
     """
 
     engine = "connect"
@@ -40,12 +40,12 @@ class KafkaConnectTrigger(DriverTrigger):
         self._watched: ConnectorWatch | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what rebuilds this trigger, without secrets."""
+        """Return the arguments to rebuild this trigger, without secrets."""
         path, arguments = super().serialize()
         return path, {**arguments, "connect": self.connect, "handed_on": self.handed_on}
 
     def wants_worker(self, look: Look) -> bool:
-        """Tell whether there is something to publish."""
+        """Return whether a publication is due."""
         assert self._watched is not None, "it has looked"
         return self._watched.is_due(float(self.connect["publish_interval"]))
 

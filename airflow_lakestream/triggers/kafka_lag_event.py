@@ -1,4 +1,4 @@
-"""KafkaLagEventTrigger: an asset event when enough records wait, so that a DAG runs when there is work."""
+"""KafkaLagEventTrigger: an asset event when enough records wait, as the schedule of a DAG."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _OF_SOURCE = (
 class KafkaLagEventTrigger(BaseEventTrigger):
     """Fires when records wait for a consumer: for an `AssetWatcher`.
 
-    It keeps no cursor: a restarted triggerer may fire once more for the same records, and the run then finds nothing
-    to do. It fires again once all that it fired for is read, or after `again_after`.
+    It keeps no cursor: a restarted triggerer may fire again for the same records, and the run then finds no new record.
+    It fires again once all records of the last event are read, or after `again_after`.
 
     .. seealso:: docs/events.md
 
@@ -32,11 +32,11 @@ class KafkaLagEventTrigger(BaseEventTrigger):
     :param consumer_group: name of the table's ledger
     :param checkpoint_location: instead of a table: checkpoint of a Spark query
     :param group_id: instead of a table: a consumer group, by its committed offsets
-    :param topic: one topic or a list; default: all that the consumer has read from. With it, all records wait before
+    :param topic: a topic or a list; default: all topics that the consumer has read. With it, all records wait before
         the consumer's first run
-    :param min_records: so many records have to wait; without `min_wait` the default is 1
-    :param min_wait: or one for so long, such as `"5m"`
-    :param again_after: when to fire again although what it fired for still waits
+    :param min_records: number of records that have to wait; without `min_wait` the default is 1
+    :param min_wait: or the age of a waiting record, such as `"5m"`
+    :param again_after: time after which to fire again although records of the last event still wait
     :param poll_interval: seconds between two looks
     :param table_format: `"iceberg"` or `"delta"`
     :param kafka_conn_id: connection of type `kafka`
@@ -80,13 +80,13 @@ class KafkaLagEventTrigger(BaseEventTrigger):
         self.poll_interval = arguments.positive_seconds("poll_interval", poll_interval)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what rebuilds this trigger, without secrets."""
+        """Return the arguments to rebuild this trigger, without secrets."""
         names = (*_OF_SOURCE, "min_records", "min_wait", "again_after", "poll_interval")
         given = {name: getattr(self, name) for name in names}
         return "airflow_lakestream.triggers.kafka_lag_event.KafkaLagEventTrigger", given
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look for ever, and fire each time that there is enough."""
+        """Look for ever, and fire each time enough records wait."""
         watch, alarm, places, patience = await asyncio.to_thread(self._opened)
         while True:
             waiting = await patience.look(watch.look(places))
@@ -95,7 +95,7 @@ class KafkaLagEventTrigger(BaseEventTrigger):
             await asyncio.sleep(patience.pause(watch.subject))
 
     def _opened(self) -> tuple[Any, Any, Any, Any]:
-        # Not for a DAG's parser to wait for, nor for the triggerer's loop: PyIceberg and librdkafka.
+        # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.triggers.patience import Patience
         from airflow_lakestream.watching.lag.level import Alarm, LevelWatch
@@ -117,7 +117,7 @@ class KafkaLagEventTrigger(BaseEventTrigger):
         }
 
     def _check(self) -> None:
-        """Refuse what can't work where the DAG is parsed. Raises InvalidArgument."""
+        """Refuse impossible arguments when the DAG is parsed. Raises InvalidArgument."""
         given = {name: getattr(self, name) for name in _OF_SOURCE if is_given(getattr(self, name))}
         for name, value in given.items():
             texts = [value] if isinstance(value, str) else list(value)

@@ -1,4 +1,4 @@
-"""Where the cursor of told landings is kept: in the state of each asset that the trigger watches."""
+"""The cursor of emitted landings, kept in the state of each asset of the trigger."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from airflow_lakestream.core.untold import Cursor
 
 
 class Since(StrEnum):
-    """Where a trigger without a cursor begins."""
+    """Start of a trigger without a cursor."""
 
     NOW = "now"
     EARLIEST = "earliest"
 
 
 class Cursors:
-    """The cursors of all assets of one trigger, by Airflow's asset state store.
+    """Cursors of all assets of a trigger, in Airflow's asset state store.
 
-    Airflow tells each event to all of the trigger's assets in one transaction. So the cursor that is furthest behind
-    counts, and an asset that comes to the trigger later begins there.
+    Airflow gives each event to all of the trigger's assets in one transaction. So the cursor that is furthest behind
+    counts, and an asset that is added to the trigger later begins there.
 
     :param store: `AssetStateStoreAccessors`.
     """
@@ -32,7 +32,7 @@ class Cursors:
         self._key = key
 
     async def read(self) -> Cursor | None:
-        """Return the cursor; None where no asset has one."""
+        """Return the least cursor, or None if no asset has a cursor."""
         found = [await one.aget(self._key) for one in self._stores]
         cursors = [Cursor.parse(one) for one in found if one is not None]
         return min(cursors, key=lambda one: one.sequence, default=None)
@@ -44,13 +44,13 @@ class Cursors:
 
 
 def _each(store: Any) -> Iterable[Any]:
-    """Return the accessors of all assets; Airflow's own methods refuse more than one asset."""
+    """Return the accessors of all assets; Airflow's own methods refuse several assets."""
     return (*store._by_name.values(), *store._by_uri.values())
 
 
 @dataclass
 class Subscription:
-    """What a trigger and the producer of its stream share: the cursors, and which event Airflow has taken."""
+    """State shared by a trigger and the producer of the stream: the cursors, and the last event taken by Airflow."""
 
     cursors: Cursors
     taken: int = 0

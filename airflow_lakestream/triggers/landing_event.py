@@ -1,4 +1,4 @@
-"""LandingEventTrigger: an asset event for each landing of a table, with its proof, in order."""
+"""LandingEventTrigger: an asset event for each landing of a table, in order."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if AIRFLOW_V_3_3_PLUS:
 
 
 class LandingEventTrigger(BaseEventTrigger):
-    """Tells of each landing of a table: for an `AssetWatcher`, on Airflow 3.3 and newer.
+    """Emits each landing of a table as an event: for an `AssetWatcher`, on Airflow 3.3 and newer.
 
-    The cursor moves when the event stands in Airflow's database. So no landing is lost if the triggerer is killed; one
-    may be told twice, and `once_per_landing` drops it. Other commits, such as compactions, are not told.
+    The cursor moves when the event is in Airflow's database. So no landing is lost if the triggerer is killed; an event
+    may come twice, and `once_per_landing` drops the second. Other commits, such as compactions, have no event.
 
     .. seealso:: docs/events.md
 
     :param table: `namespace.table`, or the path or URI of a Delta table
-    :param consumer_group: whose landings are told; default: every group's
-    :param since: where it begins at first: `"now"`, or `"earliest"` for all landings that the history has
+    :param consumer_group: group whose landings are emitted; default: every group
+    :param since: first cursor: `"now"`, or `"earliest"` for all landings in the history
     :param iceberg_conn_id: connection of type `iceberg`
     :param storage_conn_id: connection of a Delta table's store: type `aws`, `generic` or `iceberg`
-    :param kafka_conn_id: connection of type `kafka`: events of landings by intervals then say up to when the table is
-        complete
+    :param kafka_conn_id: connection of type `kafka`: events of landings by intervals then have the time up to which the
+        table is complete
     :param poll_interval: seconds between two looks at the table
     """
 
-    # By its key, the subscription that a stream's producer serves. All run in one event loop.
+    # The subscription that a stream's producer serves, by the stream's key. All run in the same event loop.
     subscriptions: ClassVar[dict[tuple[Any, ...], Subscription]] = {}
 
     def __init__(
@@ -67,7 +67,7 @@ class LandingEventTrigger(BaseEventTrigger):
         self._check()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what rebuilds this trigger, without secrets."""
+        """Return the arguments to rebuild this trigger, without secrets."""
         return "airflow_lakestream.triggers.landing_event.LandingEventTrigger", {
             "table": self.table,
             "consumer_group": self.consumer_group,
@@ -79,7 +79,7 @@ class LandingEventTrigger(BaseEventTrigger):
         }
 
     def shared_stream_key(self) -> tuple[Any, ...] | None:
-        """Return a key of this trigger alone: its cursor is its own; None where it watches no asset."""
+        """Return a key for this trigger alone, with a cursor of its own. None without an asset."""
         if self.asset_state_store is None:
             return None
         path, given = self.serialize()
@@ -87,24 +87,24 @@ class LandingEventTrigger(BaseEventTrigger):
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> LandingProducer:
-        """Return what reads the table, and moves the cursor; Airflow then tells it what was stored."""
+        """Return the producer: a reader of the table. It moves the cursor once Airflow has stored an event."""
         trigger = cls(**kwargs)
         path, given = trigger.serialize()
         return LandingProducer(given, cls.subscriptions[(path, *given.values())])
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-        """Return the events, whose producer begins after that."""
+        """Return the events. Airflow creates the producer after this call."""
         key = self.shared_stream_key()
         assert key is not None, "Airflow asked for it"
         mine = self.subscriptions[key] = Subscription(Cursors(self.asset_state_store, self.cursor_key))
         return self._events(shared_stream, key, mine)
 
     async def _events(self, stream: AsyncIterator[Any], key: Any, mine: Subscription) -> AsyncIterator[TriggerEvent]:
-        """Yield the events, and note which of them Airflow has taken."""
+        """Yield the events, and note each event taken by Airflow."""
         try:
             async for number, event in stream:
                 yield TriggerEvent(dict(event))  # type: ignore[no-untyped-call]  # Airflow has no types here
-                # Airflow has bound the event to its answer before it comes back for the next one.
+                # Before Airflow asks for the next event it has bound this event to its answer.
                 mine.taken = number
         finally:
             if self.subscriptions.get(key) is mine:
@@ -112,12 +112,12 @@ class LandingEventTrigger(BaseEventTrigger):
 
     @property
     def cursor_key(self) -> str:
-        """The name of the cursor in the asset's state."""
+        """Name of the cursor in the asset's state."""
         named = (self.storage_conn_id or self.iceberg_conn_id, self.table, self.consumer_group or "")
         return "/".join(("lakestream.told", *named))[:512]
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Refuse to run alone."""
+        """Refuse to run without an asset."""
         raise LakestreamError(
             f"LandingEventTrigger of {self.table} watches no asset, which would keep its cursor: give it to an "
             "AssetWatcher. In a task, wait with IcebergSnapshotFreshnessSensor."
@@ -125,7 +125,7 @@ class LandingEventTrigger(BaseEventTrigger):
         yield  # an iterator
 
     def _check(self) -> None:
-        """Refuse what can't work where the DAG is parsed. Raises InvalidArgument."""
+        """Refuse impossible arguments when the DAG is parsed. Raises InvalidArgument."""
         for argument in ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id"):
             value = getattr(self, argument)
             if is_given(value) and is_template(str(value)):

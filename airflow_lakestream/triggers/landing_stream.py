@@ -1,4 +1,4 @@
-"""The stream of a table's untold landings, in Airflow's ack mode: the cursor moves once an event is stored."""
+"""The stream of a table's new landings, in Airflow's ack mode: the cursor moves once an event is stored."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from airflow_lakestream.core.untold import Cursor
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.triggers.landing_cursor import Since, Subscription
 
-# So many events may wait to be stored; Airflow stores them about once a second.
+# At most this many events may wait to be stored; Airflow stores them about once a second.
 MOST_WAITING = 64
 
 
 class NotStored(LakestreamError, Transient):
-    """An event is not in Airflow's database: the stream begins again at the cursor, and tells it again."""
+    """An event is missing in Airflow's database: the stream begins again at the cursor, and emits the event again."""
 
 
 class LandingProducer(SharedStreamProducer):
-    """Reads the landings of one trigger's table from its cursor on.
+    """Reads the landings of a trigger's table from the cursor on.
 
     :param given: the trigger's arguments.
     """
@@ -54,17 +54,17 @@ class LandingProducer(SharedStreamProducer):
             await self._wait(self._patience.pause(watch.subject), is_full=is_full)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Move the cursor behind events that are stored. Raises NotStored."""
+        """Move the cursor behind stored events. Raises NotStored."""
         number, cursor = batch[-1].broker_payload
         if not all(item.outcome.is_clean for item in batch) or number > self._subscription.taken:
-            # Airflow 3.3.2 also calls an event done that a trigger held, not told yet, when it was cancelled.
+            # Airflow 3.3.2 also calls an event done that a trigger had not yielded yet when it was cancelled.
             raise NotStored(f"A landing of {self._given['table']} was not stored: it is told again from the cursor on.")
         await self._subscription.cursors.write(cursor)
         self._stored = number
         self._subscription.quiet.set()
 
     def _opened(self) -> tuple[Any, Any, Any]:
-        # Not for a DAG's parser to wait for, nor for the triggerer's loop: PyIceberg and librdkafka.
+        # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.triggers.patience import Patience
         from airflow_lakestream.watching.streams.watch import LandingWatch
@@ -74,7 +74,7 @@ class LandingProducer(SharedStreamProducer):
         return LandingWatch(**{name: self._given[name] for name in names}), AirflowPlaces(), patience
 
     async def _begin(self, watch: Any) -> Cursor:
-        """Return the cursor; a first one is kept at once, or a killed triggerer would begin at a later "now"."""
+        """Return the cursor. A first cursor is kept at once, or a killed triggerer would begin at a later "now"."""
         cursor = await self._subscription.cursors.read()
         while cursor is None:
             if self._given["since"] == Since.EARLIEST:
@@ -91,14 +91,14 @@ class LandingProducer(SharedStreamProducer):
         return await self._patience.look(watch.after(self._places, cursor, most))
 
     async def _pass_over(self, cursor: Cursor, head: Cursor) -> Cursor:
-        """Move the cursor over commits that are no landings, once all events before them are stored."""
+        """Move the cursor over commits without a landing, once all events before them are stored."""
         if self._stored < self._yielded:
             return cursor
         await self._subscription.cursors.write(head)
         return head
 
     async def _wait(self, pause: float, *, is_full: bool) -> None:
-        """Wait for the next look; after landings, which may be more than fit, only until events were stored."""
+        """Wait for the next look; while events wait to be stored, at most until Airflow has stored a part."""
         self._subscription.quiet.clear()
         if not is_full:
             await asyncio.sleep(pause)

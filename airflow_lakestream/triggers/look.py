@@ -1,4 +1,4 @@
-"""Waits for a sensor's condition without a worker slot."""
+"""Trigger that waits for a sensor's condition without a worker slot."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _SAY_AGAIN = 10
 
 
 class LookTrigger(BaseTrigger):
-    """Looks again and again, and fires once, with `watching.asking.Verdict` as its event.
+    """Looks again and again, and fires once, with a `watching.asking.Verdict` as the event.
 
-    A restarted triggerer loses nothing: the trigger depends on its arguments alone. The arguments not named here are
+    A restarted triggerer loses nothing: the trigger depends only on its arguments. The arguments not named here are
     the check's; if the task was started in the triggerer, they are templates until Airflow has rendered them.
 
     :param check: a name of `watching.checks`.
     :param poll_interval: seconds between two looks.
     :param timeout: seconds that the sensor may wait.
-    :param began: when the task began, in seconds since the epoch; None: derived from Airflow's time-out.
+    :param began: time when the task began, in seconds since the epoch; None: derived from Airflow's time-out.
     :param forgiving: go on waiting after an error that a retry may fix.
     """
 
@@ -65,13 +65,13 @@ class LookTrigger(BaseTrigger):
         self._looks_since = 0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what rebuilds this trigger, without secrets."""
+        """Return the arguments to rebuild this trigger, without secrets."""
         own = ("check", "poll_interval", "timeout", "began", "forgiving")
         kwargs = {name: getattr(self, name) for name in (*own, *self._names)}
         return "airflow_lakestream.triggers.look.LookTrigger", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is nothing to wait for."""
+        """Look until the sensor is done, has failed, or has timed out."""
         verdict = await self._verdict()
         yield TriggerEvent(verdict.to_dict())  # type: ignore[no-untyped-call]  # Airflow has no types here
 
@@ -79,14 +79,14 @@ class LookTrigger(BaseTrigger):
         looks = shared_looks()
         began = self._began()
         try:
-            # Imports PyIceberg and all else that the check needs.
+            # Imports PyIceberg and all modules that the check needs.
             check, places = await looks.in_thread(self._check)
         except LakestreamError as e:
             return verdict_of(e, Missing.FAIL)
         while True:
             looking = guarded(check, places, time.time() - began, forgiving=self.forgiving)
             verdict = await looks.look(looking, self.poll_interval)
-            # In a thread: Airflow's metrics may look up their server and read files.
+            # In a thread: Airflow's metrics may resolve their server's name and read files.
             await looks.in_thread(partial(measure_look, self.check, verdict.value, self._tags()))
             left = began + self.timeout - time.time()
             if verdict.outcome is not LookOutcome.WAITING:
@@ -105,7 +105,7 @@ class LookTrigger(BaseTrigger):
     def _began(self) -> float:
         if self.began is not None:
             return self.began
-        # Set by Airflow 3.3's triggerer, the only one that starts tasks in a trigger with templates.
+        # Set by the triggerer of Airflow 3.3, the only version that starts tasks in a trigger with templates.
         end = getattr(self, "timeout_after", None)
         if end is None:
             return time.time()

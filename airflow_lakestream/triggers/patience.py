@@ -1,4 +1,4 @@
-"""Looks of a trigger that watches for an asset: an error is logged, and the next look comes."""
+"""Looks of a trigger for an asset watcher: an error is logged, and the next look comes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SAY_AGAIN = 30
 
 
 class Patience:
-    """Looks that no error ends: a watcher has no task that could fail.
+    """Looks that go on after an error: a watcher has no task to fail.
 
-    :param what: what an error means, for the log.
+    :param what: meaning of an error, for the log.
     :param interval: seconds between two looks.
     """
 
@@ -30,10 +30,10 @@ class Patience:
         self._looks_since = 0
 
     async def look(self, looking: Any) -> Any:
-        """Return what a look finds; None after an error."""
+        """Return the result of a look, or None after an error."""
         try:
             found = await shared_looks().look(looking, self._interval)
-        except Exception as e:  # noqa: BLE001  # whatever a catalog or a client raises: the next look may succeed
+        except Exception as e:  # noqa: BLE001  # after any error of a catalog or a client the next look may succeed
             await self._say(str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}: {e}")
             return None
         if self._said:

@@ -1,4 +1,4 @@
-"""Shared answers: triggers of a process that ask the same question get one answer, from a bounded pool of threads."""
+"""Shared answers: equal questions of a process's triggers get the same answer, from a bounded pool of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_lakestream.watching.asking import Ask, Looking, Verdict
 
 # Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
 THREADS = 8
-# An answer is shared for this many seconds after it was begun; with short polls, for half a poll.
+# Seconds for which an answer is shared, from the beginning of the request; with short polls, half a poll.
 SHARED_FOR = 5.0
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class _Answer:
 
 
 class SharedLooks:
-    """The looks of one event loop."""
+    """The looks of an event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,11 +36,11 @@ class SharedLooks:
         self._answers: dict[tuple[Any, ...], _Answer] = {}
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run in a thread what may block."""
+        """Run a blocking function in a thread."""
         return await self._loop.run_in_executor(self._pool, work)
 
     async def look(self, looking: Looking, interval: float) -> Verdict:
-        """Run a look for a sensor that polls every `interval` seconds."""
+        """Run a look of a sensor with a poll every `interval` seconds."""
         asked: list[Ask] = []
         keep = min(SHARED_FOR, interval / 2)
         try:
@@ -48,7 +48,7 @@ class SharedLooks:
             while True:
                 try:
                     answer = await self._answer(asked[-1], keep)
-                except Exception as e:  # noqa: BLE001  # the look decides what becomes of it
+                except Exception as e:  # noqa: BLE001  # the look decides about the error
                     self._forget(asked)
                     # All waiters get the same error object, and each would add its frames.
                     asked.append(looking.throw(e.with_traceback(None)))
@@ -64,7 +64,7 @@ class SharedLooks:
         # An answer in progress is always awaited: a hanging broker takes one thread per question.
         if known is None or (known.future.done() and self._loop.time() - known.begun > kept_for):
             known = self._ask(ask, kept_for)
-        # A cancelled trigger leaves the answer to the others.
+        # A cancelled trigger does not cancel the answer for the other triggers.
         return await asyncio.shield(known.future)
 
     def _ask(self, ask: Ask, kept_for: float) -> _Answer:
@@ -85,7 +85,7 @@ class SharedLooks:
             del self._answers[key]
 
     def _forget(self, asked: list[Ask]) -> None:
-        """Forget opened connections after an error, so that the next look opens them again: they may be the cause."""
+        """Forget opened connections after an error: the next look opens new connections."""
         for ask in asked:
             known = self._answers.get(ask.key)
             if ask.keep is not None and known is not None and known.future.done():
@@ -104,9 +104,9 @@ def shared_looks() -> SharedLooks:
 
 
 def next_look(now: float, interval: float, subject: str) -> float:
-    """Return when a sensor looks next, in seconds since the epoch.
+    """Return the time of a sensor's next look, in seconds since the epoch.
 
-    Sensors of one subject and interval look at the same moment and share the answer; others look at other moments.
+    Sensors of the same subject and interval look at the same moment and share the answer; others look at other moments.
     """
     offset = zlib.crc32(subject.encode()) / 2**32 * interval
     return (math.floor((now - offset) / interval) + 1) * interval + offset

@@ -1,4 +1,4 @@
-"""Waits for a Spark driver. Airflow's database keeps the triggers of waiting tasks by this path."""
+"""Trigger for a Spark driver. Airflow's database stores this path for waiting tasks."""
 
 from __future__ import annotations
 

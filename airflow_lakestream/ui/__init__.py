@@ -1,1 +1,1 @@
-"""What Lakestream adds to Airflow's own web server: its documentation."""
+"""Additions to Airflow's own web server: the page of streams and the documentation."""

@@ -1,4 +1,4 @@
-"""What the API server answers below /lakestream."""
+"""The API server's application below /lakestream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_lakestream.ui.page.routes import routes
 
 
 def make_app() -> FastAPI:
-    """Return the application. Documentation and scripts have no secrets: no login is asked for. All else asks."""
+    """Return the application. Only documentation and scripts need no login: neither contains secrets."""
     package = Path(str(files("airflow_lakestream")))
-    # A wheel has the site inside; in a checkout `make docs` builds it beside the package.
+    # A wheel has the site inside; in a checkout `make docs` builds it next to the package.
     built = next((site for site in (package / "site", package.parent / ".site") if site.is_dir()), None)
     app = FastAPI(title="Lakestream", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(routes())

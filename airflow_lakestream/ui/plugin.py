@@ -1,4 +1,4 @@
-"""The registration with Airflow. Every process of Airflow imports this, tasks too: nothing heavy at its head."""
+"""The plugin for Airflow. Every process of Airflow imports this, tasks too: no heavy import at the top."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 PREFIX = "/lakestream"
-# Airflow may be served below a path of a proxy. Airflow 3.1 imports a script by its address as it stands here, so that
-# it has to be a whole path.
+# Airflow may be served below a path of a proxy. Airflow 3.1 imports a script by exactly this address, so it has to be
+# a whole path.
 _WHERE = f"{urlsplit(conf.get('api', 'base_url', fallback='')).path.rstrip('/')}{PREFIX}"
 _STATIC = f"{_WHERE}/static"
 _ICONS = {"icon": f"{_STATIC}/icon.svg", "icon_dark_mode": f"{_STATIC}/icon-dark.svg"}
 
 
 class LazyApp:
-    """An ASGI application that is made by its first request: only the API server ever gets one."""
+    """An ASGI application, built at the first request: only the API server ever gets a request."""
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -32,17 +32,17 @@ class LazyApp:
 
 
 class LakestreamPlugin(AirflowPlugin):
-    """The page of all streams, that of a DAG's, and the documentation, in the menu "Docs"."""
+    """The page of all streams, the page of a DAG's streams, and the documentation in the menu "Docs"."""
 
     name = "lakestream"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "Lakestream"}]
-    # Airflow takes from a script the component that has the view's name in `globalThis`.
+    # Airflow takes the component from `globalThis`, by the view's name, after loading the script.
     react_apps = [
         {
             "name": "Lakestream",
             "bundle_url": f"{_STATIC}/lakestream.js",
             "destination": "nav",
-            # Not "lakestream": that is the documentation's, after its name.
+            # Not "lakestream": the documentation has this route, from its name.
             "url_route": "lakestream-streams",
             "nav_top_level": True,
             **_ICONS,

@@ -1,1 +1,1 @@
-"""How far a stream is, how fresh its table is, and what is wrong with it: seen from outside, without Airflow."""
+"""Progress, freshness and problems of streams, observed from outside and without Airflow."""

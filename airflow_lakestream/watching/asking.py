@@ -1,4 +1,4 @@
-"""A look as a series of questions, and its result: done, waiting, or failed, with named reasons and a value for XCom.
+"""A look as a series of questions, with a result: done, waiting, or failed, with named reasons and a value for XCom.
 
 A check asks the questions one by one, and its runner answers. A worker answers at once. A triggerer answers in a pool
 of threads, and shares each answer with all who ask the same question. So both use the same check, and an event loop is
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class LookOutcome(StrEnum):
-    """The sensor's state after a look. TIMED_OUT: it was still waiting when its time was over."""
+    """State of a sensor after a look. TIMED_OUT: the sensor was still waiting at the end of the time allowed."""
 
     DONE = "done"
     WAITING = "waiting"
@@ -38,7 +38,7 @@ class LookOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one look; `value` is ready for JSON. `terminal`: it fails until somebody changes something."""
+    """Result of a look; `value` is ready for JSON. `terminal`: the look fails until somebody changes something."""
 
     outcome: LookOutcome
     reasons: tuple[Reason, ...] = ()
@@ -51,7 +51,7 @@ class Verdict:
         return told(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values: what a trigger hands to its task."""
+        """Return JSON-ready values, which a trigger hands to the task."""
         return {
             "outcome": self.outcome.value,
             "reasons": [reason.to_dict() for reason in self.reasons],
@@ -61,13 +61,13 @@ class Verdict:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Verdict:
-        """Read what `to_dict` gave."""
+        """Read the values of `to_dict`."""
         reasons = tuple(Reason(Cause(one["cause"]), str(one["text"])) for one in value["reasons"])
         return cls(LookOutcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
 
 
 class NotThere(LakestreamError, Terminal):
-    """A table, checkpoint or consumer group does not exist, or has nothing yet."""
+    """A table, checkpoint or consumer group that does not exist, or is still empty."""
 
 
 # Somebody may still create or fix these. Other terminal errors fail a sensor even with `missing="wait"`.
@@ -77,8 +77,8 @@ _MAY_COME = (NotThere, TopicMissing, KafkaRefused, KafkaMisconfigured, Checkpoin
 def verdict_of(error: Exception, missing: Missing) -> Verdict:
     """Return the verdict for an error of a look.
 
-    With `missing="wait"` the sensor waits, and says why, for what does not exist, for a connection that can't be used,
-    and for whatever a retry may fix. An argument that can't work always fails it.
+    With `missing="wait"` the sensor waits, and logs the reason, if something does not exist, a connection can't be
+    used, or a retry may help. An argument that can't work always fails the sensor.
     """
     if not isinstance(error, LakestreamError):
         log.warning("The look failed.", exc_info=error)
@@ -97,7 +97,7 @@ def _may_come(error: Exception) -> bool:
 
 
 class Places(Protocol):
-    """Opens connections. Every call may block; nothing is kept."""
+    """Opens connections. Every call may block, and keeps no connection."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
         """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
@@ -106,7 +106,7 @@ class Places(Protocol):
         """Open a catalog. Raises InvalidArgument, CatalogUnavailable."""
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return the properties that open an object store; None without a connection. Raises InvalidArgument."""
+        """Return the properties that open an object store, or None without a connection. Raises InvalidArgument."""
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
         """Open the store of Delta tables. Raises InvalidArgument."""
@@ -114,7 +114,7 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """One question. Equal questions have the same `key`; `answer` may block.
+    """A question of a look. Equal questions have the same `key`; `answer` may block.
 
     `keep`: for how many seconds the answer may be shared; None: the runner decides.
     """
@@ -129,13 +129,13 @@ Looking = Generator[Ask, Any, Verdict]
 
 
 class Check(Protocol):
-    """What a sensor waits for. Made from the sensor's arguments; holds connection ids, never secrets."""
+    """Condition of a sensor. Made from the sensor's arguments; holds connection ids, never secrets."""
 
     missing: Missing
 
     @property
     def subject(self) -> str:
-        """What is looked at: checks of one subject look at the same time."""
+        """Name of the object of the look. Checks with the same subject look at the same time."""
 
     def look(self, places: Places, waited: float) -> Looking:
         """Look once. `waited` are the seconds since the task began."""
@@ -148,7 +148,7 @@ def guarded(check: Check, places: Places, waited: float, *, forgiving: bool = Fa
     """
     try:
         verdict = yield from check.look(places, waited)
-    except Exception as e:  # noqa: BLE001  # whatever went wrong is told by the verdict, in every mode alike
+    except Exception as e:  # noqa: BLE001  # in every mode alike, the verdict reports the error
         verdict = verdict_of(e, check.missing)
     if forgiving and verdict.outcome is LookOutcome.FAILED and not verdict.terminal:
         return Verdict(LookOutcome.WAITING, verdict.reasons, verdict.value)
@@ -162,13 +162,13 @@ def look_now(looking: Looking) -> Verdict:
 
 
 def run_now(looking: Generator[Ask, Any, Any]) -> Any:
-    """Run a look, or a part of one, in this thread; return what it returns."""
+    """Run a look, or a part of a look, in this thread, and return the result."""
     try:
         ask = next(looking)
         while True:
             try:
                 answer = ask.answer()
-            except Exception as e:  # noqa: BLE001  # the look decides what becomes of it
+            except Exception as e:  # noqa: BLE001  # the look decides about the error
                 ask = looking.throw(e)
             else:
                 ask = looking.send(answer)

@@ -1,4 +1,4 @@
-"""How far a consumer is, by its own records: a Spark checkpoint, a table's ledger, or a group's committed offsets."""
+"""Progress of a consumer by a Spark checkpoint, a table's ledger, or a group's committed offsets."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from airflow_lakestream.kafka.watch import GroupState
     from airflow_lakestream.watching.streams.landings import Streams
 
-# Batches of a checkpoint from which its speed is measured: Spark keeps 100.
+# Batches of a checkpoint from which the speed is measured: Spark keeps 100.
 _BATCHES = 20
-# Landings from which the speed is measured: those of the last seconds, or the last few.
+# Seconds: the speed is measured from the landings of this time, or from the last few landings.
 _STEPS_SINCE = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A past commit: when (seconds since the epoch), by which run, and how many offsets of each partition."""
+    """A past commit: time (seconds since the epoch), run, and number of offsets by partition."""
 
     at: float
     run: str
@@ -39,11 +39,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Books:
-    """What a consumer has read, by its own records; has either `positions` or `ledger`.
+    """Offsets that a consumer has read, by `positions` or by `ledger`.
 
-    `name` is for people. `newest_at` is when it last made progress, in seconds since the epoch. `reasons` describe its
-    state. `steps` are its last commits, newest first, if asked for. A partition without a position begins at `begins`;
-    None is the start of the log.
+    `name` is for people. `newest_at` is the time of the last progress, in seconds since the epoch. `reasons` describe
+    the consumer's state. `steps` are the last commits, newest first, if asked for. A partition without a position
+    begins at `begins`; None is the start of the log.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Books:
     begins: int | None = field(default=None, kw_only=True)
 
     def unread(self, state: TopicState, ends: Mapping[int, int] | None = None) -> tuple[RangeSet, RangeSet]:
-        """Return (the unread offsets of a topic, those of them that the log no longer has).
+        """Return (the unread offsets of a topic, the unread offsets that the log no longer has).
 
         :param ends: the end of the log by partition; default: the last stable offset, as in `state`.
 
@@ -78,9 +78,9 @@ class Books:
 
 
 def of_streams(streams: Streams | None, table: str, consumer_group: str, with_steps: bool = False) -> Books:
-    """Read the ledger of a table. Raises NotThere, and one of `streams.problems`.
+    """Read the ledger of a table. Raises NotThere, and the errors in `streams.problems`.
 
-    :param streams: the table; None where there is none.
+    :param streams: the table, or None if it does not exist.
     """
     if streams is None:
         raise NotThere(f"table: there is no Delta table at {table!r}.")
@@ -110,7 +110,7 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
 
 
 def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Books:
-    """Read a consumer group's committed offsets. Raises NotThere if it has committed none."""
+    """Read a consumer group's committed offsets. Raises NotThere if the group has not committed an offset."""
     wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
     if not wanted or set(topics) - set(wanted):
         of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
@@ -137,7 +137,7 @@ def _of_history(name: str, ledger: Ledger, history: History, with_steps: bool) -
 
 
 def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reason, ...]:
-    """Return what the driver's lease says; nothing for a query that keeps no lease."""
+    """Return the reasons by the driver's lease: an empty tuple for a query without a lease or with a running driver."""
     lease = read_lease(location, properties)
     if lease is None or lease.state() is LeaseState.HELD:
         return ()

@@ -1,4 +1,4 @@
-"""Why a stream is as it is, by name: sensors, `lakestream status` and alerts all use these words."""
+"""Causes of a stream's state, by name: sensors, `lakestream status` and alerts all use these words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from airflow_lakestream.core.ranges import RangeSet, shown
 
 # At most this many ranges are named: a longer list would hide what matters.
 _SHOWN = 4
-# Where a look that failed could see nothing, the key of a sensor's value that says why.
+# Key of a sensor's value for the reason of a failed look.
 UNSEEN = "could_not_look"
 
 
 class Cause(StrEnum):
-    """The causes that a person on call tells apart."""
+    """Causes that a person on call has to distinguish."""
 
     STOPPED_CONSUMER = "stopped consumer"
     SLOW_CONSUMER = "slow consumer"
@@ -45,7 +45,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One cause, with its numbers in words."""
+    """A cause, with numbers in words."""
 
     cause: Cause
     text: str
@@ -59,10 +59,10 @@ class Reason:
 
 
 def told(reasons: Iterable[Reason]) -> str:
-    """Return reasons as one text."""
+    """Return reasons as text."""
     return "; ".join(map(str, reasons))
 
 
 def some(ranges: RangeSet) -> str:
-    """Return ranges as text: the first few, and how many more there are."""
+    """Return ranges as text: the first few, and the number of the rest."""
     return shown([str(one) for one in ranges], _SHOWN)

@@ -1,4 +1,4 @@
-"""The checks by name, one row each, imported on first use."""
+"""The checks by name, imported on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECKS = {
 
 
 def make_check(name: str, arguments: Mapping[str, Any]) -> Check:
-    """Make a check from a sensor's rendered arguments. Raises InvalidArgument if they can't work."""
+    """Make a check from a sensor's rendered arguments. Raises InvalidArgument if the arguments can't work."""
     if name not in CHECKS:
         raise UnknownValue("check", name, CHECKS)
     module, _, kind = CHECKS[name].rpartition(".")

@@ -1,7 +1,7 @@
-"""What a table holds, as a document of bounded size: its files, its newest snapshots, and samples of rejected records.
+"""Contents of a table as a document of bounded size: files, newest snapshots, and samples of rejected records.
 
-It is written to Airflow's database for people to read, so what looks like a secret in a record is hidden, and what is
-not printable is escaped.
+The document is written to Airflow's database for people to read. So it hides likely secrets in a record, and escapes
+characters that are not printable.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MOST_CHARACTERS = 200
 MOST_BYTES = 32 * 2**10
 # Reject files that are read for samples.
 READ_BYTES = 32 * 2**20
-# Of a value so much is looked at for secrets: more than is shown.
+# Characters of a value that are searched for secrets: more than are shown.
 _LOOKED_AT = 1000
 _COLUMNS = ("stage", "error", "value", "run_id")
 _WORD = re.compile(r"[\w.-]+")
-# By name: what the summary of a snapshot calls it.
+# Name in the document: key in the summary of a snapshot.
 _TOTALS = {
     "data_files": "total-data-files",
     "delete_files": "total-delete-files",
@@ -50,9 +50,9 @@ _TOTALS = {
 
 @dataclass(frozen=True)
 class Contents:
-    """A look at one Iceberg table. Raises InvalidArgument.
+    """A look at an Iceberg table. Raises InvalidArgument.
 
-    :param samples: of each reason so many rejected records are shown; 0 for none.
+    :param samples: rejected records shown of each reason; 0 for none.
     """
 
     table: str
@@ -80,7 +80,7 @@ class Contents:
         return _within(document)
 
     def _rejects(self, main: Table, rejects: Table | None) -> dict[str, Any]:
-        """Return how many rejected records count, and of the newest of them why, with samples."""
+        """Return the number of rejected records that count, and the reasons of the newest records, with samples."""
         ledger = ledger_store.read_ledger(main, self.consumer_group)
         count = sum(entry.counts.rejected for entry in ledger.topics.values())
         found: list[Reason] = []
@@ -104,7 +104,7 @@ class Contents:
 
 
 def _files(table: Table) -> dict[str, int | None]:
-    """Return the sums that the head's summary tells; None for one that it does not tell."""
+    """Return the sums in the head's summary; a missing sum is None."""
     snapshot = table.metadata.current_snapshot()
     summary = {} if snapshot is None else ledger_store.summary_of(snapshot)
     found = {name: summary.get(key, "") for name, key in _TOTALS.items()}
@@ -139,7 +139,7 @@ def _sample(example: Example) -> dict[str, Any]:
 
 
 def _told(error: str) -> str:
-    """Return a reason, without the values that it quotes where it names something secret."""
+    """Return the text of an error without secrets: without all quoted values if it names something secret."""
     return kind_of(error) if any(map(is_secret_name, _WORD.findall(error))) else without_secrets(error)
 
 

@@ -1,4 +1,4 @@
-"""What a person is asked to agree to before it is written: which offsets, exactly, and what becomes of them."""
+"""Proposals for a person to approve before a change: the exact offsets, and the consequences in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_lakestream.watching.source import Source, ask_kafka
 
 
 class Change(StrEnum):
-    """What is to be written: a receipt for lost records, or the records of a time in the place of their rows."""
+    """Kind of change: a receipt for lost records, or the records of a time in place of the landed rows."""
 
     LOSS = "loss"
     REPLACE = "replace"
@@ -28,19 +28,19 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Proposal:
-    """The offsets that are to be written, and what that means, in words."""
+    """The offsets to change, and the consequences in words."""
 
     ranges: RangeSet
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; the ranges as `mode="ranges"` takes them."""
+        """Return JSON-ready values; the ranges in the form of `mode="ranges"`."""
         return {"ranges": triples(self.ranges), "text": self.text}
 
 
 @dataclass(frozen=True)
 class Proposing:
-    """A change of one topic's records in one Iceberg table. Raises InvalidArgument.
+    """A change of a topic's records in an Iceberg table. Raises InvalidArgument.
 
     :param start: begin of the time whose landed records are replaced; with `end`, for `"replace"` alone.
     """
@@ -55,9 +55,9 @@ class Proposing:
     iceberg_conn_id: str = "iceberg_default"
 
     def propose(self, places: Places) -> Proposal:
-        """Look at the ledger and at Kafka; change nothing.
+        """Look at the ledger and at Kafka without a change.
 
-        Raises NotThere, RangesGone where Kafka no longer has what is to be replaced, and what a look raises.
+        Raises NotThere, RangesGone if Kafka no longer has records to be replaced, and the errors of a look.
         """
         step = self._loss if choose(Change, "change", self.change) is Change.LOSS else self._replace
         proposal: Proposal = run_now(step(places))

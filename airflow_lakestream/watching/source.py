@@ -1,4 +1,4 @@
-"""The consumer that a sensor looks at, and the questions that find out how far it and its topics are."""
+"""The consumer of a sensor, and the questions about the progress of the consumer in each topic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPENED = 600.0
 
 @dataclass(frozen=True)
 class Source:
-    """Exactly one of `checkpoint_location`, `table` and `group_id`, as the sensors take them."""
+    """Exactly one of `checkpoint_location`, `table` and `group_id`, as given to the sensors."""
 
     topic: Any = None
     checkpoint_location: str | None = None
@@ -41,7 +41,7 @@ class Source:
         for topic in self.topics:
             check_topic(topic)
         if is_given(self.table):
-            # What a Delta table's place may be is found out where it is opened.
+            # The location of a Delta table is checked when it is opened.
             if self.lake.has_catalog:
                 self.lake.check_name(str(self.table))
             if not is_given(self.consumer_group):
@@ -49,7 +49,7 @@ class Source:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics asked for; empty: all that the consumer has."""
+        """The given topics; empty: all topics of the consumer."""
         return arguments.items("topic", self.topic) or ()
 
     @property
@@ -59,12 +59,12 @@ class Source:
 
     @property
     def subject(self) -> str:
-        """What is looked at."""
+        """Name of the consumer and topics."""
         named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topics)
         return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
 
     def read_books(self, places: Places, *, with_steps: bool = False) -> Asking:
-        """Find out how far the consumer is. Returns `Books`; raises what `books.of_...` raise."""
+        """Find the progress of the consumer. Returns `Books`; raises the errors of `books.of_...`."""
         if is_given(self.checkpoint_location):
             where = str(self.checkpoint_location)
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
@@ -94,7 +94,7 @@ class Source:
         return (yield Ask(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
     def unread(self, places: Places, found: Books) -> Asking:
-        """Find what the consumer has not read. Returns a list of `Unread`, by topic, with the first unread records.
+        """Find the unread offsets. Returns a list of `Unread`, by topic, with the first unread records.
 
         Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
         """
@@ -104,7 +104,7 @@ class Source:
         return answers
 
     def unread_ranges(self, places: Places, found: Books) -> Asking:
-        """Find which offsets the consumer has not read. Returns a list of (`waiting.Looking`, unread, lost)."""
+        """Find the unread ranges. Returns a list of (`waiting.Looking`, unread, lost)."""
         watch = yield ask_kafka(places, self.kafka_conn_id)
         answers = []
         for topic in self.topics or found.topics:
@@ -114,9 +114,9 @@ class Source:
             try:
                 ranges, lost = found.unread(state)
             except LogTruncated:
-                # Shared answers may have different ages: the topic's may be older than the books. Ask again.
+                # Shared answers may have different ages: the topic's may be older than the consumer's. Ask again.
                 state = yield self._ask_topic(watch, topic, keep=0.0)
-                # A consumer that does not wait for transactions may also be past the first open one: use the log's end.
+                # A consumer of uncommitted records may also be past the first open transaction: use the log's end.
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
                 ends = yield Ask(key, partial(watch.high_watermarks, state), keep=0.0)
                 ranges, lost = found.unread(state, ends)
@@ -124,7 +124,7 @@ class Source:
         return answers
 
     def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> Ask:
-        # With `keep` it is another question, or it would get the kept answer.
+        # With `keep` the key is another, or the kept answer would be returned.
         return Ask(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
 
 
@@ -134,7 +134,7 @@ def ask_kafka(places: Places, conn_id: str) -> Ask:
 
 
 def ask_table(places: Places, conn_id: str, name: str) -> Asking:
-    """Ask for an Iceberg table as it is now. Returns it; raises NotThere, UnreadableTable."""
+    """Ask for the present state of an Iceberg table. Returns the table; raises NotThere, UnreadableTable."""
     catalog = yield Ask(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
 
     def load() -> Any:

@@ -1,11 +1,11 @@
-"""Functions of a stream for dags/clickstream_windows.py: Spark keeps what is open, and returns what is final."""
+"""Functions of a stream for dags/clickstream_windows.py: Spark keeps open windows, and returns final rows."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-# An event that comes later than this behind the newest one is left out: what it belongs to is final.
+# An event that is older than the newest event by more than this is left out: its window is final.
 LATEST = "10 minutes"
 
 
@@ -17,7 +17,7 @@ def five_minutes(events: DataFrame, spark: SparkSession) -> DataFrame:
 
 
 def sessions(events: DataFrame, spark: SparkSession) -> DataFrame:
-    """Put the events of each user together that have less than half an hour between them."""
+    """Group the events of each user into sessions, with less than half an hour between events."""
     by_user = events.withWatermark("timestamp", LATEST).groupBy(sf.session_window("timestamp", "30 minutes"), "user_id")
     counted = by_user.agg(
         sf.count("*").alias("events"),

@@ -1,1 +1,1 @@
-"""Where a tool's position is read: one module for each tool."""
+"""Sources of a tool's position: a module for each tool."""

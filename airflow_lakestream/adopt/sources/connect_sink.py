@@ -1,4 +1,4 @@
-"""The position of a sink of Kafka Connect: its group's offsets, and for Iceberg's sink its own account."""
+"""The position of a sink of Kafka Connect: the group's offsets, and the control topic of Iceberg's sink."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_lakestream.connect.status import State
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.groups import Groups
 
-# The sink's own default, and the prefix under which its snapshots say how far it had read that topic.
+# The sink's own default, and the prefix of the summary's key with the sink's position in that topic.
 _CONTROL, _OFFSETS = "control-iceberg", "kafka.connect.offsets."
 
 
 @dataclass(frozen=True)
 class Connector:
-    """A stopped sink: its configuration, and the group of its tasks."""
+    """A sink of Kafka Connect: configuration, and consumer group of the tasks."""
 
     client: ConnectClient
     groups: Groups
@@ -40,11 +40,11 @@ class Connector:
         return found
 
     def group(self, config: Mapping[str, str]) -> str:
-        """Return the consumer group of its tasks."""
+        """Return the consumer group of the tasks."""
         return config.get("consumer.override.group.id") or f"connect-{self.name}"
 
     def check_stopped(self, config: Mapping[str, str]) -> None:
-        """Raise StillRunning unless it is stopped, and its tasks have gone."""
+        """Raise StillRunning unless the connector is stopped, and all tasks have left the group."""
         status = self.client.status(self.name)
         if status.state is not State.STOPPED:
             raise StillRunning(self.text, f"it is {status}. Stop it (PUT /connectors/{self.name}/stop)")
@@ -56,8 +56,8 @@ class Connector:
 class ConnectSink:
     """`adopt.claim.ToolPosition` of a connector.
 
-    The group's offsets are committed before the table is: an upper bound, never proof. Iceberg's sink says in its
-    snapshots how far it had read its control topic, and the events below say which offsets its tasks had reached.
+    The group's offsets are committed before the table is: an upper bound, never proof. Iceberg's sink notes in its
+    snapshots its position in its control topic; events below that position have the offsets that its tasks had reached.
     """
 
     connector: Connector
@@ -65,7 +65,7 @@ class ConnectSink:
     has_sign_of_life: bool = True
 
     def read(self, topic: str) -> Claim:
-        """Return where the sink stood.
+        """Return the position of the sink.
 
         Raises StillRunning, CannotAdopt, ConnectUnknown and ConnectRefused, and the errors of requests.
         """
@@ -85,7 +85,7 @@ class ConnectSink:
             )
         exact = self._by_events(config, topic)
         if exact is None:
-            # Only rows can tell: nothing below the bound is certain.
+            # Only rows can prove more: nothing below the bound is certain.
             why = (
                 f"{self.connector.text}: no snapshot of the table and no event in the control topic says how far the "
                 "table goes. The offsets of its group are committed before the table is, so they prove nothing"
@@ -119,7 +119,7 @@ class ConnectSink:
             return None
         there = {(one.partition, one.offset) for one in events}
         if any((p, offset - 1) not in there for p, offset in until.items()):
-            # The control topic was emptied, or created again: its events are not those that the snapshot means.
+            # The control topic was emptied, or created again: its events are not the snapshot's.
             return None
         return ends_below(events, group, topic, until) or None
 
@@ -136,10 +136,10 @@ class ToConnector:
         return self.connector.text
 
     def check_at_rest(self) -> None:
-        """Raise StillRunning unless it is stopped."""
+        """Raise StillRunning unless the connector is stopped."""
         self.connector.check_stopped(self.connector.config())
 
     def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
-        """Set where it reads on; return where its group is then."""
+        """Set the sink's next offsets; return the group's offsets afterwards."""
         self.connector.client.set_offsets(self.connector.name, topic, offsets)
         return self.connector.groups.committed(self.connector.group(self.connector.config()), topic)

@@ -1,4 +1,4 @@
-"""The position of a Flink job: a savepoint or checkpoint, and what the table says of the job."""
+"""The position of a Flink job: a savepoint or checkpoint, compared with the table's snapshots."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from airflow_lakestream.flink.savepoint import read_savepoint
 
 @dataclass(frozen=True)
 class FlinkSavepoint:
-    """`adopt.claim.ToolPosition` of a savepoint that stopped a job, or of its last checkpoint.
+    """`adopt.claim.ToolPosition` of a stopped job's savepoint, or of the last checkpoint.
 
-    Flink's Iceberg sink says in its snapshots which checkpoint they belong to.
+    Flink's Iceberg sink writes the checkpoint of each snapshot into the snapshot's summary.
     """
 
     location: str
@@ -24,7 +24,7 @@ class FlinkSavepoint:
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> Claim:
-        """Return where the job's sources stood. Raises StillRunning, CannotAdopt and SavepointUnreadable."""
+        """Return the position of the job's sources. Raises StillRunning, CannotAdopt and SavepointUnreadable."""
         source = f"flink-savepoint {self.location}"
         found = read_savepoint(self.location, topic, self.properties)
         if not found.ends:

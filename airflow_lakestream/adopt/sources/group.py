@@ -1,4 +1,4 @@
-"""The position of a consumer group: what it has committed in Kafka."""
+"""The position of a consumer group: the committed offsets in Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.kafka.groups import Groups
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """`adopt.claim.ToolPosition` of any tool that commits what it has written."""
+    """`adopt.claim.ToolPosition` of any tool with offsets committed in Kafka after the rows."""
 
     groups: Groups
     group: str

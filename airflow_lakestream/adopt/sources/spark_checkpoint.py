@@ -1,4 +1,4 @@
-"""The position of a query of Spark Structured Streaming: its checkpoint, and what the table says of the query."""
+"""The position of a query of Spark Structured Streaming: the checkpoint, and the table's commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseState
 from airflow_lakestream.spark.checkpoint import Checkpoint, Offsets, read_checkpoint
 
-# What Spark's Iceberg sink writes into the summary of each batch's snapshot.
+# Written by Spark's Iceberg sink into the summary of each batch's snapshot.
 _QUERY, _EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
 
 
@@ -20,9 +20,8 @@ _QUERY, _EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
 class SparkCheckpoint:
     """`adopt.claim.ToolPosition` of a query's checkpoint.
 
-    Spark's sinks say in their commits which query's batch they wrote: Iceberg's in the snapshot, Delta's as a
-    transaction. That is the position of the table itself. Only a table without such commits (foreachBatch) is taken
-    at the checkpoint's word.
+    Spark's sinks write query and batch into their commits: Iceberg's into the snapshot, Delta's as a transaction. This
+    is the position of the table itself. Only for a table without such commits (foreachBatch) the checkpoint is trusted.
     """
 
     location: str
@@ -31,7 +30,7 @@ class SparkCheckpoint:
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> Claim:
-        """Return where the query's rows in the table end. Raises CannotAdopt and what reading a checkpoint raises."""
+        """Return the end of the query's rows. Raises StillRunning, CannotAdopt, and a checkpoint's read errors."""
         lease = read_lease(self.location, self.properties)
         if lease is not None and lease.state() is LeaseState.HELD:
             raise StillRunning(self._source, f"it is in use by {lease}")
@@ -45,7 +44,7 @@ class SparkCheckpoint:
         return self._by_its_word(checkpoint, topic)
 
     def _batch_in_table(self, query_id: str) -> int | None:
-        """Return the query's last batch that the table has by its own commits; None if they do not say."""
+        """Return the query's last batch in the table's own commits, or None if no commit has a batch."""
         if (batch := self.filled.transaction(query_id)) is not None:
             return batch
         of_query = (one for one in self.filled.marks() if one.get(_QUERY) == query_id)

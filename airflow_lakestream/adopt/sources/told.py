@@ -1,4 +1,4 @@
-"""Positions that no other system keeps: the rows' own, and ranges that a person knows."""
+"""Positions from no other system: the rows' own positions, and ranges given by a person."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def parse_ranges(texts: Sequence[str], argument: str) -> RangeSet:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """`adopt.claim.ToolPosition` where the rows alone tell."""
+    """`adopt.claim.ToolPosition` of rows with positions."""
 
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> Claim:
-        """Return a claim that leaves all to the rows."""
+        """Return a claim without offsets: the rows decide."""
         return Claim(source="rows", trusted=("that no other tool still writes: the table stood still for a while",))
 
 
 @dataclass(frozen=True)
 class GivenRanges:
-    """`adopt.claim.ToolPosition` of ranges that a person knows."""
+    """`adopt.claim.ToolPosition` of ranges given by a person."""
 
     texts: Sequence[str]
     has_sign_of_life: bool = False
 
     def read(self, topic: str) -> Claim:
-        """Return the ranges. Raises InvalidArgument for another topic's."""
+        """Return the ranges. Raises InvalidArgument for ranges of another topic."""
         ranges = parse_ranges(self.texts, "--from ranges")
         if not ranges:
             raise InvalidArgument("--from ranges", "needs ranges.", 'Write --from ranges "orders[0]:0-250".')

@@ -1,1 +1,1 @@
-"""Decoded change events: the row, what happened to it, and what the event says of its source."""
+"""Decoded change events: the row, the operation, and the event's origin and log position."""

@@ -1,7 +1,7 @@
-"""Events of which the driver reads no more than what decides about them; executors read the values of their rows.
+"""Events with row values left in files: the driver reads the columns for its decisions, executors the values.
 
-So a driver of a mirror costs little, however wide the rows are. Where more of an event is needed to decide, the driver
-reads the whole events after all: `ValuesApart` says so.
+So a driver of a mirror costs little, however wide the rows are. If a decision needs more of an event, `ValuesApart` is
+raised, and the driver reads the whole events after all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from airflow_lakestream.tables.schema.required import with_required
 
 # Of larger batches each executor would read more than it needs.
 MOST_BYTES = 64 * 2**20
-# A store that is far away takes its time to answer.
+# A remote store answers slowly.
 FILES_AT_ONCE = 8
 
 Read = TypeVar("Read")
@@ -48,12 +48,12 @@ OpenFile = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class ValuesApart(Exception):
-    """Values of rows are needed that were not read; the text says what for."""
+    """Need for values of rows that were not read; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class Numbered:
-    """Rows of the events: their numbers, in any order, and their versions if those are not the events' own any more."""
+    """Row numbers of events, in any order, with versions if different from the events' own versions."""
 
     numbers: npt.NDArray[np.int32]
     versions: pa.Table | None
@@ -61,10 +61,10 @@ class Numbered:
 
 @dataclass(frozen=True)
 class EventFiles:
-    """Reads rows of a batch's events. A process keeps the events of one batch in memory: it has several tasks of it.
+    """Reader of rows of a batch's events. Each process caches the events of a single batch, for several tasks.
 
     :param open_file: opens a file, given the outline.
-    :param columns: the row's own, and those of its version.
+    :param columns: the row's own columns, and the columns of its version.
     """
 
     open_file: OpenFile
@@ -75,7 +75,7 @@ class EventFiles:
     _batch: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, wanted: Numbered) -> pa.Table:
-        """Return the rows, in the order of their numbers."""
+        """Return the rows in the order of the numbers."""
         rows = _held.of(self._batch, self._read).take(pa.array(wanted.numbers))
         if wanted.versions is None:
             return rows
@@ -91,7 +91,7 @@ class EventFiles:
 
 
 class _Held:
-    """The events of the batch that was read last."""
+    """Cache for the events of the last batch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class _Held:
     def of(self, batch: str, read: Callable[[], pa.Table]) -> pa.Table:
         with self._lock:
             if self._held is None or self._held[0] != batch:
-                # Two batches are never there at once.
+                # Free the old batch before the next is read.
                 self._held = None
                 self._held = batch, read()
             return self._held[1]
@@ -116,7 +116,7 @@ forget = _held.forget
 
 @dataclass(frozen=True)
 class Apart:
-    """Events in files.
+    """Events with the values of rows in executors' files.
 
     :param columns: all of the events.
     :param versions: of all events, as the files have them.
@@ -129,7 +129,7 @@ class Apart:
     row_bytes: int
 
     def needed(self, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-        """Return what is needed of events to sort them by key and to number them.
+        """Return the columns of events for sorting by key and for numbering.
 
         :param rows: with place and version.
         """
@@ -138,7 +138,7 @@ class Apart:
         return rows.select([*key, PLACE, *(VERSION if changed else ())])
 
     def numbered(self, needed: pa.Table) -> Numbered:
-        """Return what executors need to read the values of some events, of which there is what is `needed`."""
+        """Return the numbers and versions of events for executors, from the columns of `needed`."""
         has_versions = VERSION[0] in needed.column_names
         return Numbered(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
 
@@ -146,9 +146,9 @@ class Apart:
 def apart(
     open_file: OpenFile, outline: Any, files: Sequence[Mapping[str, Any]], key: Sequence[str]
 ) -> tuple[Apart, pa.Table]:
-    """Return the events in files, at least one, and of each event what decides about it, `PLACE` included.
+    """Return the events in files, and the columns of each event for decisions, including `PLACE`.
 
-    Raises ValuesApart.
+    Raises ValuesApart. At least one file must be given.
     """
 
     def read(file: Mapping[str, Any]) -> tuple[pa.Schema, pa.Table]:
@@ -161,7 +161,7 @@ def apart(
             if any(one.startswith(BEFORE) for one in columns.names):
                 raise ValuesApart("a key was changed")
             wanted += [OLD] if OLD in columns.names else []
-            # A prefix of another column's name reads that one, too.
+            # A prefix of another column's name reads that column, too.
             return columns, bare(parquet.read(columns=wanted).select(wanted))
 
     schema: pa.Schema | None = None
@@ -184,12 +184,12 @@ def apart(
 
 
 def _check_notes(events: pa.Table) -> None:
-    """Raise ValuesApart if the notes say that values are needed to decide what events come to."""
+    """Raise ValuesApart if, by the notes, decisions about the events need values."""
     if any(events[name].null_count for name in NOTES):
         raise ValuesApart("nothing is noted of some events")
     if pc.any(events[LEAVES_OUT]).as_py():
         raise ValuesApart("values are left out")
-    # A log that has transactions one after the other has nothing to settle.
+    # Events of sequential transactions need no settling; see `cdc.keys.order`.
     if pc.any(events[TELLS_MORE]).as_py() and not is_serial(events):
         raise ValuesApart("deletions have more than the key")
 
@@ -201,7 +201,7 @@ def whole_events(open_file: OpenFile, outline: Any, file: Mapping[str, Any]) -> 
 
 
 def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
-    """Yield what is read of each file, in their order. Raises what the first one raises that can't be read."""
+    """Yield the result of `read` for each file, in order. Raises the error of the first unreadable file."""
     pool = ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-events")
     try:
         yield from pool.map(read, files)
@@ -210,18 +210,18 @@ def each(read: Callable[[Any], Read], files: Sequence[Any]) -> Iterator[Read]:
 
 
 def is_apart(rows: pa.Table) -> bool:
-    """Tell whether only the files of these events have their values. Deletions then tell nothing but their key."""
+    """Return whether only the files of these events have the values. Deletions then have only a key."""
     return PLACE in rows.column_names
 
 
 def check_values(rows: pa.Table, what_for: str) -> None:
-    """Raise ValuesApart if only the files of these events have their values."""
+    """Raise ValuesApart if only the files of these events have the values."""
     if is_apart(rows):
         raise ValuesApart(what_for)
 
 
 def bare(rows: pa.Table) -> pa.Table:
-    """Return events with common types, wherever they were written."""
+    """Return events with common types, independent of the writer."""
     fields = [one.with_nullable(True) for one in rows.schema]
     # Arrow can't cast a null struct with a null in a required field.
     columns = [with_required(rows[one.name], one) for one in fields]

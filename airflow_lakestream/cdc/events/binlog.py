@@ -1,4 +1,4 @@
-"""Places in the binary log of MySQL and MariaDB, which holds transactions one after the other, as they were committed.
+"""Positions in the binary log of MySQL and MariaDB, a sequence of transactions in the order of commit.
 
 Its files are numbered; an event begins at a byte of its file, and has several rows.
 """
@@ -17,20 +17,20 @@ FIELDS = ((FILE, pa.string()), (BYTE, pa.int64()), (ROW, pa.int64()), ("gtid", p
 SERIAL = -1
 
 _NUMBER = r"\.(?P<number>\d{1,9})$"
-# A file has less than so many bytes: its places have 32 bits.
+# A file has less than 2**32 bytes: positions in it have 32 bits.
 _BYTES = 2**32
 
 
 def places(source: pa.Array) -> pa.Array:
-    """Return the events' places, as numbers that grow with the log; null for events of other logs."""
+    """Return the events' log positions as numbers, growing with the log; null for events of another kind of log."""
     number = pc.struct_field(pc.extract_regex(_member(source, FILE, pa.string()), _NUMBER), "number").cast(pa.int64())
     return pc.add(pc.multiply(number, _BYTES), _member(source, BYTE, pa.int64()))
 
 
 def without_place(source: pa.Array) -> int | None:
-    """Return the first event that does not say where it is in its file; None where each does.
+    """Return the index of the first event without a position in the file; None if all have positions.
 
-    MariaDB may leave out where events end, and Debezium then reckons from zero: the byte is negative.
+    MariaDB may leave out the end positions of events. Debezium then counts from zero: the byte is negative.
     """
     byte = _member(source, BYTE, pa.int64())
     lacking = pc.and_(_member(source, FILE, pa.string()).is_valid(), pc.less(pc.fill_null(byte, 0), 0))
@@ -39,9 +39,9 @@ def without_place(source: pa.Array) -> int | None:
 
 
 def log_columns(source: pa.Array) -> Sequence[pa.Array]:
-    """Return GTID, server id, and time in milliseconds of each event; null for events of other logs.
+    """Return GTID, server id, and time in milliseconds of each event; null for events of another kind of log.
 
-    Rows of an incremental snapshot stand wherever the stream is, and are read later: they say nothing.
+    Null also for rows of an incremental snapshot: they have the stream's position, but were read later.
     """
     is_incremental = pc.equal(_member(source, "snapshot", pa.string()), "incremental").fill_null(False)
     says = pc.and_(places(source).is_valid(), pc.invert(is_incremental))
@@ -51,7 +51,7 @@ def log_columns(source: pa.Array) -> Sequence[pa.Array]:
 
 
 def rows(source: pa.Array) -> pa.Array:
-    """Return the places of rows in their events, from 1."""
+    """Return the number of each row in the event, from 1."""
     return pc.add(pc.fill_null(_member(source, ROW, pa.int64()), 0), 1)
 
 

@@ -1,6 +1,6 @@
-"""Change events decoded for a mirror: the row's columns, the operation, and the event's place in the source.
+"""Decoder of change events for a mirror: the row's columns, the operation, and the event's log position.
 
-A column that the database added becomes a column of the rows from the first batch on that has it.
+A column added in the database becomes a column of the rows from the first batch that has it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.keys import Decoder
 from airflow_lakestream.decode.values.outcome import Decoded, pick
 
-# The fields of an event's source that tell its place: of PostgreSQL's log, and of MySQL's and MariaDB's.
+# The fields of an event's source with its position: in PostgreSQL's log, and in MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(
     [
         *(("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64()), ("snapshot", pa.string())),
@@ -53,7 +53,7 @@ _LAST_OF_TABLE = pa.array(["last", "last_in_data_collection"])
 
 @dataclass(frozen=True)
 class EventPayload(Payload):
-    """Payloads of change events; their columns are those that a mirror needs.
+    """Payloads of change events, decoded into a mirror's columns.
 
     :param names: the names of the mirror's columns.
     :param key: the columns of the mirror's key, if the user names them.
@@ -66,17 +66,17 @@ class EventPayload(Payload):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether records must be read with their keys, which show when the database's key has changed."""
+        """Whether records must be read with keys: always, since keys show changes of the database's key."""
         return True
 
     def remedy(self, reason: str) -> str:
-        """Return what to do about a record that ends the run, given why it is bad."""
+        """Return the remedy for a bad record at the end of a run, given the reason."""
         remedy = FLATTENED if reason == NO_EVENT else "Correct what writes the records, or the schema."
         return f"Nothing of this batch was landed: without this change a row of the mirror would be wrong. {remedy}"
 
     @property
     def named_sides(self) -> tuple[str, ...]:
-        """Which of keys and values have schemas that records name: keys tell the key's columns by theirs."""
+        """Sides of a record with a schema id: with a registry also keys, for the columns of the mirror's key."""
         return (KEY, VALUE) if self.registry is not None else super().named_sides
 
     @property
@@ -86,25 +86,25 @@ class EventPayload(Payload):
 
     @property
     def place_column(self) -> str | None:
-        """The column that tells an event's place in the log of its source."""
+        """Column of an event's position in the log of the source."""
         return COMMIT
 
     def own_columns(self, names: Sequence[str]) -> list[str]:
-        """Return which columns of events are the row's."""
+        """Return the row's own columns among the columns of events."""
         own: list[str] = _own(pa.schema([(name, pa.null()) for name in names])).names
         return own
 
     def tells_columns(self, first: RawBatch) -> bool:
-        """Tell whether first records may have a row: tombstones, Debezium's own records and truncations have none."""
+        """Return whether first records may have a row, unlike tombstones, Debezium's own records and truncations."""
         keyless = self._keyless_events(first)
         return keyless is None or (bool(keyless) and not self._are_truncations(first, keyless))
 
     def waits(self, first: RawBatch) -> bool:
-        """Tell whether first records without a row have truncations: a row that comes later may be older than these."""
+        """Return whether first records without a row are to wait: a later row may be older than a truncation."""
         return bool(self._keyless_events(first))
 
     def _keyless_events(self, first: RawBatch) -> list[int] | None:
-        """Return the places of what may be events; None if one of them has a key, which a truncation has not."""
+        """Return the indices of possible events, or None if an event has a key, unlike a truncation."""
         has_key = [False] * len(first) if first.keys is None else first.keys.is_valid().to_pylist()
         found = []
         for place, value in enumerate(first.values.to_pylist()):
@@ -115,11 +115,11 @@ class EventPayload(Payload):
         return found
 
     def _are_truncations(self, first: RawBatch, places: Sequence[int]) -> bool:
-        """Tell whether the events at these places are truncations only."""
+        """Return whether the events at these indices are truncations only."""
         for place in places:
             op = op_in_json(first.values[place].as_py())
             if op is None:
-                # Not in JSON: its schema has the columns. What can't be decoded has its own errors.
+                # Not in JSON: decode with the columns of its schema. Decoding has its own errors.
                 events = pick(first, places)
                 return set(self.decoder(self.columns(events)).decode(events).rows[OP].to_pylist()) == {"t"}
             if op != "t":
@@ -127,7 +127,7 @@ class EventPayload(Payload):
         return True
 
     def decoder(self, schema: pa.Schema) -> Any:
-        """Return the events' decoder for these columns, with their places in the source or with what tells them."""
+        """Return the decoder of events for the columns of a row, with or without the columns of its event."""
         events = _GrowingEvents(self, event_columns(schema))
         return ExplainedEvents(events, self.columns, self.names.table, self.out_of_range, self.stops)
 
@@ -154,7 +154,7 @@ class EventPayload(Payload):
 
     @property
     def _unavailable(self) -> Unavailable:
-        # Merging knows the default one.
+        # The merge recognizes the default placeholder.
         return Unavailable(Placeholder(self.unavailable_placeholder), None)
 
     @property
@@ -162,30 +162,30 @@ class EventPayload(Payload):
         return self.names.naming
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
-        """Return the decoder of plain JSON, which tells of fields without a column."""
+        """Return the decoder of plain JSON. While decoding, WithoutColumn is raised for unknown fields."""
         policy = OutOfRange(self.out_of_range)
         return WatchingDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
 
 
 class _GrowingEvents:
-    """Decodes events, adding columns that come up, with the events' places in the source.
+    """Decoder of events with log positions, which adds new columns of the database.
 
-    Threads and processes decode with their own columns: whoever puts their rows together joins the columns.
+    Each thread and process decodes with its own columns, which are joined together with the rows.
     """
 
     def __init__(self, payload: EventPayload, schema: pa.Schema) -> None:
         self._payload, self._schema = payload, schema
         self._schemas = payload.record_schemas()
-        # The decoder for the last batch's columns: those of the next are mostly the same.
+        # The decoder for the last batch's columns, which the next batch mostly has, too.
         self._decoder = payload.of_columns(with_image(schema, payload.key))
-        # What is known of the schemas next to keys.
+        # Cache of the schemas next to keys.
         self._prefixes: dict[bytes, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._payload, self._schema)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records.
+        """Return the rows and the bad records of a batch.
 
         Raises MirrorStopped for columns that the mirror can't have, SchemaRefused, and the registry's errors.
         """
@@ -199,7 +199,7 @@ class _GrowingEvents:
             except WithoutColumn as found:
                 schema = self._with_fields(schema, list(found.leftovers.values()))
                 continue
-            # A column keeps the type it was given first: the rows of one process go into one file.
+            # A column keeps its first type: the rows of one process go into one file.
             self._schema = schema
             self._check_places(batch, decoded)
             names = self._key_names(batch, decoded)
@@ -207,7 +207,7 @@ class _GrowingEvents:
             return replace(decoded, rows=with_notes(placed(told(decoded.rows, key, names)), key))
 
     def _check_places(self, batch: RawBatch, decoded: Decoded) -> None:
-        """Refuse events that do not say where they are in a binary log. Raises MirrorStopped."""
+        """Refuse events of a binary log without a position. Raises MirrorStopped."""
         at = binlog.without_place(decoded.rows[SOURCE].combine_chunks())
         if at is not None:
             place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
@@ -239,18 +239,18 @@ class _GrowingEvents:
 
 
 def event_columns(row: pa.Schema) -> pa.Schema:
-    """Return the columns that events are decoded into, for a mirror with these columns."""
+    """Return the columns of decoded events, for a mirror with the columns `row`."""
     own = [field.with_nullable(True) for field in _own(row)]
     return pa.schema([*own, pa.field(OP, pa.string()), pa.field(SOURCE, _SOURCE_TYPE)])
 
 
 def _own(schema: pa.Schema) -> pa.Schema:
-    """Return the row's own columns among those of its event."""
+    """Return the row's own columns among the columns of an event."""
     return pa.schema([one for one in schema if one.name not in (OP, SOURCE) and not is_kept(one.name)])
 
 
 def placed(rows: pa.Table) -> pa.Table:
-    """Return decoded events with their places in the source, instead of the fields that tell them."""
+    """Return decoded events with log positions in place of the source's fields."""
     source, ops = rows[SOURCE].combine_chunks(), rows[OP].combine_chunks()
     commit, position = _places(_member(source, "sequence"), _member(source, "lsn"), _member(source, "ts_ms"), ops)
     in_binlog = binlog.places(source)
@@ -259,7 +259,7 @@ def placed(rows: pa.Table) -> pa.Table:
         commit = pc.coalesce(in_binlog, commit)
         position = pc.if_else(pc.and_(there, _is_streamed(ops)), binlog.rows(source), position)
     is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
-    # Without a place in the log, nothing tells which rows are older.
+    # Without a log position, the older rows are unknown.
     has_place = pc.or_(_member(source, "lsn").is_valid(), in_binlog.is_valid())
     is_last = pc.fill_null(pc.and_(is_last, has_place), False)
     columns = {name: rows[name] for name in rows.column_names if name != SOURCE}
@@ -268,10 +268,10 @@ def placed(rows: pa.Table) -> pa.Table:
 
 
 def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) -> Sequence[pa.Array]:
-    """Return for each event the commit before its transaction, and its place after that.
+    """Return for each event the commit before the event's transaction, and the position after that commit.
 
     The place in the log alone is not enough: of two concurrent transactions, the one that commits later may have begun
-    earlier. A snapshot's rows stand before everything that was streamed since.
+    earlier. A snapshot's rows come before all later events of the stream.
     """
     parts = pc.extract_regex(sequence, _SEQUENCE)
     after, own = (_integers(parts, name) for name in ("commit", "lsn"))

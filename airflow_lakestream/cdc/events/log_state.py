@@ -1,4 +1,4 @@
-"""State of the binary log that each partition has shown, and the comparison of new events with it; see `logs`."""
+"""State of each partition's binary log, and comparison of new events with the state; see `logs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.columns import COMMIT, GTID, MILLIS, OP, READ, READ_
 _MARIADB = r"^(?P<source>\d+)-(?P<server>\d+)-(?P<number>\d{1,18})$"
 _MYSQL = r"^(?P<source>.+):(?P<number>\d{1,18})$"
 
-# Why the order of an event is unknown.
+# Reasons for an unknown order of an event.
 PROBLEMS = (
     "",
     "was committed after all that came before, and its place in the log or its GTID is before theirs",
@@ -34,9 +34,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class GtidState:
-    """State of one source of GTIDs in a partition.
+    """State of a source of GTIDs in a partition.
 
-    :param number: the greatest one; its transaction begins at the place `begin`.
+    :param number: the greatest number; its transaction begins at the place `begin`.
     :param millis: the greatest time; the first number with it is `since`.
     :param servers: the greatest number of each server, for MariaDB.
     """
@@ -50,11 +50,11 @@ class GtidState:
 
 @dataclass(frozen=True)
 class LogState:
-    """State of a table's binary log in one partition, after the events that were read.
+    """State of a table's binary log in a partition, after the last event read.
 
     :param place: the greatest place of the era; `millis` the greatest time, and `since` the first place with it.
     :param read: the place of the era's last snapshot, and `read_millis` its time.
-    :param server: of the last event without a GTID; 0: there was none.
+    :param server: the server of the last event without a GTID; 0 before the first such event.
     """
 
     era: int = 0
@@ -74,10 +74,10 @@ class LogState:
 
 @dataclass(frozen=True)
 class EventPlaces:
-    """Places of events in their binary log, as columns; -1 where an event has none.
+    """Places of events in the binary log, as columns; -1 for events without a place.
 
-    `says` is true for events that have a place. Rows of an incremental snapshot have none: they stand wherever the
-    stream is.
+    `says` is true for events with a place. Rows of an incremental snapshot have none: the place in their source is the
+    stream's.
     """
 
     place: Ints
@@ -97,7 +97,7 @@ class EventPlaces:
         domain, uuid = (pc.struct_field(one, "source") for one in (maria, mysql))
         number = pc.coalesce(*(pc.struct_field(one, "number").cast(pa.int64()) for one in (maria, mysql)))
         server = pc.coalesce(pc.struct_field(maria, "server"), pc.if_else(uuid.is_valid(), "", uuid))
-        # Without a GTID the last one of each, which is nothing.
+        # Events without a GTID get the last item of each array, -1 or None.
         at = pc.fill_null(ids.indices, len(ids.dictionary)).to_numpy()
         return cls(
             place=events[COMMIT].to_numpy(),
@@ -111,7 +111,7 @@ class EventPlaces:
         )
 
     def take(self, at: Any) -> EventPlaces:
-        """Return the places at some positions."""
+        """Return the places of selected events."""
         return EventPlaces(*(getattr(self, name)[at] for name in self.__dataclass_fields__))
 
 
@@ -120,7 +120,7 @@ def _ints(column: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 class _Running:
-    """The greatest of some values before each event and after the last one, and what was there when it rose."""
+    """Running maximum of values: before each event and after the last event, with a second value at each rise."""
 
     def __init__(self, values: Ints, start: int) -> None:
         self.values = values
@@ -137,7 +137,7 @@ class _Running:
 
 
 class _OfSource:
-    """State of one source of GTIDs before each event."""
+    """State of a source of GTIDs before each event."""
 
     def __init__(self, places: EventPlaces, name: str, seen: GtidState) -> None:
         self.name, self.own = name, places.source == name
@@ -165,7 +165,7 @@ class _OfSource:
 
 
 class LogComparison:
-    """Comparison of events with the state of the log before each of them."""
+    """Comparison of each event with the state of the log before the event."""
 
     def __init__(self, places: EventPlaces, seen: LogState, starts: Sequence[Mapping[str, int]]) -> None:
         self._events, self._seen, self._starts = places, seen, starts
@@ -191,17 +191,17 @@ class LogComparison:
 
     @cached_property
     def _falls(self) -> Mask:
-        """Events with a place below the greatest one before them."""
+        """Events with a place below the greatest earlier place."""
         return self._streamed & (self._events.place < self._places.before)
 
     @cached_property
     def _is_new(self) -> Mask:
-        """Events with a GTID that no event had before."""
+        """Events with a GTID number above all earlier numbers of the source."""
         return self._of_sources(lambda one: self._events.number > one.numbers.before)
 
     @cached_property
     def _is_later(self) -> Mask:
-        """Events that were committed after all before them, by the server's clock: no copies."""
+        """Events committed after all earlier events, by the server's clock: not copies."""
         places, latest = self._events, self._times.before
         same = places.millis == latest
         by_number = self._of_sources(lambda one: (one.millis.before == latest) & (places.number < one.since[:-1]))
@@ -211,13 +211,13 @@ class LogComparison:
 
     @cached_property
     def _precedes_snapshot(self) -> Mask:
-        """Events with a place before the snapshot's and a commit after it: they are of another log."""
+        """Events with a place before the snapshot's and a commit after the snapshot: events of another log."""
         read, when = self._reads.before, self._read_at[:-1]
         return self._streamed & (self._events.place < read) & (self._events.millis > when)
 
     @cached_property
     def turns(self) -> Mask:
-        """First events of another log that goes on with the GTIDs of this one."""
+        """First events of another log with continued GTIDs."""
         goes_on = self._of_sources(
             lambda one: (self._events.number == one.numbers.before) & (self._events.place < one.begin[:-1])
         )
@@ -237,23 +237,23 @@ class LogComparison:
         return {name: int(self._events.number[at[0]]) for name, at in own.items() if len(at)}
 
     def later_era(self, at: int) -> int | None:
-        """Return the last era that an event's GTID has begun; None if it has begun none after this one."""
+        """Return the last era begun at an event's GTID, or None if only the current era has begun."""
         eras = range(len(self._starts) - 1, self._seen.era, -1)
         return next((era for era in eras if self._has_begun(era)[at]), None)
 
     @cached_property
     def is_again(self) -> Mask:
-        """Copies of events that came before, by their GTIDs."""
+        """Copies of earlier events, by GTIDs."""
         return self._falls & (self._events.number >= 0) & ~self._is_new
 
     @cached_property
     def is_behind_read(self) -> Mask:
-        """Rows of a snapshot that are of another log."""
+        """Snapshot rows of another log."""
         greatest = np.maximum(self._places.before, self._reads.before)
         return self._events.says & self._events.is_read & (self._events.place < greatest)
 
     def problem(self, *, several: bool) -> Ints:
-        """Return for each event the index in `PROBLEMS` of the reason why its order is unknown; 0 if it is known.
+        """Return for each event the index in `PROBLEMS` of the reason for an unknown order; 0 for a known order.
 
         :param several: whether there are several partitions.
         """

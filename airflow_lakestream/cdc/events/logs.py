@@ -1,12 +1,12 @@
-"""Order of events from several binary logs: after a failover the log of another server goes on, and places begin anew.
+"""Order of events from several binary logs: after a failover, another server's places begin again.
 
 A partition has the events in the order of the log, except copies that were sent again. An event whose place is below
 the greatest place of the partition is a copy, or an event of another log:
 
-- Its GTID has a number that is new to the partition: another log goes on where the first one ended. Its places count
+- Its GTID has a number that is new to the partition: another log continues the first one. Its places count
   in a new era, above all places of the era before.
 - Its GTID is known, or it has none, and it was committed after all events before it: it is new, numbers and places
-  have begun anew (`RESET MASTER`, another server without GTIDs), and the order is unknown.
+  have begun again (`RESET MASTER`, another server without GTIDs), and the order is unknown.
 - It is a row of a snapshot: a snapshot is read at the end of a log, so it is of another log, and newer than all before.
 - Else it is a copy.
 """
@@ -48,7 +48,7 @@ Stop = Callable[[int, str], Exception]
 
 @dataclass(frozen=True)
 class Logs:
-    """Binary logs that a mirror has followed, as its table notes them.
+    """Binary logs of a mirror's source, as noted in the table.
 
     :param seen: by table and partition.
     :param starts: of each era, the first number that was seen by source of GTIDs.
@@ -63,7 +63,7 @@ class Logs:
         return max((one.era * ERA + max(one.place, one.read) for one in self.seen.values()), default=-1)
 
     def to_note(self) -> dict[str, Any] | None:
-        """Return JSON-ready values; None for no logs."""
+        """Return values for JSON, or None without logs."""
         return asdict(self) if self.seen else None
 
     @classmethod
@@ -79,9 +79,9 @@ class Logs:
 
 
 def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Logs]:
-    """Return the events with places that grow from log to log, without copies, and the logs after them.
+    """Return the events with growing places across logs, without copies, and the logs after the events.
 
-    Raises what `stop` makes, where the order of the logs is unknown.
+    Raises the error of `stop` if the order of the logs is unknown.
     """
     if not is_serial(events):
         return events, logs
@@ -89,7 +89,7 @@ def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Lo
     several = len({*parts, *logs.seen}) > 1
     starts, before, new = [dict(one) for one in logs.starts], "", LogState(era=len(logs.starts) - 1)
     while before != (before := repr(starts)):
-        # A partition that was walked first may have events of an era that another one has shown: again, then.
+        # A partition may have events of an era that a later partition has shown: walk again until nothing changes.
         walks = [
             _Walk(places.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()
         ]
@@ -106,7 +106,7 @@ def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Lo
 
 
 def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """Yield each table and partition with the indices of its events, ordered by offset."""
+    """Yield each table and partition, with the indices of the events in the order of offsets."""
     tables = events[TABLE].combine_chunks().dictionary_encode()
     names, table = tables.dictionary.to_pylist(), pc.fill_null(tables.indices, -1).to_numpy()
     partitions, order = events[PARTITION].to_numpy(), np.argsort(events[OFFSET].to_numpy(), kind="stable")
@@ -118,7 +118,7 @@ def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
 
 @dataclass
 class _Walk:
-    """Walk through the events of one table in one partition."""
+    """Walk through the events of a table in a partition."""
 
     places: EventPlaces
     at: npt.NDArray[np.intp]
@@ -130,7 +130,7 @@ class _Walk:
     again: Mask = field(init=False)
 
     def go(self) -> None:
-        """Give each event its era and mark copies. Raises what `stop` makes."""
+        """Set the era of each event, and mark copies. Raises the error of `stop`."""
         count, done = len(self.at), 0
         self.eras, self.again = np.zeros(count, np.int64), np.zeros(count, np.bool_)
         while True:
@@ -151,7 +151,7 @@ class _Walk:
             self._turn(done, look.later_era(length))
 
     def _turn(self, at: int, era: int | None) -> None:
-        """Begin another era: the one given, or the next one."""
+        """Begin another era: `era`, or the next."""
         source, place = self.places.source[at], int(self.places.place[at])
         if era is None:
             era = self.seen.era + 1
@@ -161,7 +161,7 @@ class _Walk:
                 self.starts.append({})
         self.seen = self.seen.in_era(era)
         if self.places.is_read[at]:
-            # What follows is later than the snapshot, and its GTIDs may begin anew.
+            # Later events come after the snapshot, and their GTIDs may begin again.
             self.seen = replace(self.seen, gtids={})
         if source in self.seen.gtids:
             counted = replace(self.seen.gtids[source], begin=place)

@@ -1,4 +1,4 @@
-"""Events that do not fit a mirror's columns: what happened in the database, and what to do."""
+"""Explanation of events unfit for a mirror's columns: the change in the database, and the remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_POLICY = (
 
 @dataclass
 class ExplainedEvents:
-    """Decodes events like `inner`; if one does not fit and a bad record ends the run, stops with an explanation.
+    """Decoder of events by `inner`, with an explanation if a bad record ends the run.
 
     :param columns: finds the columns of an event in its content.
     :param table: the mirror's name.
@@ -40,12 +40,12 @@ class ExplainedEvents:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that existed before."""
+        """The columns before the next batch."""
         held: pa.Schema = self.inner.schema
         return held
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records. Raises MirrorStopped."""
+        """Return the rows and the bad records of a batch. Raises MirrorStopped."""
         decoded: Decoded = self.inner.decode(batch)
         if self.stops and decoded.bad and (stop := self._stop(batch, decoded)) is not None:
             raise stop
@@ -86,7 +86,7 @@ class ExplainedEvents:
 
 
 def _column(bad: BadRow, names: Sequence[str]) -> str | None:
-    """Return the column for which a record is bad; None if the record is bad as a whole."""
+    """Return the column with the bad value, or None if the record is bad as a whole."""
     for image in IMAGES:
         path = bad.reason.removeprefix(f"{image}.")
         if path != bad.reason:

@@ -1,4 +1,4 @@
-"""The names of a mirror's columns: those that are reserved, and the new names of columns of the database."""
+"""The names of a mirror's columns: reserved names, and new names for columns of the database."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _BESIDE = {OP: "op", SOURCE: "source", IMAGE: "before"}
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names of one mirror's columns.
+    """The names of a mirror's columns.
 
     :param table: the mirror's name.
     :param renamed: column names, by the names in the database.
     :param with_key: whether events carry the keys of their records.
     :param soft_delete: whether deleted rows stay.
-    :param lake: the format of the table, some of which need names for themselves.
+    :param lake: the format of the table, which may reserve names.
     """
 
     table: str = "the table"
@@ -39,12 +39,12 @@ class ColumnNames:
 
     @property
     def naming(self) -> Naming:
-        """What the decoder of events needs to know of the names."""
+        """The new names and the names of the event's parts, for the decoder of events."""
         return Naming(_BESIDE, self.renamed)
 
     @property
     def reserved(self) -> frozenset[str]:
-        """The names that no column of the row may have, in lower case: Spark ignores case."""
+        """Reserved names, unfit for columns of the row, in lower case: Spark ignores case."""
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key else []
         names += [DELETED] if self.soft_delete else []
@@ -68,7 +68,7 @@ class ColumnNames:
         return pa.array(texts, pa.string()).take(found.indices)
 
     def columns(self, row: Iterable[pa.Field], there: Iterable[str] = ()) -> list[pa.Field]:
-        """Return the mirror's columns for those of the database's table.
+        """Return the mirror's columns for the columns of the database's table.
 
         :param there: columns that the mirror has already.
 
@@ -101,7 +101,7 @@ class ColumnNames:
 
 
 def _meant(name: str) -> str | None:
-    """Return the name that Debezium's reader of pgoutput made this one of; None where it is as the database has it.
+    """Return the database's name of a column garbled by Debezium's pgoutput reader, or None if not garbled.
 
     The reader widens each byte to a character, with its sign: a byte of 0x80 and more becomes one of U+FF80 to U+FFFF.
     """

@@ -1,4 +1,4 @@
-"""What the decoder notes of the events that it decodes together, so that a driver need not read their values."""
+"""Notes of the decoder on events decoded together. By the notes, a driver need not read the values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def note_columns() -> pa.Schema:
 
 
 def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return events with the same notes in each row: they hold for some of these events, or on average.
+    """Return events with the same notes in each row: true if true for any event; bytes on average.
 
     :param key: the columns of the mirror's key, if the user names them.
     """
@@ -38,6 +38,6 @@ def with_notes(events: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _keys_of_records(events: pa.Table) -> set[str]:
-    """Return the columns that the keys of all records have."""
+    """Return the columns common to the keys of all records."""
     names = [set(as_list(text) or ()) for text in pc.unique(events[KEY_NAMES]).to_pylist() if text is not None]
     return set.intersection(*names) if names else set()

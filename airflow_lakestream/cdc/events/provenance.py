@@ -1,4 +1,4 @@
-"""What change events say of their origin: table, transaction, record key, and the row's old key."""
+"""Origin of change events: table, transaction, record key, and the row's old key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = ("db", "schema", "table")
 
 
 class Old(StrEnum):
-    """What an update says of the row's key before it."""
+    """State of the row's key before an update: another key, or unknown."""
 
     # The key was another one: the row before is part of the event.
     OTHER = "other"
@@ -29,7 +29,7 @@ class Old(StrEnum):
 
 
 def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """Return the columns to decode events with; includes the row before the change if its key may differ."""
+    """Return the columns to decode events with, including the row before the change if the key may differ."""
     row = [field for field in schema if field.name not in OF_EVENTS]
     if not key or not {field.name for field in row}.issuperset(key):
         return schema
@@ -37,13 +37,13 @@ def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
-    """Return decoded events with their origin in separate columns.
+    """Return decoded events with the origin in separate columns.
 
     :param key: the columns of the mirror's key, if the user names them.
     :param names: the columns of the records' keys, see `record_keys.names_in`.
     """
     ops, source = rows[OP].combine_chunks(), rows[SOURCE].combine_chunks()
-    # A truncation has no key, whatever the table's key is.
+    # A truncation never has a key.
     names = pc.if_else(pc.equal(ops, "t").fill_null(False), pa.scalar(None, pa.string()), names)
     found = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
     found = found.append_column(TABLE, _table(source))
@@ -57,14 +57,14 @@ def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
 
 
 def is_serial(rows: pa.Table) -> bool:
-    """Tell whether events come from a log that has transactions one after the other; see `binlog`."""
+    """Return whether events come from a log of sequential transactions; see `binlog`."""
     if TRANSACTION not in rows.column_names or not len(rows):
         return False
     return bool(pc.all(pc.equal(pc.fill_null(rows[TRANSACTION], 0), binlog.SERIAL)).as_py())
 
 
 def expanded(rows: pa.Table) -> pa.Table:
-    """Return events where each change of a key is preceded by a deletion of the old row, at the same place."""
+    """Return events with a deletion of the old row, at the same position, before each change of a key."""
     beside = [name for name in rows.column_names if name.startswith(BEFORE)]
     if not beside:
         return rows
@@ -87,7 +87,7 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
         old, new = image.field(image.type.get_field_index(name)), one_array(rows[name])
         old_key, new_key = (comparable(pa.table({"key": one}))["key"].combine_chunks() for one in (old, new))
         same = pc.equal(old_key, new_key).fill_null(False).to_numpy(zero_copy_only=False)
-        # An image without the key tells nothing of it.
+        # An image without the key can't show a change.
         moved |= there & ~same
         there &= old.is_valid().to_numpy(zero_copy_only=False)
     moved &= there
@@ -102,7 +102,7 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
 
 
 def _may_hide_a_change(names: pa.Array, key: Sequence[str]) -> np.ndarray:
-    """Tell for which records the key lacks columns of the mirror's key: those can change unnoticed."""
+    """Return a mask of records without all columns of the mirror's key: the missing columns may change unnoticed."""
     texts = [text for text in names.unique().to_pylist() if text not in (None, NO_KEY)]
     others = [text for text in texts if not set(key).issubset(as_list(text) or ())]
     found: np.ndarray = pc.is_in(names, pa.array(others, pa.string())).to_numpy(zero_copy_only=False)
@@ -110,7 +110,7 @@ def _may_hide_a_change(names: pa.Array, key: Sequence[str]) -> np.ndarray:
 
 
 def _table(source: pa.Array) -> pa.Array:
-    """Return the name of each event's table, with schema and database; null if the event has none."""
+    """Return the name of each event's table, with schema and database; null for events without a table."""
     *spaces, table = (_member(source, name, pa.string()) for name in _NAMES)
     found = table
     for space in reversed(spaces):

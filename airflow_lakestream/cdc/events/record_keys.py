@@ -17,18 +17,18 @@ from airflow_lakestream.registry.schemas import SchemaNotFound
 # A record without a key.
 NO_KEY = "[]"
 _HEADER = 5
-# Keys of one topic have one form, or a few after a change of the key; keys of other forms are parsed one by one.
+# Keys of one topic have one form, or a few after a change of the key; keys of more forms are parsed one by one.
 _MOST_FORMS = 8
-# Surely no object: it begins with another character than a brace. UTF-16 and UTF-32 would have zeros beside it.
+# Not an object: begins with another character than a brace. (UTF-16 and UTF-32 have zeros next to each character.)
 _NO_OBJECT = r"(?s)^[ \t\r\n]*([!-z|}~]([^\x00].*)?)?$"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
 
 
 def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[bytes, str]) -> pa.Array:
-    """Return the columns of each key, as a list in JSON; null if it can't be read.
+    """Return the columns of each key, as a list in JSON; null for an unreadable key.
 
     :param registry: has the schemas of keys that name one.
-    :param prefixes: what is known of the schemas next to keys; it grows.
+    :param prefixes: a cache of the schemas next to keys, which is filled.
     """
     found = np.full(len(keys), None, object)
     found[keys.is_null().to_numpy(zero_copy_only=False)] = NO_KEY
@@ -43,13 +43,13 @@ def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[byt
 
 
 def as_list(names: str | None) -> list[str] | None:
-    """Return the columns of one key; None if it could not be read."""
+    """Return the columns of a key, or None for an unreadable key."""
     found: list[str] | None = None if names is None else json.loads(names)
     return found
 
 
 def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
-    """Note the columns of JSON keys: one key of each form is parsed."""
+    """Note the columns of JSON keys; parse a single key of each form."""
     # Text, such as StringConverter makes of keys, has as many forms as values.
     no_object = pc.match_substring_regex(keys, _NO_OBJECT).fill_null(False).to_numpy(zero_copy_only=False)
     found[places[no_object]] = None
@@ -86,7 +86,7 @@ def _names(key: bytes | None) -> list[str] | None:
 
 
 def _by_schema(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
-    """Note the columns of keys in Avro or JSON Schema, from the schema that each names."""
+    """Note the columns of keys in Avro or JSON Schema, from the registered schemas."""
     headers = pc.binary_slice(keys.take(pa.array(places)), 0, _HEADER).dictionary_encode()
     for number, header in enumerate(headers.dictionary.to_pylist()):
         names = _registered(registry, int.from_bytes(header[1:], "big"))

@@ -24,7 +24,7 @@ Row = Sequence[pa.Field]
 
 @dataclass
 class RecordSchemas:
-    """Finds the row's columns in the schemas of records. Thread-safe.
+    """Finder of a row's columns in the schemas of records. Thread-safe.
 
     :param format: of the values, see `core.policies.Format`.
     :param finder: finds schemas that records name.
@@ -39,9 +39,9 @@ class RecordSchemas:
     _found: dict[str, tuple[pa.Field, TypeSeen]] = field(default_factory=dict)
 
     def row(self, batch: RawBatch) -> Row:
-        """Return all columns that any record's schema had so far, each with a type that holds all its values.
+        """Return all columns of the schemas of all records until now, each with a type for all values.
 
-        Raises MirrorStopped if there is no such type, SchemaRefused, and the registry's errors.
+        Raises MirrorStopped without a common type, SchemaRefused, and the registry's errors.
         """
         for row, place in sorted(self._of_batch(batch), key=lambda one: one[1]):
             for one in row:
@@ -54,7 +54,7 @@ class RecordSchemas:
         return [one for one, _ in list(self._found.values())]
 
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
-        """Yield the columns of each schema, with the place of its first record."""
+        """Yield the columns of each schema, with the index of the schema's first record."""
         for writer, places in writers(batch.values, self.format, self.finder, self._prefixes):
             yield self._cached(writer), int(places[0])
 
@@ -80,5 +80,5 @@ class RecordSchemas:
 
 
 def _row_of(record: pa.Schema) -> Row:
-    # A value that is no event becomes a bad record, and tells nothing of columns.
+    # A value that is not an event becomes a bad record, and has no columns.
     return row_of(record) if is_event(record) else ()

@@ -1,4 +1,4 @@
-"""Events that a restarted connector has sent again: they stand behind later events of their key."""
+"""Events sent again by a restarted connector, at offsets behind later events of the same key."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from airflow_lakestream.cdc.keys.identity import keys_of
 
 
 def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
-    """Return the places of the events without those that were sent again.
+    """Return the indices of the events without repeated events.
 
-    Their content is known already: if this batch does not have them twice, an earlier one had them. Events between them
-    and the next one of their key may be missing here, so keeping them would show a key twice that never was.
+    A repeated event is known: this batch has it twice, or an earlier batch had it. Events between it and the next event
+    of its key may be missing here, so with it a key might seem to have had two rows at once.
 
     :param rows: in the order of their versions.
     """
@@ -39,7 +39,7 @@ def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array)
 
 
 def _behind_a_later_one(rows: pa.Table) -> np.ndarray:
-    """Tell which events stand, in their partition, behind one that is later in the source."""
+    """Return a mask of the events behind a later event of the source in the same partition."""
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     found = np.zeros(len(rows), np.bool_)
     for partition in pc.unique(rows[PARTITION]).to_pylist():

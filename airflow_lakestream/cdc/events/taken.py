@@ -1,4 +1,4 @@
-"""The change events of one commit, on their way to a mirror in any table format."""
+"""Change events of a commit, collected for a mirror in any table format."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from airflow_lakestream.tables.no_rows import no_rows
 
 @dataclass
 class TakenEvents:
-    """`rows` as they were written here, and `files` that executors have written."""
+    """Change events: `rows` of this process, and `files` of executors."""
 
     rows: list[pa.Table] = field(default_factory=list)
     files: list[Any] = field(default_factory=list)
 
     def joined(self, read: Callable[[Any], pa.Table], columns: pa.Schema, table: str) -> pa.Table:
-        """Return all events; if there are none, no rows with these columns. Raises MirrorStopped without a common type.
+        """Return all events, or an empty table with `columns`. Raises MirrorStopped without a common type.
 
         :param table: the mirror's name.
         """
@@ -48,19 +48,19 @@ class TakenEvents:
         schema, lengths = pa.schema(_fields(parts, table)), [len(part) for part in parts]
         columns = []
         for one in schema:
-            # Combined column by column, while nobody else has the parts: all at once would be a batch twice.
+            # Combined column by column and freed at once: all columns together would need the memory of two batches.
             of_parts = [_column(part, one, length) for part, length in zip(parts, lengths, strict=True)]
             parts = [part.drop_columns([name for name in part.column_names if name == one.name]) for part in parts]
             columns.append(pa.concat_tables(of_parts).combine_chunks()[0])
         return pa.Table.from_arrays(columns, schema=schema)
 
     def forget(self) -> None:
-        """Forget the events; the caller deletes their files."""
+        """Forget the events. The caller deletes the files."""
         self.rows, self.files = [], []
 
 
 def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
-    """Return the columns that executors write for a mirror with these.
+    """Return the columns of events in executors' files, for a mirror with the columns `mirror`.
 
     :param with_key: include the records' keys, if the user does not name the key.
     """
@@ -90,7 +90,7 @@ def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
 
 
 def _of_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the common type of numbers whose values decided the type: integers in one part, others in another."""
+    """Return float64 for an integer and a float type: without schemas, values decide the type. Otherwise None."""
     return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else None
 
 
@@ -100,7 +100,7 @@ def _seen(rows: pa.Table, name: str) -> TypeSeen:
 
 
 def _column(rows: pa.Table, one: pa.Field, length: int) -> pa.Table:
-    """Return a column with this type, whose values are NULL where the rows, so many, do not have it."""
+    """Return the column with this type, or `length` NULLs if the rows lack the column."""
     is_there = one.name in rows.column_names and rows[one.name].null_count < length
     column = rows[one.name].cast(one.type) if is_there else pa.nulls(length, one.type)
     return pa.Table.from_arrays([column], schema=pa.schema([one]))

@@ -1,4 +1,4 @@
-"""Finds where in a topic Debezium has read the whole table: it marks the first and the last row."""
+"""Search for a snapshot of the whole table in a topic, by Debezium's marks of the first and the last row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST, _LAST = ("first", "first_in_data_collection"), ("last", "last_in_data_co
 
 @dataclass(frozen=True)
 class Origin:
-    """The connector and the table that send: topic.prefix, and the table's name as in a signal."""
+    """Sender of events: the connector's topic.prefix, and the table's name as in a signal."""
 
     prefix: str
     collection: str
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass
 class Snapshot:
-    """The rows that one transaction of Debezium has read: their number, and where they begin and end by partition."""
+    """Rows read by a single transaction of Debezium: the number, and start and end offsets by partition."""
 
     rows: int = 0
     starts: dict[int, int] = field(default_factory=dict)
@@ -59,26 +59,26 @@ class Snapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows of the table are there. A single row is marked as the last."""
+        """Whether all rows of the table were seen. A single row is marked as the last."""
         return self.has_last and (self.has_first or self.rows == 1)
 
 
 @dataclass
 class SnapshotSearch:
-    """Searches a topic, reading each offset once.
+    """Search through a topic, reading each offset once.
 
     :param payload: the format of its values; not `EventPayload`, which would look for columns in them.
     """
 
     payload: Payload
     reader: Reader
-    # By partition: where the search continues.
+    # By partition: the offset at which the search continues.
     at: dict[int, int]
     found: dict[tuple[int, int], Snapshot] = field(default_factory=dict)
     origin: Origin | None = None
 
     def look(self, state: TopicState, stop: threading.Event) -> Snapshot | None:
-        """Search up to the topic's current end; return the last snapshot that is complete, if any."""
+        """Search up to the topic's current end; return the last complete snapshot, or None."""
         topic = state.identity.topic
         starts = {p: max(self.at.get(p, 0), marks.low) for p, marks in state.marks.items()}
         ranges = RangeSet(
@@ -137,7 +137,7 @@ def _origin(source: Mapping[str, str]) -> Origin:
 
 
 def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:
-    """Return the columns of a record's key; None if it does not tell them."""
+    """Return the columns of a record's key, or None if unknown."""
     if batch.keys is None:
         return None
     try:

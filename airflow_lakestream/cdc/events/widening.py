@@ -1,4 +1,4 @@
-"""Common types of a column whose type in the database has changed."""
+"""Common types for a column with a changed type in the database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDER = {(pa.int32(), pa.int64()): pa.int64(), (pa.float32(), pa.float64()): pa
 
 
 def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds all values of both; None if there is none."""
+    """Return the type for all values of both types, or None without a common type."""
     if one == other:
         return one
     if t.is_decimal(one) and t.is_decimal(other):
@@ -46,7 +46,7 @@ def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
 
 
 def grown(schema: pa.Schema, seen: pa.Schema) -> pa.Schema:
-    """Return the schema with missing columns added, and types widened where they have become wider."""
+    """Return the schema with missing columns added, and with wider types."""
     fields = [
         field.with_type(_grown_type(field.type, seen.field(field.name).type)) if field.name in seen.names else field
         for field in schema
@@ -55,7 +55,7 @@ def grown(schema: pa.Schema, seen: pa.Schema) -> pa.Schema:
 
 
 def _grown_type(old: pa.DataType, seen: pa.DataType) -> pa.DataType:
-    """Return the type with missing fields added; fields with another type keep theirs."""
+    """Return the type with missing fields added; fields without a common type keep the old type."""
     if t.is_struct(old) and t.is_struct(seen):
         return pa.struct(list(grown(pa.schema(list(old)), pa.schema(list(seen)))))
     if t.is_list(old) and t.is_list(seen):

@@ -1,1 +1,1 @@
-"""Keys of a mirror: which rows are the same, and which event decides about a row."""
+"""Keys of a mirror: equality of rows, and the deciding event of each row."""

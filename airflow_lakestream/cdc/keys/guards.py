@@ -1,4 +1,4 @@
-"""Deletions that only the table's row can judge: it may or may not be the row that they mean."""
+"""Guards of deletions: comparison of a deletion's row with the table's row of the key."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Place = tuple[int, int]
 
 
 class Guarded(StrEnum):
-    """What an event requires of the table."""
+    """Requirement of an event on the table."""
 
-    # A row from before the transaction stays: the transaction has deleted another one that is just like it.
+    # A row from before the transaction stays: the transaction has deleted another, equal row.
     KEEP = "keep"
-    # No row from before the transaction may exist: nothing tells which of the two the transaction has deleted.
+    # No row from before the transaction may exist: the events do not show which of the two was deleted.
     STOP = "stop"
-    # Undecidable, whatever the table has.
+    # Undecidable with any row of the table.
     UNKNOWN = "unknown"
     # The row must have the deletion's values: the key may be a placeholder.
     SENT = "sent"
@@ -28,7 +28,7 @@ class Guarded(StrEnum):
 
 @dataclass(frozen=True)
 class Guard:
-    """What to check in the table's row of a key; `since` is where its transaction begins.
+    """Check for the table's row of a key, if the row's place is before `since`.
 
     `image` are the values of the deletion. `before` is the version of the key's event before the transaction, if the
     batch has one with a row.
@@ -44,7 +44,7 @@ class Guard:
 
 @dataclass
 class Judge:
-    """Judges by the rows of a table; `done` are the guards that a row has answered."""
+    """Judge of guards by the table's rows; `done` has the ids of guards answered by a row."""
 
     table: str
     topic: str
@@ -52,7 +52,7 @@ class Judge:
     done: set[int] = field(default_factory=set)
 
     def keeps(self, guards: Iterable[Guard], place: Place, row: Image) -> bool:
-        """Tell whether an existing row stays in spite of the deletion. Raises MirrorStopped.
+        """Return whether an existing row stays in spite of the deletion. Raises MirrorStopped.
 
         :param place: the place of the row's last event in the source.
         :param row: its values, for the columns of the guards' images.
@@ -72,24 +72,24 @@ class Judge:
         return kept
 
     def is_gone(self, guards: Iterable[Guard], place: Place) -> None:
-        """Take note of a row that is marked as deleted: a deletion that is sent again is no other one's."""
+        """Mark guards as done if a row is already marked as deleted: a repeated deletion means the same row."""
         self.done.update(id(guard) for guard in guards if guard.kind is Guarded.SENT and place >= guard.since)
 
     def check_before(self, guards: Iterable[Guard], truncated: Version | None) -> None:
-        """Refuse a second row of a key of which the batch has one. Raises MirrorStopped.
+        """Refuse guards of a key with an earlier row in the batch, unless truncated since. Raises MirrorStopped.
 
-        :param truncated: the last truncation that is remembered; a row before it is gone.
+        :param truncated: the last known truncation; a row before it is gone.
         """
         for guard in guards:
             if guard.before is not None and (truncated is None or guard.before >= truncated):
                 raise self.unknown(guard)
 
     def unknown(self, guard: Guard) -> MirrorStopped:
-        """Return the error for a transaction with several rows of one key."""
+        """Return the error for a transaction with several rows of the same key."""
         return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, self._at(guard) + _UNKNOWN, _REMEDY_UNKNOWN)
 
     def not_sent(self, guard: Guard) -> MirrorStopped:
-        """Return the error for a deletion that does not say which row it means."""
+        """Return the error for a deletion of an unknown row."""
         key = ", ".join(self.key)
         return MirrorStopped(self.table, StopReason.KEY_NOT_SENT, self._at(guard) + _NOT_SENT.format(key), _REMEDY_SENT)
 
@@ -98,7 +98,7 @@ class Judge:
 
 
 def fits(row: Mapping[str, object], image: Image) -> bool:
-    """Tell whether a row may be the deleted one: it has each value that was sent."""
+    """Return whether a row may be the deleted row, with equal values in all sent columns."""
     sent = {name: value for name, value in image.items() if not is_placeholder(value)}
     return all(row.get(name) is None or row[name] == value for name, value in sent.items())
 

@@ -1,4 +1,4 @@
-"""Keys that Arrow can group, join, sort and compare, with the equality that they have in PostgreSQL.
+"""Keys for grouping, joining, sorting and comparing in Arrow, with the equality of PostgreSQL.
 
 There NaN equals NaN, and -0.0 equals 0.0. Text is compared by its bytes: two texts that a collation or `citext` takes
 for equal are never in a database's table at once, and a change from one to the other is a deletion and a new row.
@@ -24,7 +24,7 @@ _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
 def check_key(columns: pa.Schema, policy: OutOfRange) -> None:
-    """Refuse columns that can't be a key. Raises InvalidArgument."""
+    """Refuse columns unfit for a key. Raises InvalidArgument."""
     for column in columns:
         if t.is_temporal(column.type) and policy is not OutOfRange.REJECT:
             raise InvalidArgument(
@@ -42,41 +42,41 @@ def check_key(columns: pa.Schema, policy: OutOfRange) -> None:
 
 
 def comparable(keys: pa.Table) -> pa.Table:
-    """Return keys that are equal where PostgreSQL says so; their order is our own."""
+    """Return keys as values with the equality of PostgreSQL, but not with PostgreSQL's order."""
     columns = [_comparable(column) for column in keys.columns]
     return pa.table(dict(zip(keys.column_names, columns, strict=True)))
 
 
 def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
-    """Return the keys of rows, as tuples that are equal where PostgreSQL says so."""
+    """Return the keys of rows, as tuples with the equality of PostgreSQL."""
     columns = comparable(rows.select(list(key))).columns
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def those_with(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> list[tuple[int, Key]]:
-    """Return the rows that have one of these keys: their numbers, rising, and their keys."""
+    """Return the numbers, rising, and the keys of the rows with a wanted key."""
     if not wanted:
         return []
     column = comparable(rows.select([key[0]]))[0]
-    # Most rows have none of them, and Python's tuples take long to make.
+    # Filter by the first column: most rows do not have any of the keys, and Python's tuples take long to make.
     some = _numbers_in(column, pa.array([one[0] for one in wanted], column.type))
     found = zip(some.tolist(), keys_of(rows.take(pa.array(some)), key), strict=True)
     return [(number, own) for number, own in found if own in wanted]
 
 
 def by_place(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return comparable keys in columns named by position, so that user names can't clash with ours."""
+    """Return comparable keys in columns named by position, to avoid clashes with the user's names."""
     return comparable(rows.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))]))
 
 
 def _integers_of(keys: pa.Table) -> Numbers | None:
-    """Return the values of keys, as `by_place` returns them, if each is one integer: NumPy sorts those in no time."""
+    """Return the values of keys from `by_place` if each is a single integer, fast to sort in NumPy; or else None."""
     is_one = keys.num_columns == 1 and t.is_signed_integer(keys[0].type) and not keys[0].null_count
     return keys[0].to_numpy().astype(np.int64, copy=False) if is_one else None
 
 
 def in_order(keys: pa.Table) -> Numbers:
-    """Return the places of keys, as `by_place` returns them, in order."""
+    """Return the indices of keys in order, given the keys from `by_place`."""
     if (integers := _integers_of(keys)) is not None:
         return np.argsort(integers)
     order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
@@ -85,9 +85,9 @@ def in_order(keys: pa.Table) -> Numbers:
 
 
 def greatest_of_each(keys: pa.Table, *numbers: Numbers) -> list[Numbers]:
-    """Return for each key, of those that `by_place` returns, the greatest of each of these numbers."""
+    """Return for each key from `by_place` the greatest of each of these numbers."""
     if len(keys) and (integers := _integers_of(keys)) is not None:
-        # Arrow would hash them, which takes three times as long.
+        # Sorting: hashing in Arrow takes three times as long.
         order = np.argsort(integers)
         starts = np.flatnonzero(is_first(integers[order]))
         return [np.maximum.reduceat(some[order], starts) for some in numbers]
@@ -111,14 +111,14 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _as_integers(doubles: pa.Array) -> pa.Array:
-    """Return integers that are ordered like the doubles, NaN last."""
+    """Return integers in the order of the doubles, NaN last."""
     bits = doubles.view(pa.int64())
     values = bits.fill_null(0).to_numpy()
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))
 
 
 class Among:
-    """Finds the rows whose keys are among those of a batch, each of which is there once.
+    """Search for the rows with a key of a batch. The batch has each key once.
 
     A mirror's files are mostly sorted by key: in a sorted column of integers, the batch's keys are looked up, and not
     the column's own values.
@@ -129,7 +129,7 @@ class Among:
         first = _first_column(keys, self._key)
         # Integers are put in order once, and not in each task that this is pickled for.
         self._ordered = _ordered(first.to_numpy()) if t.is_integer(first.type) else None
-        # In order they tell all of a key with one column: each task would get a copy of what need not be here.
+        # The ordered values contain all of a key with one column: the given keys would only make each pickle larger.
         is_all = self._ordered is not None and len(self._key) == 1
         self._given = None if is_all else keys.select(self._key)
 
@@ -154,7 +154,7 @@ class Among:
         return pa.table({self._key[0]: column})
 
     def __call__(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """Return the numbers of the rows found, rising, and the places of their keys in the batch."""
+        """Return the numbers of the rows found, rising, and the indices of the rows' keys in the batch."""
         column = _first_column(rows, self._key)
         if self._ordered is not None and t.is_integer(column.type) and not column.null_count:
             values, places_ = self._ordered
@@ -163,7 +163,7 @@ class Among:
                 return some, places_[at].astype(np.int64)
         else:
             some = _numbers_in(column, self._values)
-        # Looking one value up is quicker than joining, and most rows have none of the keys.
+        # Looking up one value is quicker than joining, and most rows do not have any of the keys.
         at = places(rows.select(self._key).take(pa.array(some)), self._keys, self._key)
         hit = np.flatnonzero(at >= 0)
         return some[hit], at[hit]
@@ -171,12 +171,12 @@ class Among:
 
 def _first_column(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
     column = by_place(rows, key[:1])[0]
-    # One width for all, so that a file's integers and the batch's can be looked up in each other.
+    # One width for all, for lookups between a file's integers and the batch's.
     return column.cast(pa.int64()) if t.is_integer(column.type) else column
 
 
 def _ordered(values: Numbers) -> tuple[Numbers, npt.NDArray[np.int32]]:
-    """Return the values in order, each once, and a place of each."""
+    """Return the distinct values in order, and an index of each in `values`."""
     order = np.argsort(values)
     ordered = values[order]
     first = is_first(ordered)
@@ -184,15 +184,15 @@ def _ordered(values: Numbers) -> tuple[Numbers, npt.NDArray[np.int32]]:
 
 
 def _looked_up(column: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the numbers of the column's values that are among rising ones, and the place of each there."""
+    """Return the numbers of the column's values among the rising `values`, and the index of each in `values`."""
     if len(column) and (column[1:] >= column[:-1]).all():
         start, end = np.searchsorted(values, column[0]), np.searchsorted(values, column[-1], side="right")
         low, high = (np.searchsorted(column, values[start:end], side=side) for side in ("left", "right"))
         counts = high - low
-        # Each start as often as its value is there, and within it one after the other.
+        # Repeat each value's start by its count, and count the rows from the start.
         found = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         return found, np.repeat(np.arange(start, end), counts)
-    # Hashing costs by the number of values, and halving by that of the column.
+    # The cost of hashing grows with the number of values, the cost of bisection with the length of the column.
     is_long = len(column) > len(values)
     some = _numbers_in(pa.array(column), pa.array(values)) if is_long else np.arange(len(column))
     at = np.searchsorted(values, column[some])
@@ -208,12 +208,12 @@ def _numbers_in(column: pa.Array | pa.ChunkedArray, values: pa.Array | pa.Chunke
 
 
 def _common(one: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """Return types that hold the keys of both: one may be wider since the other was written."""
+    """Return types for the keys of both schemas: a key's type may have become wider."""
     return pa.unify_schemas([one, other], promote_options="permissive")
 
 
 def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
-    """Return for each row the place of its key in the other table, whose keys are unique; -1 if it is not there."""
+    """Return the index of each row's key in the table `among`, with unique keys; -1 for a missing key."""
     found = np.full(len(rows), -1, np.int64)
     if not len(rows) or not len(among):
         return found

@@ -1,6 +1,6 @@
-"""Rows before their deletion, as deletions carry them: whole, or with placeholders for what was not sent.
+"""Images of rows before a deletion, in the deletion: whole, or with placeholders for values not sent.
 
-For what PostgreSQL did not send, Debezium puts the column's default, zero or an empty value.
+In place of a value that PostgreSQL did not send, Debezium puts the column's default, zero or an empty value.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01
 
 
 def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
-    """Return the columns of rows besides the key. Raises ValuesApart if they were not read."""
+    """Return the columns of rows except the key. Raises ValuesApart if the values were not read."""
     check_values(rows, "a key has several events in a transaction")
     beside = {*key, *VERSION, *OF_EVENTS}
     return [name for name in rows.column_names if name not in beside]
 
 
 def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
-    """Return comparable values of rows, without those that are left out."""
+    """Return comparable values of rows, except left-out values."""
     found: list[Image] = [{} for _ in range(len(rows))]
     for name in columns:
         lacking = left_out(rows[name])
@@ -44,20 +44,20 @@ def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
 
 
 def say_something(rows: pa.Table, columns: Sequence[str]) -> bool:
-    """Tell whether any value of rows' images is none that stands for one that was not sent."""
+    """Return whether any value in rows' images is surely not a placeholder."""
     return any(not is_placeholder(_comparable(value)) for name in columns for value in _different(rows[name]))
 
 
 def _different(column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yield the values that are not left out, most of them once."""
+    """Yield a column's values except left-out values; most values only once."""
     values = plain(column).filter(pa.array(~left_out(column)))
-    # Arrow takes no nested values for this, and -0.0 for 0.0.
+    # Arrow's `unique` can't take nested values, and takes -0.0 for 0.0.
     is_plain = not t.is_nested(values.type) and not t.is_floating(values.type)
     yield from (pc.unique(values) if is_plain else values).to_pylist()
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value with text for each float in it: NaN is equal to nothing."""
+    """Return a value with each float as text, since NaN is not equal to NaN."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -66,7 +66,7 @@ def _comparable(value: Any) -> Any:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Tell whether an image's value may stand for one that was not sent, whatever the column's default."""
+    """Return whether an image's value may be a placeholder for a value not sent, with any column default."""
     if isinstance(value, bytes):
         return not value.strip(b"\x00")
     if isinstance(value, str):
@@ -81,7 +81,7 @@ def is_placeholder(value: Any) -> bool:
 
 
 def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
-    """Tell which rows have a placeholder in each column of the key."""
+    """Return a mask of the rows with a placeholder in each column of the key."""
     found = np.ones(len(rows), np.bool_)
     for name in key:
         column = plain(rows[name])
@@ -97,7 +97,7 @@ def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
 
 
 class Earlier:
-    """Finds the events before some events of their key."""
+    """Index from an event to the previous event of the same key."""
 
     def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:
         first = plain(rows[key[0]])
@@ -113,7 +113,7 @@ class Earlier:
             last[own] = number
 
     def of(self, at: int) -> int | None:
-        """Return the event of the same key before this one; None if there is none."""
+        """Return the previous event of the same key, or None for a first event."""
         return self._before.get(at)
 
 

@@ -1,8 +1,8 @@
-"""Several rows of one key within a transaction: finds out which of them remains in the end.
+"""Several rows of a key within a transaction: search for the row that remains in the end.
 
 A key that is checked only at the end of the transaction (DEFERRABLE) may occur twice meanwhile: `set id = id + 1`
 creates the new row 2 before the old one is deleted. The last event of key 2 is then a deletion, although the row
-exists. If the database sends whole rows (REPLICA IDENTITY FULL, which such a key requires), deletions tell which.
+exists. With whole rows (REPLICA IDENTITY FULL, which such a key requires), a deletion's values show the deleted row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER, _GROUP = "_cdc_number", "_cdc_group"
 
 @dataclass
 class Settled:
-    """Events in which each key's last event decides about its row; `guards` are what the table must be asked.
+    """Events with each key's last event deciding about the row; `guards` are checks against the table.
 
     `guards` are by the place of an event.
     """
@@ -42,7 +42,7 @@ class Settled:
 
 
 def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settled:
-    """Return events in which each key's last event decides about its row. Raises ValuesApart.
+    """Return events with each key's last event deciding about the row. Raises ValuesApart.
 
     :param rows: in the order of their versions.
     :param not_in: columns of the database's key, which every deletion carries.
@@ -67,12 +67,12 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settle
 
 
 def _transactions(rows: pa.Table) -> pa.Array:
-    # Without a transaction number, the commit before it identifies it.
+    # Without a number, the commit before a transaction identifies it.
     return pc.coalesce(rows[TRANSACTION], rows[COMMIT]).combine_chunks()
 
 
 def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
-    """Yield the places of a key's events in one transaction that ends with a deletion and begins with a row."""
+    """Yield the indices of a key's events in a transaction with a row and a final deletion."""
     ops, transactions = rows[OP].combine_chunks(), _transactions(rows)
     deletes = pc.equal(ops, "d").fill_null(False)
     some = pc.is_in(transactions, value_set=pc.unique(transactions.filter(deletes)))
@@ -87,7 +87,7 @@ def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
 
 
 def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa.Array) -> pa.Table:
-    """Return, for each key and transaction, the places of its events, the last one, and the first one with a row."""
+    """Return, for each key and transaction, the indices of events, the last event, and the first event with a row."""
     keys, ops = by_place(rows, key), rows[OP].take(pa.array(places)).combine_chunks()
     part = keys.take(pa.array(places)).append_column(_GROUP, transactions.take(pa.array(places)))
     is_row = pc.is_in(ops, value_set=pa.array(["c", "u"])).to_numpy(zero_copy_only=False)
@@ -98,7 +98,7 @@ def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa
 
 
 def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
-    """Yield each key's events in a transaction that may continue, if they create a row."""
+    """Yield the indices of each key's events in a transaction that may continue, if a row is created."""
     transactions = _transactions(rows)
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
@@ -125,7 +125,7 @@ def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
 
 @dataclass
 class _DeletedValues:
-    """The columns in which deletions surely have the row's values: a placeholder would be the same in all of them.
+    """Columns with surely sent values in deletions: a placeholder would be the same in all deletions.
 
     `saying` are the transactions whose deletions have such values: the replica identity may change between two.
     """
@@ -145,9 +145,9 @@ class _DeletedValues:
 
 @dataclass
 class _Followed:
-    """The state after a key's events: their rows that remain, and maybe one from before.
+    """State after a key's events: remaining rows of the transaction, and maybe a row from before.
 
-    With `is_open`, an update may have been of either.
+    With `is_open`, an update may have changed either.
     """
 
     may_be_old: bool
@@ -170,7 +170,7 @@ class _Work:
     guards: dict[int, Guard] = field(default_factory=dict)
 
     def settle(self, group: Places) -> None:
-        """Find the result of a key's events in one transaction."""
+        """Decide the result of a key's events in a transaction."""
         found = self._follow(group)
         if found.live or found.may_be_old:
             # The deleted row may have been the one from before, and an update of it may hide the row that remains.
@@ -178,7 +178,7 @@ class _Work:
             self._conclude(group, found.live, _kind(is_sure=is_sure, says=found.says))
 
     def watch(self, group: Places) -> None:
-        """Refuse several rows of a key, the table's included: nothing tells which one later events mean."""
+        """Guard against several rows of a key, including the table's: later events would be ambiguous."""
         found = self._follow(group)
         first, last = int(group[0]), int(group[-1])
         if len(found.live) > 1:
@@ -224,7 +224,7 @@ class _Work:
     def _is_of_old(
         self, found: _Followed, is_told: bool, live: Sequence[int], values: Sequence[Image], number: int
     ) -> bool:
-        """Tell whether a deletion means the row from before: its values match none of the transaction's own."""
+        """Return whether a deletion means the row from before: all rows of the transaction have different values."""
         return found.may_be_old and is_told and all(self._differs(values[one], values[number]) for one in live)
 
     def _conclude(self, group: Places, live: Sequence[int], kind: Guarded | None) -> None:
@@ -232,7 +232,7 @@ class _Work:
         if len(live) > 1 or (live and kind is not Guarded.KEEP):
             self._guard(last, first, Guarded.UNKNOWN)
         elif live:
-            # The old row is deleted, the new one stays: record it as an event at the place of the last one.
+            # The old row is deleted, the new row stays: its event gets the version of the last event.
             self.versions[int(group[live[0]])] = last
             self.dropped |= set(group.tolist()) - {int(group[live[0]])}
         elif kind is not None:
@@ -257,7 +257,7 @@ class _Work:
         self.guards[at] = Guard(kind, since, partition, offset, before=version)
 
     def done(self) -> Settled:
-        """Return the events."""
+        """Return the events with new versions, without dropped events."""
         rows = self.rows
         if self.versions:
             takes = np.arange(len(rows))

@@ -1,4 +1,4 @@
-"""Deletions that do not say which row they delete: PostgreSQL has not sent the key, and Debezium puts zeros there."""
+"""Deletions without the key of a row: Debezium puts zeros in place of a key not sent by PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Keyed = tuple[object, ...]
 
 
 def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed, Guard]:
-    """Return by key what to check against the table. Raises MirrorStopped if the events themselves show the problem.
+    """Return guards by key, to check against the table. Raises MirrorStopped for a problem within the events.
 
     With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
     deleted row's values. But a row whose key is zero may really be meant: then that row has these values.
@@ -36,7 +36,7 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed,
         return {}
     found: dict[Keyed, Guard] = {}
     columns = image_columns(rows, key)
-    # Each for itself: the replica identity may be another one from one transaction to the next.
+    # Checked one by one: the replica identity may change between transactions.
     wanted: list[int] = doubtful[is_zero].tolist()
     events = Earlier(rows, key, wanted)
     for at in wanted:

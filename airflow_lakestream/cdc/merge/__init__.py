@@ -1,1 +1,1 @@
-"""A batch of events merged into what a mirror holds. Arrow in, Arrow out."""
+"""Merge of a batch of events into a mirror's table. Arrow in, Arrow out."""

@@ -1,4 +1,4 @@
-"""The look at the rows that a commit brings into a mirror, complete as the merge has made them, before they show."""
+"""Check of a merge's complete rows before the commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_KEPT = (
 
 
 def look_of(auditor: Auditor | None, table: str, landing: Landing, conform: Conform) -> Look | None:
-    """Return what raises ChecksFailed for rows that do not pass; None where nothing is asked.
+    """Return a function that raises ChecksFailed for bad rows, or None without an auditor.
 
     :param conform: returns rows with the mirror's columns.
     """

@@ -1,6 +1,6 @@
-"""The files of a mirror's memory: read one after the other for what a batch needs, and put together in the same way.
+"""Files of a mirror's memory: searched one by one for a batch's keys, and compacted in parts of keys.
 
-See `cdc.merge.memory`. A memory may have many millions of entries; never are all of them held at once.
+See `cdc.merge.memory`. There may be many millions of entries; this process never holds all of them at once.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
 
-# More files than this of fewer entries than half a part are put together.
+# From this number on, files with fewer entries than half a part are compacted.
 MOST_FILES = 32
-# So many entries are sorted at once, and make a file.
+# Number of entries that are sorted at once, and become a file.
 PART_ENTRIES = 250_000
-# Of an entry once it is read. Files of entries are far smaller: they are sorted.
+# Bytes of an entry in memory. Files of entries are far smaller: they are sorted.
 ENTRY_BYTES = 40
-# So many keys of each part are looked at to tell where parts end.
+# Number of sampled keys per part, to find the ends of parts.
 _SAMPLES = 1_000
 
 
 @dataclass(frozen=True)
 class EntryFile:
-    """A file of `rows` entries; it can be pickled.
+    """A file of `rows` entries, fit for pickling.
 
     :param bounds: of the key's first column; None if unknown.
     :param has_others: whether it may have entries without a key, or with a row, which every batch needs.
@@ -65,19 +65,19 @@ def entry_files(head: Head, key: Sequence[str]) -> list[EntryFile]:
 
 @dataclass(frozen=True)
 class EntryFiles:
-    """The files of one mirror's entries, which have these columns."""
+    """The files of a mirror's entries, and the columns of the entries."""
 
     files: Sequence[EntryFile]
     columns: pa.Schema
 
     def wanted(self, key: tuple[str, ...], among: Among) -> Work:
-        """Return the work that finds what a batch with these keys needs: their entries, and those for every batch."""
+        """Return the work for a batch's entries: entries of these keys, and entries for every batch."""
         ordered = among.rising if any(file.bounds is not None for file in self.files) else []
         files = [file for file in self.files if file.has_others or may_hold(file.bounds, ordered)]
         return Work(Wanted(key, among), files, sum(file.rows for file in files) * ENTRY_BYTES)
 
     def joined(self, parts: Iterable[pa.Table]) -> pa.Table:
-        """Return parts of the entries as one."""
+        """Return parts of the entries as a single table."""
         return pa.concat_tables([no_rows(self.columns), *parts], promote_options="permissive")
 
     def read(self) -> pa.Table:
@@ -87,7 +87,7 @@ class EntryFiles:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Finds in a file what a batch with these keys needs: their entries, those without a key, and those with a row."""
+    """Search in a file for a batch's entries: with these keys, without a key, or with a row."""
 
     key: tuple[str, ...]
     among: Among
@@ -104,7 +104,7 @@ class Wanted:
 
 
 def anew(head: Head, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
-    """Write fewer files with the entries of a table's many small ones; None if these are not so many.
+    """Compact a table's small files of entries; return the new files, or None if small files are few.
 
     See `condensed`.
     """
@@ -115,10 +115,10 @@ def anew(head: Head, key: Sequence[str], lows: Mapping[int, int]) -> list[File] 
 
 
 def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int]) -> Iterator[pa.Table]:
-    """Yield equivalent entries, sorted by key, in parts that are files.
+    """Yield equivalent entries, sorted by key, in parts for files.
 
-    Rows kept for the next event are dropped once that event has come. So are entries of events that the topic no longer
-    has: with them it has lost what an entry is there for, older events of the same row.
+    Deleted rows kept for the next event are left out, since that event has come. Entries of events that the topic no
+    longer has are left out, too: older events of the same row, which an entry is kept for, are gone with them.
 
     :param lows: by partition, the first offset that the topic still has.
     """
@@ -140,7 +140,7 @@ def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int,
 
 
 def _ends(files: Sequence[EntryFile], key: Sequence[str]) -> list[pa.Scalar]:
-    """Return the first keys of all parts but the first."""
+    """Return the first keys of all parts except the first part."""
     count = sum(file.rows for file in files)
     parts = -(-count // PART_ENTRIES)
     if parts < 2:
@@ -168,7 +168,7 @@ def _between(file: EntryFile, key: Sequence[str], low: pa.Scalar | None, high: p
             inside = pc.and_(inside, pc.greater_equal(keys, low.cast(keys.type)))
         if high is not None:
             inside = pc.and_(inside, pc.less(keys, high.cast(keys.type)))
-        # Those without a key are in the first part.
+        # Entries without a key are in the first part.
         yield rows.filter(inside.fill_null(low is None))
 
 

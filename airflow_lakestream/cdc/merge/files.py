@@ -1,4 +1,4 @@
-"""What is done with the rows of files that change: some are read as a whole, and files are rewritten."""
+"""Work on the rows of changed files: reading, deleting, writing and rewriting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.tables.rising import Numbers
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20
-# New rows are written in parts of so many bytes: executors share them.
+# Bytes of the parts in which new rows are written: executors share the parts.
 NEW_BYTES = 16 * 2**20
 
 RowsOf = Callable[[Any], pa.Table]
@@ -27,17 +27,17 @@ RowsOf = Callable[[Any], pa.Table]
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows that may go to another process: compressed, since they go through the memory of two JVMs."""
+    """Rows for another process, pickled with compression: the bytes pass through the memory of two JVMs."""
 
     rows: pa.Table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take along only these rows; Arrow itself would pickle all of a table of which they are a slice."""
+        """Pickle only these rows; Arrow's own pickle of a slice contains the whole table."""
         return _unpacked, (as_bytes(self.rows, "lz4"),)
 
 
 def rows_of(packed: Packed) -> pa.Table:
-    """Return what was packed."""
+    """Return the packed rows."""
     return packed.rows
 
 
@@ -48,7 +48,7 @@ def _unpacked(stream: bytes) -> Packed:
 
 @dataclass(frozen=True)
 class Taking:
-    """Reads whole rows of a file."""
+    """Task for reading whole rows of a file."""
 
     head: Head
 
@@ -61,19 +61,19 @@ class Taking:
 
 @dataclass(frozen=True)
 class Deleting:
-    """Deletes rows of files that stay."""
+    """Task for deleting rows of a file in place."""
 
     head: Head
 
     def __call__(self, change: Change) -> list[File]:
-        """Return what the commit needs for it."""
+        """Return the delete file for the commit."""
         assert self.head.delete is not None, "the file would be rewritten"
         return [self.head.delete(change.file, change.out)]
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Writes rows that no file has had.
+    """Task for writing new rows into new files.
 
     :param rows_of: returns the rows of an item.
     """
@@ -82,12 +82,12 @@ class Writing:
     rows_of: RowsOf
 
     def __call__(self, new: Any) -> Sequence[File]:
-        """Return their files."""
+        """Write the rows of an item; return the files."""
         return self.head.write(self.head.conform(self.rows_of(new)))
 
 
 def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
-    """Return new rows, of so many bytes, in parts, each for a file."""
+    """Return new rows of `size` bytes in parts, each for a file."""
     parts = -(-size // NEW_BYTES)
     ends = [len(rows) * part // parts for part in range(parts + 1)] if len(rows) else []
     return [rows.slice(start, end - start) for start, end in itertools.pairwise(ends) if end > start]
@@ -95,7 +95,7 @@ def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Rewrites files as one: with the rows that stay, and the new versions of those that change.
+    """Task for rewriting files together: the remaining rows, and the new versions of changed rows.
 
     :param rows_of: returns the new rows of a file.
     """
@@ -105,12 +105,12 @@ class Rewriting:
     rows_of: RowsOf
 
     def __call__(self, bundle: Sequence[tuple[Change, Any]]) -> list[File]:
-        """Return the new files for a bundle of files, each with its new rows."""
+        """Return the new files for a bundle of files, each given with new rows."""
         files: list[File] = []
         held: list[pa.Table] = []
         for change, new in bundle:
             held.append(self.head.conform(self.rows_of(new)))
-            # Without a row that stays, none is read.
+            # If no row stays, the file is not read.
             for rows in self._staying(change) if len(change.out) < change.live else ():
                 held.append(self.head.conform(rows))
                 if sum(part.nbytes for part in held) >= PART_BYTES:

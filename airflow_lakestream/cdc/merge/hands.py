@@ -1,4 +1,4 @@
-"""Who does the work on the files of a merge: threads of this process, or others, such as the executors of Spark."""
+"""Pools for the work on files of a merge: threads of this process, or for example executors of Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILES_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Work:
-    """The same work on each of several items. What is done, items and results can be pickled.
+    """The same function for several items. Function, items and results can be pickled.
 
     :param size: the bytes of the files that are worked on.
     """
@@ -23,14 +23,14 @@ class Work:
 
 
 class Hands(Protocol):
-    """Does works that need nothing of each other, together."""
+    """A pool for independent works at the same time."""
 
     def do(self, *works: Work) -> Sequence[list[Any]]:
-        """Return each work's results, in the order of its items. Raises what a work raises."""
+        """Return each work's results, in the order of the items. Raises the error of a work."""
 
 
 class Threads:
-    """`Hands` of this process."""
+    """`Hands` with threads of this process."""
 
     def do(self, *works: Work) -> Sequence[list[Any]]:
         """Work on two items at a time."""

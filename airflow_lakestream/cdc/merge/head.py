@@ -1,4 +1,4 @@
-"""A mirror's head as one try of a commit sees it, in any table format."""
+"""A mirror's head for a commit attempt, in any table format."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ File = Any
 
 
 class Head(Protocol):
-    """The rows of a mirror, with the columns that the commit gives it.
+    """The rows of a mirror at a head, with the mirror's columns after the commit.
 
-    The rows of a file are numbered from 0, without those that are deleted already. A head can be pickled, for `Hands`
-    that are not of this process.
+    The rows of a file are numbered from 0, without rows that are deleted already. A head can be pickled, for `Hands` in
+    another process.
     """
 
     @property
     def delete(self) -> Callable[[File, Numbers], File] | None:
-        """Writes down that rows of a file, by their numbers, are deleted; returns what the commit needs for it.
+        """Function that writes a delete file for rows of a file, by row numbers, and returns the delete file.
 
-        None where the table can't have that, and files are written anew.
+        None if the table can't have delete files; then files are rewritten.
         """
 
     def files(self) -> Sequence[File]:
         """Return the data files."""
 
     def rows_in(self, file: File) -> int:
-        """Return a file's number of rows, including deleted ones that are still in it."""
+        """Return a file's number of rows, including deleted rows in the file."""
 
     def live_rows_in(self, file: File) -> int:
-        """Return a file's number of rows without deleted ones."""
+        """Return a file's number of rows without deleted rows."""
 
     def nulls_in(self, file: File, column: str) -> int | None:
         """Return how many of a file's rows have no value in a column; None if unknown."""
@@ -43,10 +43,10 @@ class Head(Protocol):
         """Return a file's size in bytes."""
 
     def partition(self, file: File) -> Hashable:
-        """Return what tells a file's partition from others."""
+        """Return a hashable identity of a file's partition."""
 
     def bounds(self, file: File, column: str) -> tuple[Any, Any] | None:
-        """Return bounds that include all values of a file's column; None if unknown."""
+        """Return bounds of all values in a file's column, or None if unknown."""
 
     def read(self, file: File, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield a file's rows, always in the same order; without `columns` with all columns."""
@@ -55,4 +55,4 @@ class Head(Protocol):
         """Write rows as files of the mirror."""
 
     def conform(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the mirror's columns; missing ones are NULL."""
+        """Return rows with the mirror's columns; missing columns are NULL."""

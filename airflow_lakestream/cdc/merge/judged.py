@@ -1,4 +1,4 @@
-"""Checks a batch's guards against the rows of a table's head."""
+"""Check of a batch's guards against the rows of a table's head."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from airflow_lakestream.tables.rising import Numbers
 
 @dataclass
 class Judged:
-    """The rows that stay although their key has a deletion."""
+    """Check for rows to keep in spite of a deletion of the key."""
 
     batch: Newest
     judge: Judge
 
     def stay(self, head: Head, file: File, found: Found) -> Mask:
-        """Tell which of a file's hits stay. Raises MirrorStopped."""
+        """Return a mask of a file's hits to keep. Raises MirrorStopped."""
         rows, at = found.rows, found.at
         if rows is None:
-            # None of them is at an event's place, and nothing is guarded.
+            # All rows are older than the events, and no event has a guard.
             return np.zeros(len(at), np.bool_)
         stays = self._is_repeated(rows, at)
         guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
@@ -49,7 +49,7 @@ class Judged:
         return stays
 
     def check_others(self, memory: Memory) -> None:
-        """Check the guards that no row has answered. Raises MirrorStopped."""
+        """Check the guards not answered by a row. Raises MirrorStopped."""
         for place, guards in self.batch.guards.items():
             for guard in guards:
                 if guard.kind is not Guarded.SENT or id(guard) in self.judge.done:
@@ -71,12 +71,12 @@ class Judged:
     def _is_live(self, rows: pa.Table) -> Mask:
         live = np.ones(len(rows), np.bool_)
         if DELETED in rows.column_names:
-            # A marked row has had its deletion: a second copy of it is at the same place.
+            # A marked row has had its deletion: a copy of the deletion has the same place.
             live = ~pc.fill_null(rows[DELETED], False).to_numpy()
         return live if self.batch.truncated is None else live & ~is_before(rows, self.batch.truncated)
 
     def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
-        """Tell which rows were settled with a deletion at their own place that was sent twice, see `order`."""
+        """Return a mask of the rows at the place of a repeated deletion, settled in an earlier batch; see `order`."""
         same = self._gone[at]
         if not same.any():
             return same

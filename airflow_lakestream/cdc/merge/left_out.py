@@ -1,7 +1,7 @@
-"""Values that events leave out: followed through a batch, from key to key, to the places that may have them.
+"""Values left out by events: followed through a batch, from key to key, to the possible sources.
 
-An earlier event of the batch may have a value. But it may be one that was sent again, and the table may know a later
-one: so the table's own row comes first, if its last event lies between the two.
+An earlier event of the batch may have a value. But that event may be a repeated one, and the table may have a later
+value: so the table's own row comes first, if its last event is between the two.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A row outside of the batch that may have a value: the table's row of a key, or a deleted one with `moved`.
+    """A row outside of the batch as a source: the table's row of a key, or a deleted row with `moved`.
 
-    The table's row has it if the row's last event lies between `since` and `until`, both included; without `since` from
+    The table's row has the value if its last event is between `since` and `until`, both included; without `since` from
     the beginning on. `moved` is the place of a deletion in the source: the row's key was changed there.
     """
 
@@ -37,7 +37,7 @@ class Origin:
     moved: Place | None = None
 
     def spans(self, row: Version, marks: Sequence[Version]) -> bool:
-        """Tell whether the row's last event lies in between.
+        """Return whether the row's last event is between `since` and `until`.
 
         :param marks: of the snapshots that are known, which have changed the row's version, too.
         """
@@ -47,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A value's source: the first of `origins` that has it, or else `value`, which the batch has itself."""
+    """Source of a value: the first of `origins` with the value, or else `value` from the batch."""
 
     origins: tuple[Origin, ...]
     value: pa.Scalar | None = None
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """One value of a key's row within a batch: the event that has it, if any, and since when the row has it."""
+    """State of a value of a key's row within a batch: the event with the value, if any, and the version `since`."""
 
     key: Key
     since: Version | None
@@ -71,7 +71,7 @@ _State = dict[str, _Known]
 
 @dataclass(slots=True)
 class _Row:
-    """A row after the events of its key so far."""
+    """A row after the last followed event of the key."""
 
     state: _State
     gone: Version | None = None
@@ -80,7 +80,7 @@ class _Row:
 
 @dataclass
 class LeftOut:
-    """Follows the rows of some keys through a batch, and through the keys that they had before.
+    """Rows of a batch's keys, followed through the batch and through earlier keys of the rows.
 
     :param events: of these keys, in the order of their versions.
     :param names: the columns to follow.
@@ -108,11 +108,11 @@ class LeftOut:
             row.gone = None
 
     def source(self, own: Key, name: str, until: Version) -> Source:
-        """Return where a row's value is, as its last event leaves it."""
+        """Return the source of a row's value, after the row's last event."""
         return self._source(self._rows[own].state[name], name, until)
 
     def before(self, version: Version) -> dict[str, Source]:
-        """Return where the values are that a row had until its deletion."""
+        """Return the sources of the values of a row before its deletion."""
         return {name: self._source(known, name, version) for name, known in self._moved[version[:2]].items()}
 
     def _source(self, known: _Known, name: str, until: Version) -> Source:
@@ -122,16 +122,16 @@ class LeftOut:
         return {name: _Known(own, since) for name in self.names}
 
     def _delete(self, row: _Row, own: Key, version: Version) -> None:
-        """Keep the values: a changed key has, at the same place, the row created with the other key."""
+        """Keep the values for a change of key: at the same place, the row is created with the new key."""
         if row.gone is None or row.gone[:2] != version[:2]:
-            # Of a second deletion the row was created by an event that is not here.
+            # Before a second deletion, the row was created by an event that is not in the batch.
             self._moved[version[:2]] = row.state if row.gone is None else self._in_table(own, row.gone)
         row.gone = version
 
     def _before(self, row: _Row, own: Key, version: Version, op: str) -> _State:
-        """Return the state that an event which creates or changes the row starts from."""
+        """Return the state of a row before a creating or changing event."""
         place = version[:2]
-        # If it is sent twice, the row exists already, made from the one that its deletion has carried along.
+        # If the creation is sent twice, the row exists already, made from the deleted row with the earlier key.
         if op == "c" and (row.gone is not None or row.created != place):
             row.created = place
             moved = self._moved.get(place, {})
@@ -141,7 +141,7 @@ class LeftOut:
 
 
 def _created(own: Key, version: Version, moved: _Known | None) -> _Known:
-    """Return what is known of a row's value that is created under a key, from the row that had another one."""
+    """Return the state of a value of a row created under a key, from the state under the earlier key."""
     remembered = Origin(moved=version[:2])
     if moved is None:
         return _Known(own, version, None, (remembered,))
@@ -149,7 +149,7 @@ def _created(own: Key, version: Version, moved: _Known | None) -> _Known:
 
 
 def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numbers:
-    """Return the places of the events of these keys, and of the keys that their rows had before."""
+    """Return the indices of the events of these keys, and of earlier keys of the same rows."""
     deletes = np.flatnonzero(pc.equal(rows[OP], "d").fill_null(False).to_numpy())
     positions, commits = (rows[name].to_numpy() for name in (POSITION, COMMIT))
     found: dict[int, Key] = {}
@@ -166,9 +166,9 @@ def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numb
 
 
 def sources(rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[str]) -> dict[tuple[int, str], Source]:
-    """Return where left-out values are, by a row's place and a column's name.
+    """Return the sources of left-out values, by a row's index and a column's name.
 
-    :param rows: all events, in the order of their versions; the values of `found` come from those at `contents`.
+    :param rows: all events, in the order of their versions; the values of `found` are from the events at `contents`.
     """
     lacking = dict(_lacking(found, key))
     if not lacking:
@@ -185,9 +185,9 @@ def sources(rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[st
 def befores(
     rows: pa.Table, deletes: Mapping[int, int], key: Sequence[str], columns: Iterable[pa.Field]
 ) -> dict[int, Mapping[str, Source]]:
-    """Return where the values are that rows had before their deletion. Raises ValuesApart.
+    """Return the sources of rows' values before a deletion. Raises ValuesApart.
 
-    :param deletes: the places of the deletions among the rows, by what to call them.
+    :param deletes: the indices of the deletions among the rows, by the key of each in the result.
     :param columns: of the events.
     """
     if not deletes:
@@ -202,7 +202,7 @@ def befores(
 
 
 def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
-    """Yield the columns of which some rows lack values, each with those rows."""
+    """Yield the columns with left-out values, each with a mask of the rows."""
     for column in rows.schema:
         if may_lack(column, key):
             mask = left_out(rows[column.name])
@@ -211,6 +211,6 @@ def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
 
 
 def may_lack(column: pa.Field, key: Sequence[str]) -> bool:
-    """Tell whether PostgreSQL may keep a column's values apart, and Debezium may leave them out."""
+    """Return whether PostgreSQL may store a column's values separately, and Debezium may leave the values out."""
     beside = column.name in key or column.name in OF_EVENTS
     return not beside and may_be_left_out(column.type)

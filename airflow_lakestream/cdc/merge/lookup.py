@@ -1,4 +1,4 @@
-"""What the files of a head have of a batch's keys; only keys, versions and marks are read."""
+"""Lookup of a batch's keys in the files of a head; reads only keys, versions and marks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Narrow = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Found:
-    """What one file has, of `live` rows in all.
+    """Result of a lookup in a file with `live` rows.
 
     :param hits: the numbers of the rows whose key has an event, rising; `at` has the events' places in the batch.
-    :param rows: version and mark of these rows; None if all of them are older than any event.
-    :param gone: which of all rows a truncation removes, or marks; None without one.
+    :param rows: version and mark of these rows; None if all of the rows are older than any event.
+    :param gone: a mask of the rows that a truncation removes, or marks; None without a truncation.
     """
 
     live: int
@@ -42,7 +42,7 @@ class Found:
     gone: Mask | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take along numbers of half the width: no file and no batch has more rows."""
+        """Pickle row numbers with half the width: a file or a batch never has more rows."""
         return _found, (self.live, self.hits.astype(np.int32), self.at.astype(np.int32), self.rows, self.gone)
 
 
@@ -52,12 +52,12 @@ def _found(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mas
 
 @dataclass(frozen=True)
 class Lookup:
-    """Looks into one file after the other.
+    """Lookup of a batch's keys in a file.
 
     :param among: the keys of the batch's events.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
-    :param since: the first commit of the batch's events: of rows before it, no more is told. None to tell of all rows.
+    :param since: the first commit of the batch's events: `Found.rows` is None if all rows are older. None to keep rows.
     """
 
     head: Head
@@ -68,7 +68,7 @@ class Lookup:
     since: int | None
 
     def reached(self, files: Sequence[File]) -> list[File]:
-        """Return the files that may have rows of these keys, or rows for the truncation."""
+        """Return the files with possible rows of these keys; for a truncation all files."""
         if self.truncated is not None:
             return list(files)
         known = [(file, self.head.bounds(file, self.key[0])) for file in files]
@@ -76,7 +76,7 @@ class Lookup:
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
     def __call__(self, file: File) -> Found:
-        """Read one file."""
+        """Return the result for a file."""
         parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._told]))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
@@ -90,7 +90,7 @@ class Lookup:
         )
 
     def _told_of(self, parts: Sequence[pa.Table]) -> pa.Table | None:
-        # Without any row of the file, columns are all that counts.
+        # Without any row of the file, only the columns matter.
         rows = joined(parts) if parts else no_rows(version_schema())
         is_older = self.since is not None and (rows[COMMIT].to_numpy() < self.since).all()
         return None if is_older else rows
@@ -111,7 +111,7 @@ class Lookup:
 
 
 def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
-    """Tell whether a file with these bounds, None if unknown, may have one of these rising values."""
+    """Return whether a file with these bounds, if known, may have any of these rising values."""
     if bounds is None:
         return True
     at = bisect_left(ordered, bounds[0])
@@ -120,10 +120,10 @@ def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
 
 @dataclass
 class Change:
-    """What becomes of a file: the rows with these numbers go, rising, and those that are marked stay.
+    """Change of a file: the numbers of the rows to delete, rising, and the rows to mark as deleted.
 
-    :param at: the place of the event of each row that goes, -1 for those that a truncation removes.
-    :param marked: which of all live rows are marked; None for none of them.
+    :param at: the index of the event of each deleted row; -1 if a truncation removes the row.
+    :param marked: a mask over all live rows; None if no row is marked.
     """
 
     file: File
@@ -133,12 +133,12 @@ class Change:
     marked: Mask | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Take along what the work on a file needs: not which events its rows have."""
+        """Pickle without the indices of events, for work on the file in another process."""
         return _change, (self.file, self.live, self.out.astype(np.int32), self.marked)
 
     @property
     def is_touched(self) -> bool:
-        """Whether anything of the file changes."""
+        """Whether the file changes."""
         return bool(len(self.out)) or self.marked is not None
 
 
@@ -147,9 +147,9 @@ def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> Change:
 
 
 def change_of(file: File, found: Found, out: Mask, *, soft_delete: bool) -> Change:
-    """Return what becomes of a file.
+    """Return the change of a file.
 
-    :param out: which of the hits go, because of their events.
+    :param out: a mask of the hits that their events replace or delete.
     """
     cut = found.gone
     if cut is None:
@@ -167,7 +167,7 @@ def change_of(file: File, found: Found, out: Mask, *, soft_delete: bool) -> Chan
 
 
 def with_numbers(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
-    """Yield parts of a file's rows, each with its rows' numbers."""
+    """Yield parts of a file's rows, each with the slice of row numbers."""
     start = 0
     for rows in parts:
         yield rows, slice(start, start + len(rows))
@@ -175,14 +175,14 @@ def with_numbers(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
 
 
 def among(numbers: Numbers, here: slice) -> Numbers:
-    """Return the rising numbers that lie within a part, counted from its start."""
+    """Return the rising numbers within a part, counted from the part's start."""
     low, high = np.searchsorted(numbers, (here.start, here.stop))
     within: Numbers = numbers[low:high] - here.start
     return within
 
 
 def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield parts of a file together, some hundred thousand rows at a time: looking keys up has a cost of its own."""
+    """Yield parts of a file joined to half a million rows or more: each lookup of keys has a fixed cost."""
     held: list[pa.Table] = []
     for rows in parts:
         held.append(rows)
@@ -194,6 +194,6 @@ def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def joined(parts: Sequence[pa.Table]) -> pa.Table:
-    """Return parts, at least one, as one."""
+    """Return a non-empty sequence of parts as a single table."""
     # Strings of a column may have 32-bit offsets in one part and 64-bit offsets in another.
     return pa.concat_tables(parts, promote_options="permissive")

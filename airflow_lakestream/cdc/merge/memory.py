@@ -1,7 +1,7 @@
-"""A mirror's memory of deleted rows: entries in a table next to it, `<table>__deleted`.
+"""A mirror's memory of deleted rows: entries in the table `<table>__deleted` next to the mirror.
 
 Without it a late event, older than the deletion of its row, would bring the row back. An entry is a fact of the
-source's history, true whatever becomes of the landing that wrote it. So it is written before the mirror's commit, and
+source's history, true even if the landing that wrote it fails. So it is written before the mirror's commit, and
 writing it twice does no harm. A truncation is an entry without a key, and so is the mark of a snapshot.
 """
 
@@ -39,31 +39,31 @@ ROW = "_row"
 # Table property: the mirror's own id. Entries of an earlier mirror of the same name do not count.
 MIRROR_ID = "lakestream.mirror-uuid"
 
-# The entries have a ledger without any topic: what makes their commits safe is the guard, not what it counts.
+# The entries have a ledger without any topic: the guard makes their commits safe, not the offsets.
 ENTRIES_GROUP = "mirror"
 NO_TOPIC = TopicIdentity("", "", "")
 
 
 class Entries(Protocol):
-    """Keeps one mirror's entries: rows of its key's columns, `VERSION` and `ROW`."""
+    """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`."""
 
     def open(self) -> EntryFiles | None:
-        """Return the files of the entries; None if there are none."""
+        """Return the files of the entries, or None without entries."""
 
     def add(self, entries: pa.Table) -> None:
-        """Add entries in a separate commit. Raises what a commit raises."""
+        """Add entries in a separate commit. Raises the errors of a commit."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory at one moment; `key` are the columns of the mirror's key."""
+    """A mirror's memory as read by a merge; `key` are the columns of the mirror's key."""
 
     key: tuple[str, ...]
     entries: pa.Table | None
 
     @cached_property
     def truncated(self) -> Version | None:
-        """The last known truncation, or snapshot, which counts as one."""
+        """The last known truncation or snapshot, since a snapshot counts as a truncation."""
         return max((cut_of(one) if is_mark(one) else one for one in self._without_key), default=None)
 
     @property
@@ -76,7 +76,7 @@ class Memory:
         return [] if self.entries is None else versions(self.entries.filter(self.entries[self.key[0]].is_null()))
 
     def is_dead(self, rows: pa.Table) -> Mask:
-        """Tell for each row whether its key was deleted after its version."""
+        """Return a mask of the rows with a deletion of the key after the row's version."""
         dead = np.zeros(len(rows), np.bool_)
         if self.entries is None or not len(rows):
             return dead
@@ -90,7 +90,7 @@ class Memory:
         return dead
 
     def has_seen(self, row: pa.Table) -> bool:
-        """Tell whether a row's key was deleted at, or after, this event's place in the source."""
+        """Return whether a row's key was deleted at or after the row's place in the source."""
         if self.entries is None:
             return False
         entries = self.entries.filter(self.entries[self.key[0]].is_valid())
@@ -99,7 +99,7 @@ class Memory:
         return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
 
     def moved(self, place: tuple[int, ...]) -> pa.Table | None:
-        """Return the row that was deleted at a place of the source; None if it was not kept."""
+        """Return the row deleted at a place of the source, or None if not kept."""
         kept = self._kept
         if kept is None:
             return None
@@ -112,7 +112,7 @@ class Memory:
 
 
 def row_column(key: Sequence[str]) -> str:
-    """Return the name of the column for the deleted row; no column of the key has it."""
+    """Return the name of the column for the deleted row, unlike all columns of the key."""
     name = ROW
     while name in key:
         name += "_"
@@ -138,7 +138,7 @@ def design_of_entries(key: pa.Schema, mirror_id: str, evolution: SchemaEvolution
 
 
 def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
-    """Add entries to their table in a separate commit. Raises what a commit raises."""
+    """Add entries in a separate commit. Raises the errors of a commit."""
     name = f"entries {uuid.uuid4().hex}"
     with table.or_discard():
         table.load(name)

@@ -1,4 +1,4 @@
-"""Merges a batch's newest events into a table's head: decides which files are replaced, and by which rows.
+"""Merge of a batch's newest events into a table's head: decides about replaced files and new rows.
 
 Only files that hold a changed key change: they are rewritten, or their rows are deleted in place and the new ones go
 into other files. The decision is for one head; another head needs a new one.
@@ -44,20 +44,20 @@ from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.rising import Numbers, distinct
 
-# By default a file is rewritten that has lost this share of its rows, or that is so small that many of them would be
-# slower to read than one to write.
+# By default, a file is rewritten if it has lost this share of its rows, or if it is small: many small files would take
+# longer to read than one takes to write.
 MOST_DELETED = 0.1
 SMALL_BYTES = 2**20
-# So many small files of a partition become one, though nothing in them changes.
+# This many small files of a partition become one, even if no event changes them.
 MOST_SMALL = 32
 
 
 @dataclass
 class Merged:
-    """The result for one commit: removed files, new files, and new entries.
+    """Result of a merge for a commit: removed files, new files, and new entries.
 
-    `rows` are those of a table that is not there yet; they are in no file.
-    `deleted` has files that stay without some of their rows, each with what `Head.delete` has returned.
+    `rows` are the rows of a table that does not exist yet; they are not in a file.
+    `deleted` has files that stay without some of their rows, each with the result of `Head.delete`.
     """
 
     out: Sequence[File]
@@ -69,36 +69,36 @@ class Merged:
 
 @dataclass
 class _Incoming:
-    """Incoming rows; by event the place of its row, -1 if it has none or a file has taken it."""
+    """Incoming rows; `place_of` has each event's row, -1 without a row or after a file has taken the row."""
 
     rows: pa.Table
     place_of: Numbers
 
     def take(self, change: Change) -> pa.Table:
-        """Return the rows that replace a file's rows, and mark them as taken."""
+        """Return the new rows of a changed file, and mark these rows as taken."""
         events = distinct(change.at[change.at >= 0])
         wanted = self.place_of[events]
         self.place_of[events] = -1
         return self.rows.take(pa.array(wanted[wanted >= 0]))
 
     def rest(self, key: Sequence[str]) -> pa.Table:
-        """Return the rows that no file has taken, sorted by key: so later changes of near keys touch fewer files."""
+        """Return the rows not taken by a file, sorted by key: later changes of near keys then touch fewer files."""
         places_ = self.place_of[self.place_of >= 0]
         return self.rows.take(pa.array(places_[in_order(by_place(self.rows, key).take(pa.array(places_)))]))
 
 
 @dataclass
 class Merger:
-    """Merges one batch.
+    """Merge of a batch.
 
     :param table: the mirror's name.
     :param key: the columns of the key.
     :param soft_delete: whether deleted rows stay, marked.
     :param entries: the memory of deleted rows.
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
-    :param hands: who works on files.
+    :param hands: does the work on files.
     :param written: takes all files that were written, for any head.
-    :param look: is shown the rows that come in before anything is written; it raises where they must not.
+    :param look: checks the incoming rows before anything is written, and raises ChecksFailed.
     """
 
     batch: Newest
@@ -151,20 +151,20 @@ class Merger:
         return Merged([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
 
     def remember(self, merged: Merged) -> None:
-        """Write down the new entries; call it before the commit, see `Memory`."""
+        """Add the new entries to the memory; call this before the commit, see `Memory`."""
         if len(merged.entries):
             self.entries.add(merged.entries)
 
     def remember_again(self, merged: Merged) -> None:
-        """Write down the entries that another first run has taken for those of a dropped mirror.
+        """Add the entries again if a concurrent first run has dropped the entries as a dropped mirror's.
 
-        Call it after a mirror's first commit: until then nothing tells whose entries count.
+        Call it after a mirror's first commit: only the commit decides whose entries count.
         """
         if len(merged.entries) and self.entries.open() is None:
             self.entries.add(merged.entries)
 
     def _looked_up(self, head: Head | None, held: Sequence[File]) -> tuple[Memory, list[File], list[Found]]:
-        """Return what is remembered of the batch's keys, and what each file that may have them has of them."""
+        """Return the memory of the batch's keys, the files with possible rows, and the lookup result of each file."""
         batch, among = self.batch, Among(self.batch.rows, self.key)
         opened = self.entries.open()
         works, reached = list[Work](), list[File]()
@@ -181,7 +181,7 @@ class Merger:
     def _changes(
         self, head: Head, files: Sequence[File], founds: Sequence[Found], late: Mask, matched: Mask
     ) -> list[Change]:
-        """Return which of the head's files change; note which events have a row, and which are late."""
+        """Return the changes of the head's files; note the events with a row, and late events."""
         changes, too_late = [], []
         for file, found, later in zip(files, founds, self._later(founds), strict=True):
             # A marked row may be older than a truncation, like a late event: it stays.
@@ -194,16 +194,16 @@ class Merger:
         return [one for one in changes if one.is_touched]
 
     def _since(self) -> int | None:
-        """Return the first commit of the events if rows before it need not tell their places; see `Lookup`."""
+        """Return the first commit of the events, or None if versions of older rows are needed, too; see `Lookup`."""
         tells = self.soft_delete or self.batch.guards or not len(self.batch.rows)
         return None if tells else pc.min(self.batch.rows[COMMIT]).as_py()
 
     def _later(self, founds: Sequence[Found]) -> Sequence[Mask]:
-        """Tell for each file's hits whether their events are later than its rows."""
+        """Return for each file's hits a mask of the events later than the row."""
         later = [np.ones(len(one.at), np.bool_) for one in founds]
         told = [(number, one.at, one.rows.select(VERSION)) for number, one in enumerate(founds) if one.rows is not None]
         if told:
-            # Of all files at once: for each of them Arrow would take longer to begin than to be done.
+            # For all files at once: a call of Arrow for each file would take longer to begin than to be done.
             numbers, at, rows = zip(*told, strict=True)
             events = self.batch.rows.select(VERSION).take(pa.array(np.concatenate(at)))
             of_each = np.split(is_later(events, joined(rows)), np.cumsum([len(one) for one in at])[:-1])
@@ -212,7 +212,7 @@ class Merger:
         return later
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
-        """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
+        """Return the events with needed old rows: for left-out values, for deleted rows that stay, or for a new key."""
         rows, needed = self.batch.rows, set()
         of_moved = (one for before in self.batch.befores.values() for one in before.values())
         every = chain(self.batch.sources.values(), of_moved)
@@ -223,7 +223,7 @@ class Merger:
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
     def _old_rows(self, head: Head | None, changes: Sequence[Change], needed: set[int]) -> OldRows:
-        """Return the table's rows that are replaced or deleted and still needed."""
+        """Return the table's replaced or deleted rows, as far as needed."""
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
         every = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
         taken = [(file, numbers) for file, numbers in every if len(numbers)]
@@ -235,7 +235,7 @@ class Merger:
         return old
 
     def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
-        """Return the events' complete rows, and deleted ones that stay. Raises ValueMissing."""
+        """Return the events' complete rows, and the deleted rows to keep. Raises ValueMissing."""
         place_of = np.full(len(self.batch.rows), -1, np.int64)
         if not self.soft_delete and not self.batch.sources and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
@@ -254,7 +254,7 @@ class Merger:
         return _Incoming(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
     def _ways(self, head: Head | None, changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
-        """Return the files to write anew, and those whose rows are deleted in place."""
+        """Return the files to rewrite, and the files with rows to delete in place."""
         anew: list[Change] = []
         in_place: list[Change] = []
         for one in changes:
@@ -263,10 +263,10 @@ class Merger:
         return anew, in_place
 
     def _is_rewritten(self, head: Head, change: Change) -> bool:
-        """Tell whether a file is written anew; otherwise its rows are deleted in place."""
+        """Return whether a file is rewritten; otherwise rows are deleted in place."""
         rows = head.rows_in(change.file)
         gone = rows - change.live + len(change.out)
-        # Marks are new values of rows that stay; of a file without any row nothing is left to read.
+        # Marks change values of rows that stay; a file that loses all its rows is removed without reading it.
         if head.delete is None or self.mode is MergeMode.COPY_ON_WRITE or change.marked is not None or gone == rows:
             return True
         if self.mode is MergeMode.MERGE_ON_READ:
@@ -274,9 +274,9 @@ class Merger:
         return gone >= MOST_DELETED * rows or head.bytes_in(change.file) < SMALL_BYTES
 
     def _small(self, head: Head, held: Sequence[File], changes: Sequence[Change]) -> list[Change]:
-        """Return small files that no event changes, once a partition has so many that one would be quicker to read.
+        """Return unchanged small files to rewrite, of partitions with at least `MOST_SMALL` such files.
 
-        By these a mirror that only gets new rows stays readable without any maintenance.
+        So a mirror that only gets new rows stays quick to read without any maintenance.
         """
         if self.mode is MergeMode.MERGE_ON_READ:
             return []
@@ -290,14 +290,14 @@ class Merger:
         return [Change(file, head.live_rows_in(file), none, none, None) for file in many]
 
     def _write(self, works: Sequence[Work]) -> list[list[File]]:
-        """Return the files that each work has written."""
+        """Return the files written by each work."""
         made = [list(chain.from_iterable(files)) for files in self.hands.do(*works)]
-        # Also those that were not written in this process.
+        # Also the files that other processes have written.
         self.written += chain.from_iterable(made)
         return made
 
     def _packed(self, rows: pa.Table) -> Any:
-        """Return some of the incoming rows as whoever writes them gets them; see `_rows_of`."""
+        """Return incoming rows in the form for the writing process; see `_rows_of`."""
         return Packed(rows) if self.batch.apart is None else self.batch.apart.numbered(rows)
 
     @property
@@ -305,21 +305,21 @@ class Merger:
         return rows_of if self.batch.apart is None else self.batch.apart.files
 
     def _size(self, rows: pa.Table) -> int:
-        """Return how many bytes some of the incoming rows take, as they are written."""
+        """Return the size of incoming rows in bytes, as written."""
         return rows.nbytes if self.batch.apart is None else len(rows) * self.batch.apart.row_bytes
 
     def _rewriting(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> Work:
-        """Return the work that rewrites files with the rows that stay and the new versions of those that change."""
+        """Return the work for rewriting files with the remaining rows and the new versions of changed rows."""
         items = [[(one, self._packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
         rewriting = Rewriting(head, self.batch.truncated, self._rows_of)
         return Work(rewriting, items, sum(head.bytes_in(one.file) for one in changes))
 
     def _deleting(self, head: Head, changes: Sequence[Change]) -> Work:
-        """Return the work that deletes rows of files that stay."""
+        """Return the work for deleting rows of files in place."""
         return Work(Deleting(head), changes, sum(head.bytes_in(one.file) for one in changes))
 
     def _bundles(self, head: Head, changes: Sequence[Change]) -> Iterator[list[Change]]:
-        """Yield the files to rewrite together: small ones with neighbouring keys."""
+        """Yield the files to rewrite together: small files with neighbouring keys."""
         rows = self.batch.rows
         most = PART_BYTES * max(1, len(rows)) // max(1, self._size(rows))
         bounds = [head.bounds(one.file, self.key[0]) for one in changes]
@@ -334,7 +334,7 @@ class Merger:
             yield bundle
 
     def _entries(self, values: Values, deletes: Numbers) -> pa.Table:
-        """Return the new entries: a truncation, and deleted rows that do not stay."""
+        """Return the new entries: a truncation, marks of snapshots, and deleted rows."""
         wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
         kept = [values.row_before(at) for at in wanted]

@@ -1,6 +1,6 @@
-"""The result of a batch of change events: each key's last event, with the values that events leave out.
+"""Result of a batch of change events: each key's last event, with sources for left-out values.
 
-Pure: Arrow in, Arrow out. The table's earlier state is unknown here; the result says what to take from it.
+Pure: Arrow in, Arrow out. The table's earlier state is unknown here; the result has the values to take from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_lakestream.tables.rising import Numbers
 
 
 class KeyMissing(MirrorStopped):
-    """A change event has no value in a column of the key."""
+    """A change event without a value in a column of the key."""
 
     def __init__(self, table: str, topic: str, key: Sequence[str], partition: int, offset: int) -> None:
         super().__init__(
@@ -41,14 +41,14 @@ class KeyMissing(MirrorStopped):
 
 @dataclass(frozen=True)
 class Newest:
-    """Each key's last event, in the order of versions, and the last truncation before all of them.
+    """Each key's last event, in the order of versions, and the last truncation before these events.
 
     A row to be marked as deleted has the values of the event before its deletion, if the batch has one;
-    `contents` gives the place of the event with each row's values. Its operation is `t` if a truncation deleted it.
-    `sources` says, by a row's place and a column's name, where to find a missing value.
+    `contents` has the version of the event with each row's values. A row's operation is `t` if a truncation deleted it.
+    `sources` has the source of a missing value, by a row's index and a column's name.
     `befores` has, for a deletion that ends a partition's events, the row's values that the next event may leave out.
     `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
-    `guards` are, by a row's place, what to check in the table's row of its key.
+    `guards` are, by a row's index, the checks of the table's row of its key.
     With `apart`, executors read the values of rows: `rows` have key, operation, version and place.
     """
 
@@ -112,10 +112,10 @@ def _guards(
     in_order: Mapping[int, Guard],
     judge: Judge,
 ) -> dict[int, list[Guard]]:
-    """Return the guards by the place of each key's last event. Raises MirrorStopped if no table can help."""
+    """Return the guards by the index of each key's last event. Raises MirrorStopped if no table can help."""
     guards: dict[int, list[Guard]] = {}
     places = {int(event): place for place, event in enumerate(last)} if in_order else {}
-    # A later event of the key has its whole row.
+    # A guard of an earlier event is not needed: a later event of the key has the whole row.
     for at, guard in in_order.items():
         if at in places:
             if guard.kind is Guarded.UNKNOWN:
@@ -127,13 +127,13 @@ def _guards(
 
 
 def is_gone(rows: pa.Table) -> Mask:
-    """Tell which events remove a row."""
+    """Return a mask of the deletions and truncations."""
     mask: Mask = _is(rows, "d") | _is(rows, "t")
     return mask
 
 
 def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> pa.Table:
-    """Return the events where each truncation is replaced by deletions of the rows that they created."""
+    """Return the events with each truncation replaced by deletions of the rows created before."""
     parts, start = [], 0
     for cut in cuts:
         part = rows.slice(start, cut - start)
@@ -148,7 +148,7 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
 
 
 def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
-    """Return the places of deletions that are the last events of their partitions."""
+    """Return the indices in `last` of deletions at the end of a partition."""
     ends = rows.select([PARTITION, OFFSET]).group_by(PARTITION).aggregate([(OFFSET, "max")])
     deletes = np.flatnonzero(_is(rows, "d")[last])
     partitions, offsets = (rows[name].to_numpy()[last[deletes]] for name in (PARTITION, OFFSET))
@@ -167,7 +167,7 @@ def by_version(rows: pa.Table) -> pa.Table:
 
 
 def is_later(rows: pa.Table, than: pa.Table) -> Mask:
-    """Tell for each row whether its version is above that of the other table's row in the same place."""
+    """Return a mask of the rows with a version above the version of the same row in `than`."""
     later, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for name in VERSION:
         mine, other = (table[name].to_numpy().astype(np.int64, copy=False) for table in (rows, than))
@@ -177,7 +177,7 @@ def is_later(rows: pa.Table, than: pa.Table) -> Mask:
 
 
 def is_before(rows: pa.Table, version: Version) -> Mask:
-    """Tell for each row whether its version is below this one."""
+    """Return a mask of the rows with a version below `version`."""
     before, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for name, bound in zip(VERSION, version, strict=True):
         mine = rows[name].to_numpy().astype(np.int64, copy=False)
@@ -199,7 +199,7 @@ def _check_keys(rows: pa.Table, key: Sequence[str], table: str, topic: str) -> N
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]:
-    """Return for each key its last event, and the last one with its row; the same one if none has."""
+    """Return for each key the last event, and the last event with a row, or else the last event again."""
     numbers = np.arange(len(rows))
     last, own = greatest_of_each(by_place(rows, key), numbers, np.where(is_gone(rows), -1, numbers))
     with_row = np.where(own < 0, last, own)

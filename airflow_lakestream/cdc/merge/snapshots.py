@@ -1,8 +1,8 @@
-"""Debezium's snapshots of the whole table: an older row that such a snapshot did not read no longer exists.
+"""Debezium's snapshots of the whole table: an older row missing from a snapshot no longer exists.
 
 A recreated connector reads the table again, and deletions in between were never sent. So the end of a snapshot counts
 as a truncation just before all rows that it read. These rows have one place in the source, and may come in any number
-of batches: older rows are deleted with the last of them, when all others are there.
+of batches: older rows are deleted with the last batch, when all rows are there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Version = tuple[int, ...]
 
 
 def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
-    """Return events with a truncation for each snapshot that ends among them, and the snapshots' marks.
+    """Return events with a truncation for each snapshot's end, and the marks of these snapshots.
 
-    A mark says where in a partition a snapshot began: its place in the source, the partition, and -1 - the offset.
-    Where the log has transactions one after the other there is none: a snapshot has seen all that is older.
+    A mark is the start of a snapshot in a partition: its place in the source, the partition, and -1 - the offset.
+    A log of sequential transactions needs no marks: a snapshot contains all older changes.
     """
     needs_marks = not is_serial(events)
     is_end = pc.fill_null(pc.equal(events[OP], READ_LAST), False)
@@ -50,13 +50,13 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
 
 
 def without_ends(events: pa.Table) -> pa.Table:
-    """Return events without the marks that end a snapshot."""
+    """Return events without the marks of snapshots' ends."""
     ops = pc.if_else(pc.fill_null(pc.equal(events[OP], READ_LAST), False), READ, events[OP])
     return events.set_column(events.column_names.index(OP), events.schema.field(OP), ops)
 
 
 def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
-    """Return rows with later places for events that follow a snapshot in the topic but not in the source.
+    """Return rows with later places for events behind a snapshot in the topic, but before the snapshot in the source.
 
     A transaction that was open when the snapshot began has such events: the snapshot did not see its changes.
     """
@@ -70,7 +70,7 @@ def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
 
 
 def behind_one(version: Version, marks: Iterable[Version]) -> Version:
-    """Return the version that `behind` gives to one event."""
+    """Return the version given by `behind` to a single event."""
     commit, position, partition, offset = version
     for seen, _, of_partition, mark in sorted(marks):
         if partition == of_partition and offset > -1 - mark and commit < seen and position > 0:
@@ -84,10 +84,10 @@ def versions(rows: pa.Table) -> list[Version]:
 
 
 def is_mark(version: Version) -> bool:
-    """Tell whether a version is a snapshot's mark, not an event's place."""
+    """Return whether a version is a snapshot's mark, not an event's place."""
     return version[-1] < 0
 
 
 def cut_of(mark: Sequence[int]) -> Version:
-    """Return the version that is above everything older than a snapshot, and below everything that it read."""
+    """Return the version above everything older than a snapshot, and below everything in the snapshot."""
     return (*mark[:2], -1, -1)

@@ -1,4 +1,4 @@
-"""The values of incoming rows: what events leave out is taken from the batch, the table's old rows or its memory."""
+"""The values of incoming rows: left-out values come from the batch, the table's old rows or the memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_lakestream.tables.rising import Numbers
 
 
 class OldRows:
-    """The table's rows that are removed or changed and still needed."""
+    """The table's removed or changed rows, as far as still needed."""
 
     def __init__(self) -> None:
         self._rows: list[pa.Table] = []
@@ -30,17 +30,17 @@ class OldRows:
         self._table: pa.Table | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Take some."""
+        """Add rows."""
         self._rows.append(rows)
 
     def table(self) -> pa.Table | None:
-        """Return all of them; None without any."""
+        """Return all rows, or None without rows."""
         if self._table is None and self._rows:
             self._table = pa.concat_tables(self._rows, promote_options="permissive")
         return self._table
 
     def row_of(self, key: tuple[object, ...], names: Sequence[str]) -> pa.Table | None:
-        """Return the row of a key."""
+        """Return the row of a key, or None if unknown."""
         rows = self.table()
         if rows is None:
             return None
@@ -51,7 +51,7 @@ class OldRows:
 
 
 def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]) -> pa.Table:
-    """Return rows with some values of a column replaced; None is NULL."""
+    """Return rows with replaced values in a column; a value None becomes NULL."""
     field_, there = rows.schema.field(column), one_array(rows[column])
     # Not through Python objects, from which Arrow can't make UUID arrays.
     new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
@@ -71,7 +71,7 @@ def with_deleted(rows: pa.Table) -> pa.Table:
 
 
 def marked_where(rows: pa.Table, mask: Mask, version: Version | None) -> pa.Table:
-    """Return rows, some of them marked as deleted by a truncation."""
+    """Return rows with the rows of a mask marked as deleted by a truncation."""
     assert version is not None, "rows are marked by a truncation"
     values = {**dict(zip(VERSION, version, strict=True)), DELETED: True}
     for name, value in values.items():
@@ -90,7 +90,7 @@ def as_bytes(rows: pa.Table, compression: str | None = None) -> bytes:
 
 
 class ValueMissing(LakestreamError, Terminal):
-    """An event leaves out a value that neither the batch nor the table has."""
+    """Failure by a left-out value in an event, missing in the batch and in the table."""
 
     def __init__(self, table: str, column: str, partition: int, offset: int) -> None:
         super().__init__(
@@ -105,7 +105,7 @@ class ValueMissing(LakestreamError, Terminal):
 
 @dataclass
 class Values:
-    """The values of a batch's rows, those left out by events included.
+    """The values of a batch's rows, including left-out values.
 
     :param table: the mirror's name; `key` are its key's columns.
     :param old: the table's rows that are replaced or deleted.
@@ -118,7 +118,7 @@ class Values:
     old: OldRows
 
     def complete(self, places_: Numbers) -> pa.Table:
-        """Return the events' rows with all their values. Raises ValueMissing."""
+        """Return the events' rows with all values. Raises ValueMissing."""
         batch = self.batch
         rows = batch.rows.take(pa.array(places_))
         gone, rows = is_gone(rows), rows.drop_columns([OP])
@@ -128,7 +128,7 @@ class Values:
             if place not in number_of:
                 continue
             value = self._value(column, source)
-            # A deleted row can do without.
+            # A deleted row may lack a value.
             if value is None and not gone[number_of[place]]:
                 partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
                 raise ValueMissing(self.table, column, partition, offset)
@@ -138,7 +138,7 @@ class Values:
         return rows
 
     def marked(self, deletes: Numbers) -> Iterator[tuple[Numbers, pa.Table]]:
-        """Yield the deleted rows that stay, with their last values from the batch or the table."""
+        """Yield the deleted rows to keep, with the last values from the batch or the table."""
         known, rows, key = self.old.table(), self.complete(deletes), self.key
         at = places(rows, known, key) if known is not None else np.full(len(rows), -1, np.int64)
         theirs = np.flatnonzero(at >= 0)
@@ -155,7 +155,7 @@ class Values:
             yield deletes[theirs], with_deleted(held)
 
     def row_before(self, at: int) -> bytes | None:
-        """Return a deleted row's values that the next event may leave out; None if no such event can follow."""
+        """Return a deleted row's values for the next event, if the event may leave values out; or else None."""
         before = self.batch.befores.get(at)
         if not before:
             return None
@@ -166,7 +166,7 @@ class Values:
         return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
 
     def _value(self, column: str, source: Source) -> pa.Scalar | None:
-        """Return the value from its source; None if nothing has it."""
+        """Return the value from a source, or None if unknown."""
         found = (self._outside(column, origin) for origin in source.origins)
         return next((one for one in found if one is not None), source.value)
 

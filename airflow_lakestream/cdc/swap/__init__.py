@@ -1,1 +1,1 @@
-"""Replaces all rows of a mirror, in one commit, by rows that were read again into a table aside."""
+"""Replacement of all rows of a mirror, in a single commit, by rows read again into a table aside."""

@@ -1,4 +1,4 @@
-"""Replaces the rows of a Delta mirror by those of a table aside: like `cdc.swap.iceberg`, in one version."""
+"""Replacement of a Delta mirror's rows by a table aside, in a single version; see `cdc.swap.iceberg`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _SwapTable(DeltaMirror):
         schema = aside.schema
         other_log = is_other_log(aside.properties, held)
         if other_log or _types(head.schema, held.key or ()) != _types(schema, key):
-            # What is remembered of another key or log is no use, and with another key its table has other columns.
+            # Entries of another key or log do not apply, and with another key their table has other columns.
             self._id = str(uuid4())
             drop(self._tables, self._name + SUFFIX)
         design = held.with_key(key)
@@ -105,7 +105,7 @@ class _SwapTable(DeltaMirror):
 
 
 def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, Target]:
-    """Return a mirror's columns with these new rows, and the target for its next version.
+    """Return a mirror's columns with these new rows, and the target for the next version.
 
     Columns that no longer exist stay, NULL in all rows. Raises CannotSwap for columns that the table can't have.
     """
@@ -137,19 +137,19 @@ def _types(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
 
 
 def aside_id(tables: Tables, name: str) -> str | None:
-    """Return the id of a table that is there."""
+    """Return the id of a table, or None if the table does not exist."""
     head = tables.open(name)
     return None if head is None else head.table_id
 
 
 def properties_of(tables: Tables, name: str) -> Mapping[str, str] | None:
-    """Return a table's properties; None where it is not there."""
+    """Return a table's properties, or None if the table does not exist."""
     head = tables.open(name)
     return None if head is None else head.properties
 
 
 def drop(tables: Tables, *names: str) -> None:
-    """Delete existing tables, their logs last, so that a deletion that was cut short can be repeated."""
+    """Delete existing tables, each log last, to allow another try after an interruption."""
     for name in names:
         if tables.open(name) is None:
             continue

@@ -1,4 +1,4 @@
-"""The rows that replace all rows of a mirror, in any table format; see `cdc.swap.iceberg`."""
+"""New rows in place of all rows of a mirror, in any table format; see `cdc.swap.iceberg`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CannotSwap(LakestreamError, Terminal):
 
 @dataclass
 class Swap:
-    """The rows of a commit: all newly read ones, and the mirror's deleted rows that stay.
+    """The rows of a commit: all newly read rows, and with `soft_delete` the mirror's deleted rows.
 
     :param table: the mirror's name; `columns` are its columns from the commit on.
     :param key: the key of the new rows.
@@ -57,7 +57,7 @@ class Swap:
     rows: int = 0
 
     def make(self, mirror: Head) -> list[File]:
-        """Write and return the files that replace everything that the mirror has at a head."""
+        """Write and return the files in place of all files of the mirror at a head."""
         self.rows_before = self.rows = 0
         new: list[File] = []
         for part in _parts(self._rows(mirror)):
@@ -77,7 +77,7 @@ class Swap:
             yield from self._deleted(mirror)
 
     def _deleted(self, mirror: Head) -> Iterator[pa.Table]:
-        """Yield the mirror's rows that were not read again, marked as deleted."""
+        """Yield the mirror's rows missing from the new rows, marked as deleted."""
         keys = [keys for file in self.aside.files() for keys in self.aside.read(file, self.key)]
         known = pa.concat_tables(keys, promote_options="permissive") if keys else None
         for file in mirror.files():
@@ -87,7 +87,7 @@ class Swap:
                 yield with_deleted(self._cast(self._placed(rows)))
 
     def _placed(self, rows: pa.Table) -> pa.Table:
-        """Return the mirror's rows, before all events of another log."""
+        """Return the mirror's rows, placed before all events of another log."""
         for name in (COMMIT, POSITION) if self.is_other_log else ():
             rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), _zeros(len(rows)))
         return rows
@@ -107,20 +107,20 @@ class Swap:
 
 
 class SwapTable(MirrorTable, Protocol):
-    """The table of a mirror that can take the rows of another table in the place of its own."""
+    """The table of a mirror, with an exchange of all rows for the rows of another table."""
 
     swap: Swap | None
 
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
-        """Commit what was read again; see `Swapping.exchange`."""
+        """Commit the newly read rows; see `Swapping.exchange`."""
 
 
 class Swapping(Mirror):
-    """Commits what was read again into the table at `aside`.
+    """Sink for the commit of rows read again into the table at `aside`.
 
-    :param design: of the mirror; its key is left out, since it may be another one now.
+    :param design: of the mirror; its key is left out, since the key may have changed.
     """
 
     def __init__(self, table: SwapTable, name: str, design: MirrorDesign, aside: str) -> None:
@@ -129,20 +129,20 @@ class Swapping(Mirror):
 
     @property
     def swap(self) -> Swap | None:
-        """What the last exchange did."""
+        """The rows of the last exchange."""
         return self._swap_table.swap
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the commit's id. Raises Conflict where the new rows do not reach far enough any more.
+        """Commit; return the commit's id. Raises Conflict if the mirror is ahead of the new rows.
 
-        :param reach: all that the new rows cover.
+        :param reach: the offset ranges of the new rows.
         """
         check_key(self.name, self.design, key)
         return self._swap_table.exchange(self.design, landing, key, reach, self._aside)
 
 
 def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield rows in parts that are large enough for a file."""
+    """Yield rows in parts large enough for a file."""
     held: list[pa.Table] = []
     for one in rows:
         held.append(one)
@@ -154,7 +154,7 @@ def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
-    """Refuse a changed key if deleted rows stay: they have no values for it. Raises CannotSwap."""
+    """Refuse a changed key if deleted rows stay, without values for the new key. Raises CannotSwap."""
     if held.soft_delete and held.key != key:
         problem = (
             f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
@@ -167,12 +167,12 @@ def _zeros(count: int) -> pa.Array:
 
 
 def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
-    """Tell whether new rows are of a binary log in which the mirror's places, and those of its memory, mean nothing.
+    """Return whether new rows are of another binary log, without relation to the mirror's places.
 
     :param aside: the properties of the table aside.
     """
     logs = Logs.of_note(json.loads(aside[MIRROR]).get("logs"))
-    # A mirror of an older version has noted nothing.
+    # A mirror made by an older version has not noted any log.
     return bool(logs.seen) and (not held.logs.seen or held.logs.top > logs.top)
 
 
@@ -182,18 +182,18 @@ def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
 
 
 def remember(read_again: Entries, own: Entries) -> None:
-    """Let a mirror know what was deleted since it was read again."""
+    """Add the entries of newly read rows to a mirror's own entries."""
     opened = read_again.open()
     if opened is not None and len(entries := opened.read()):
         own.add(entries)
 
 
 def beyond(ledger: Ledger, landing: Landing, reach: RangeSet) -> RangeSet:
-    """Return what a ledger holds of a landing's topics beyond the new rows' reach."""
+    """Return a ledger's offset ranges of a landing's topic beyond the new rows."""
     ((identity, _),) = landing.topics.items()
     return ledger.entry(identity).landed - reach
 
 
 def is_required(name: str, key: Collection[str], *, held: bool, new: bool) -> bool:
-    """Tell whether a column must have a value: the key, and columns that were and still are required."""
+    """Return whether a column must have a value: a column of the key, or required before and in the new rows."""
     return name in key or (held and (new or name in (*VERSION, DELETED)))

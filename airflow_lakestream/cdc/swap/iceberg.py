@@ -1,4 +1,4 @@
-"""Replaces all rows of a mirror by those that were read again into a table aside, in one commit.
+"""Replacement of all rows of a mirror, in a single commit, by rows read again into a table aside.
 
 The commit is a landing of all offsets that the new rows cover. The table keeps its history, and gets the columns and
 the key of the new rows.
@@ -46,12 +46,12 @@ from airflow_lakestream.tables.schema.types import arrow_schema, type_text
 
 
 class SwapGuard(HeadGuard):
-    """The compare-and-set of a swap; `reach` is everything that the new rows cover."""
+    """Commit guard of a swap; `reach` has the offset ranges of the new rows."""
 
     reach = RangeSet()
 
     def check_ledger(self, current: Table) -> None:
-        """Also refuse a mirror that is ahead of the new rows."""
+        """Check the ledger, and refuse a mirror ahead of the new rows."""
         super().check_ledger(current)
         ledger = ledger_store.read_ledger(current, self._group)
         if more := beyond(ledger, self._landing, self.reach):
@@ -99,7 +99,7 @@ class _SwapTable(IcebergMirror):
 
 
 def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:
-    """Return the change to the new rows' columns; a column keeps its field id if its type still fits.
+    """Return the change to the new rows' columns; a column keeps the field id if the type still fits.
 
     Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned or sorted by a
     column whose type changes.
@@ -152,7 +152,7 @@ def _key_fields(schema: Schema, key: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def aside_id(catalog: Catalog, name: str) -> str | None:
-    """Return the id of an existing table; None if it does not exist."""
+    """Return the id of a table, or None if the table does not exist."""
     try:
         return str(catalog.load_table(name).metadata.table_uuid)
     except NoSuchTableError:
@@ -169,7 +169,7 @@ def drop(catalog: Catalog, *names: str) -> None:
 
 
 def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
-    """Return a table's properties; None if it does not exist."""
+    """Return a table's properties, or None if the table does not exist."""
     try:
         return dict(catalog.load_table(name).properties)
     except NoSuchTableError:

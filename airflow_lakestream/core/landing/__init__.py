@@ -1,1 +1,1 @@
-"""One landing, from its plan to its report. `algorithm` has the steps: read it first."""
+"""A landing, from the plan to the report. `algorithm` has the steps: read this module first."""

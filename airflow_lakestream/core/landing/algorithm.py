@@ -1,4 +1,4 @@
-"""The one algorithm: how records get from a topic into a table, once each. Read this first.
+"""The landing algorithm: from records of a topic to rows of a table, each once. Read this first.
 
 `land` has the steps; the ports hide what each step does to Kafka and to the table.
 """
@@ -42,14 +42,14 @@ from airflow_lakestream.exceptions import InvalidArgument
 log = logging.getLogger(__name__)
 
 FOLLOW_INTERVAL = 0.5
-# When others write a new table: how many offsets are read here first, to find its columns.
+# Offsets read here first to find the columns of a new table, if remote readers or child processes read the rest.
 FIRST_OFFSETS = 10_000
 
 
 def land(job: Job) -> LandingReport:
-    """Land what the run covers and the table lacks, up to the partitions' ends at the start of the run.
+    """Land the run's missing offsets, up to the partitions' ends at the start of the run.
 
-    1. Look at the table: its ledger, and what earlier tries of this run landed.
+    1. Load the table: its ledger, and the landings of earlier tries of this run.
     2. Look at the topic, and let the mode plan the offset ranges to read. The plans keep the ends of one look, so
        that the run ends although the topic grows.
     3. If nothing is left to plan, end; with an idle timeout, first wait for new records.
@@ -115,9 +115,9 @@ def plan_of(
     ends: TopicState | None = None,
     pieces: Sequence[Piece] = (),
 ) -> Plan:
-    """Return what is still to be read, besides the pieces.
+    """Return the plan of the offsets still to read, without the pieces' offsets.
 
-    Raises LandedByAnotherGroup, LandedBesideStream, RowsUnaccounted, and what the mode and `check_log` raise.
+    Raises LandedByAnotherGroup, LandedBesideStream, RowsUnaccounted, and errors of the mode and of `check_log`.
     """
     state = now if ends is None else _with_ends(now, ends)
     handed = union(piece.ranges for piece in pieces)
@@ -134,22 +134,22 @@ def plan_of(
 
 
 def _cut(plan: Plan, job: Job) -> Plan:
-    """Cut the plan to the run's bounds; what lies beyond is left to a later run."""
+    """Cut the plan to the run's bounds; the rest is left to a later run."""
     if job.within is None:
         return plan
     return replace(plan, ranges=plan.ranges & job.within, covered=None)
 
 
 def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
-    """Keep the ends of the first look, so that the run ends although the topic grows."""
+    """Return the state with the ends of the first look, since the topic may grow during the run."""
     marks = {p: replace(now, end=min(now.end, ends.marks[p].end)) for p, now in state.marks.items() if p in ends.marks}
     return replace(state, marks=marks)
 
 
 def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], report: LandingReport) -> bool:
-    """Take the pieces, and read the plan to its end or to `max_records`, committing as the limits ask.
+    """Take the pieces and read the plan, up to `max_records`; commit as the limits require.
 
-    Returns whether anything was committed. Without a table, a schema and a record nothing can be committed.
+    Returns whether a commit was made. Without a table, a schema and a record no commit is possible.
     """
     if pieces:
         log.info("%s pieces were handed over: %s", len(pieces), some(union(piece.ranges for piece in pieces)))
@@ -181,7 +181,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
 
 
 def _foresee(job: Job, plan: Plan) -> Decoder | None:
-    """Tell the sink the table's columns if no record is needed to know them; None if the records decide."""
+    """Give a new table's columns to the sink and return the decoder; None if the records decide the columns."""
     foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
     if foreseen is None:
         return None
@@ -191,7 +191,10 @@ def _foresee(job: Job, plan: Plan) -> Decoder | None:
 
 
 def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None:
-    """Read the first records, to decide the columns before others read the rest. None if there are none."""
+    """Read the first records for the columns, before child processes or executors read the rest.
+
+    Returns None if no record shows the columns.
+    """
     whole = batch.plan.ranges
     widest = max((whole.of_partition(*key) for key in whole.partitions), key=lambda one: one.width, default=whole)
     for ranges in (at_most_offsets(widest, FIRST_OFFSETS), whole):
@@ -220,7 +223,7 @@ def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingR
 
 
 def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
-    """Let the crew read the rest of the plan, for one commit."""
+    """Read the rest of the plan by Spark's executors, for a single commit."""
     assert job.crew is not None, "`crew.takes` was asked before"
     for piece in job.crew.read(job, batch.plan, batch.covered, _left_beside(job, batch, report)):
         batch.take(piece)
@@ -228,7 +231,7 @@ def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
 
 
 def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
-    """Let child processes read the rest of the plan."""
+    """Read the rest of the plan by child processes, and commit as the limits require."""
 
     def is_due(read: int, bad: BadRecords, size: int) -> bool:
         check_bad(job, batch.records + read, batch.bad + bad, report)
@@ -266,14 +269,14 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
 
 
 def _left(job: Job, report: LandingReport) -> int | None:
-    """Return how many records the run may still take; None for any number."""
+    """Return the number of records left to the run, or None without a limit."""
     if job.limits.max_records is None:
         return None
     return max(0, job.limits.max_records - report.counts.read)
 
 
 def _left_beside(job: Job, batch: Batch, report: LandingReport) -> int | None:
-    """Return how many records the run may still take besides those of the batch; None for any number."""
+    """Return the number of records left to the run after the batch, or None without a limit."""
     left = _left(job, report)
     return None if left is None else max(0, left - batch.records)
 
@@ -283,9 +286,9 @@ def _exhausted(job: Job, report: LandingReport) -> bool:
 
 
 def _leave(job: Job, batch: Batch) -> None:
-    """Leave everything to a later run, since no record tells the columns of a new table.
+    """Leave all offsets to a later run, since no record shows the columns of a new table.
 
-    Raises InvalidArgument if that run needs what must be written down now: there is no table to write it to.
+    Raises InvalidArgument if a later run needs facts of this run: they can't be written without a table.
     """
     plan = batch.plan
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
@@ -304,7 +307,7 @@ def _leave(job: Job, batch: Batch) -> None:
 
 
 def _new_records_came(job: Job, ends: TopicState) -> bool:
-    """Wait until the topic has grown; return False after `idle_timeout` seconds."""
+    """Wait for new records in the topic; return False after `idle_timeout` seconds or on a stop."""
     if not job.limits.idle_timeout:
         return False
     known: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}

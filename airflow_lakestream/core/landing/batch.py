@@ -1,4 +1,4 @@
-"""What a run has read since its last commit, and when to commit it."""
+"""Batch of a run: records read since the last commit, and limits for the next commit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EARLY_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a run commits, and when it ends."""
+    """Limits for the commits and for the end of a run."""
 
     max_records: int | None = None
     max_batch_bytes: int = 256 * 2**20
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A decoded chunk. It drops the records: its rows are as large, and may wait for the sink.
+    """A decoded chunk without the records: the rows are as large, and may wait for the sink.
 
     `offsets` are the records' offsets, `size` their bytes; `outcome` is None for a chunk that needed no decoder.
     """
@@ -48,23 +48,23 @@ class Decoded:
 
     @property
     def counts(self) -> Counts:
-        """The counts of its records; what tells no columns, and so has no decoder, is skipped."""
+        """The counts of the records; without a decoder, all records are skipped."""
         skipped = len(self.offsets)
         return Counts(read=skipped, skipped=skipped) if self.outcome is None else self.outcome.counts
 
     @property
     def bad(self) -> BadRecords:
-        """The bad ones among its records."""
+        """The bad records of the chunk."""
         return BadRecords() if self.outcome is None else self.outcome.bad
 
     @property
     def use(self) -> ColumnUse:
-        """The columns that its records had values for."""
+        """The columns with values in the records."""
         return ColumnUse() if self.outcome is None else self.outcome.use
 
 
 def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
-    """Decode a chunk. One without records needs no decoder, nor one whose records are no rows whatever the columns."""
+    """Decode a chunk. The outcome is None without records or without a decoder."""
     outcome = None
     if decoder is not None and len(chunk.batch):
         outcome = decoder.decode(chunk.batch)
@@ -75,10 +75,10 @@ def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
 
 
 class Batch:
-    """What has been read since the last commit.
+    """Offsets, counts and pieces read since the last commit.
 
-    :param first: nothing of the plan is committed yet.
-    :param early: nothing of the run is committed yet; see `is_due`.
+    :param first: no part of the plan is committed yet.
+    :param early: no part of the run is committed yet; see `is_due`.
     """
 
     def __init__(self, plan: Plan, *, first: bool = True, early: bool = False) -> None:
@@ -94,7 +94,7 @@ class Batch:
         self._since = time.monotonic()
 
     def add(self, chunk: Decoded) -> None:
-        """Count a chunk whose rows the sink has taken."""
+        """Count a chunk after the sink has taken the rows."""
         if chunk.counts.read != len(chunk.offsets):
             raise AssertionError(f"{len(chunk.offsets)} records of {chunk.covers} were counted as {chunk.counts}")
         self._covered.append(chunk.covers)
@@ -104,14 +104,14 @@ class Batch:
         self._bytes += chunk.size
 
     def take(self, piece: Piece) -> None:
-        """Count a piece that another worker read, after the sink has taken its files."""
+        """Count a piece of another worker after the sink has taken the files."""
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
         self.bad += piece.bad
         self.use += piece.use
 
     def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
-        """Tell whether to commit now; `more` bytes in `records` are read but not yet handed over.
+        """Return whether to commit now; `more` bytes in `records` are read but not yet handed over.
 
         The first commit of a run that needs several comes early.
         """
@@ -129,7 +129,7 @@ class Batch:
 
     @property
     def records(self) -> int:
-        """How many records were read."""
+        """The number of records read."""
         return self.total.read
 
     @property
@@ -139,17 +139,17 @@ class Batch:
 
     @property
     def covered(self) -> RangeSet:
-        """The offsets that were read here."""
+        """The offsets read in this process."""
         return RangeSet(self._covered)
 
     @property
     def covers_anything(self) -> bool:
-        """Whether there is anything to hand over, rows or not."""
+        """Whether any offsets were read, with or without rows."""
         return bool(self._covered)
 
     @property
     def changes_the_ledger(self) -> bool:
-        """Whether there is anything to commit, rows or not."""
+        """Whether a commit would change the ledger, with or without rows."""
         return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
 
     def landing(
@@ -158,7 +158,7 @@ class Batch:
         """Return the ledger change of committing this batch; the plan's last commit adds the covered time.
 
         :param known: the columns that got values of the group before.
-        :param kept: what the ledger has of the source's columns.
+        :param kept: the types of the source's columns in the ledger.
         """
         # Origin and loss receipts go with the first commit: they hold from there on.
         entry = TopicEntry(
@@ -187,7 +187,7 @@ class Batch:
         )
 
     def piece(self, files: Files) -> Piece:
-        """Return this batch as a piece to be handed over, with its files."""
+        """Return this batch, with `files`, as a piece to hand over."""
         ranges, counts = RangeSet(self._covered), self.counts
         return Piece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
 
@@ -200,12 +200,12 @@ class Batch:
         return epochs
 
     def next(self) -> Batch:
-        """Return the empty batch that follows the commit of this one."""
+        """Return the empty batch after this batch's commit."""
         return Batch(self.plan, first=False)
 
 
 def at_most(chunk: Chunk, count: int | None) -> Chunk:
-    """Cut a chunk after its first `count` records."""
+    """Cut a chunk after the first `count` records."""
     if count is None or len(chunk.batch) <= count:
         return chunk
     head = first_records(chunk.batch, count)

@@ -1,4 +1,4 @@
-"""Runs that conflict: how often a run plans again, and how it gives way."""
+"""Conflicts between runs: the limit in a row, and the random pauses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
-# Each conflict means that another run made progress; so many in a row mean that something else is wrong.
+# Each conflict means that another run made progress; this many in a row mean another fault.
 MAX_CONFLICTS = 20
 # From the third conflict in a row on, a run waits up to this many seconds per conflict.
 GIVE_WAY = 0.05
 
 
 class Contention(LakestreamError, Transient):
-    """Other writers changed the table first, again and again."""
+    """Concurrent writers changed the table first, MAX_CONFLICTS times in a row."""
 
     def __init__(self, table: str, last: Conflict) -> None:
         super().__init__(
@@ -26,11 +26,11 @@ class Contention(LakestreamError, Transient):
 
 
 def give_way(job: Job, conflicts: int) -> None:
-    """Wait at random: two tries of one run go in step, and the slower one would lose each time."""
+    """Wait at random: two tries of a run go in step, and the slower try would lose each time."""
     pause(job.stop, conflicts)
 
 
 def pause(stop: threading.Event, conflicts: int) -> None:
-    """Wait at random after so many conflicts in a row, or until told to stop."""
+    """Wait at random after `conflicts` conflicts in a row, or until `stop` is set."""
     if conflicts > 2:
         stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # no secret hangs on it

@@ -1,4 +1,4 @@
-"""What a run is given, and the steps of every kind of run: the books of its topic, and reading a plan's rows."""
+"""Parts of a run, and steps of every kind of run: the topic's ledger entry, and reading a plan's rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DECODERS = min(2, os.cpu_count() or 1)
 
 
 class Stopped(LakestreamError, Transient):
-    """The run was told to stop; nothing uncommitted is left."""
+    """The run was stopped; uncommitted records were discarded."""
 
     def __init__(self) -> None:
         super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
@@ -65,7 +65,7 @@ class Stopped(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A landing that was just committed, and the seconds that the commit took."""
+    """A committed landing, with the seconds of the commit."""
 
     table: str
     snapshot_id: int
@@ -74,34 +74,34 @@ class Committed:
 
 
 class Foresee(Protocol):
-    """Knows the columns of a new table before any record is read."""
+    """Source of a new table's columns before any record is read."""
 
     def __call__(self, topic: str) -> tuple[Decoder, Rows] | None:
-        """Return a decoder for the columns, and an empty table with them; None if the records decide the columns."""
+        """Return a decoder and an empty table with the columns; None if the records decide the columns."""
 
 
 class Crew(Protocol):
-    """Others that read and write a whole plan for a landing: the executors of Spark."""
+    """Remote readers of a whole plan for a landing: the executors of Spark."""
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether they can and should read the plan."""
+        """Return whether the executors can and should read the plan."""
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
         """Read the plan except `done`, at most `most` records; the sink has then taken all files of the pieces.
 
-        Raises Conflict if the log lost offsets meanwhile, and what reading, decoding and writing raise.
+        Raises Conflict if the log lost offsets meanwhile, and errors of reading, decoding and writing.
         """
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to land, from where, into what. `run_id` is the same in every try of one task run.
+    """Source, target and settings of a landing. `run_id` is the same in every try of a task run.
 
     `replaces`: the run's own landed offsets are read again, and replace their rows.
-    `handed` are pieces that other workers read, to be committed by this run; `within` bounds what it reads itself.
+    `handed` are pieces that other workers read, to be committed by this run; `within` bounds the run's own reads.
     `children` are processes that may read in its place, `crew` are Spark's executors. `committed` is called with each
     commit, and raises nothing. `foresee` may know a new table's columns before a record is read.
-    `careful`: the decoders try to write each row, since some rows can't be written. `engine` is what lands.
+    `careful`: the decoders try to write each row, since some rows can't be written. `engine` is the landing engine.
     `unreadable` are offsets that are lost, since their batches are damaged.
     """
 
@@ -130,11 +130,11 @@ class Job:
     engine: Engine = Engine.EXTRACT
 
     def gives_up(self, damaged: DamagedBatch) -> bool:
-        """Tell whether the offsets of a damaged batch are recorded as lost."""
+        """Return whether the offsets of a damaged batch are recorded as lost."""
         return damaged.is_refused and self.on_data_loss is OnDataLoss.RECORD
 
     def despite(self, error: RowsNotWritable | DamagedBatch) -> Job:
-        """Return the job that goes on after an error; see `carefully`. Raises the error if none can."""
+        """Return the job to go on with after an error; see `carefully`. Raises the error if no job can."""
         if isinstance(error, RowsNotWritable):
             return self.carefully(error)
         self.sink.discard()
@@ -144,7 +144,7 @@ class Job:
         return replace(self, unreadable=self.unreadable | error.ranges)
 
     def carefully(self, error: RowsNotWritable) -> Job:
-        """Return the job that tries each chunk's rows before the sink gets them. Raises the error if that can't help.
+        """Return the job with a trial of each chunk's rows before the sink. Raises the error if a trial can't help.
 
         The careful job reads in this process alone, since trying is slow and few records are to be tried.
         """
@@ -156,13 +156,13 @@ class Job:
 
     @property
     def taking(self) -> TakingSink:
-        """The sink, as one that takes files of the run's other processes."""
+        """The sink, with the methods for files of the run's child processes."""
         assert isinstance(self.sink, TakingSink), "those of all tables are"
         return self.sink
 
     @property
     def shared(self) -> SharedSink:
-        """The sink, as one that several workers write for. Raises InvalidArgument where it is not."""
+        """The sink, with the methods for several workers. Raises InvalidArgument if records choose the tables."""
         if not isinstance(self.sink, SharedSink):
             raise InvalidArgument(
                 "table", "tables that records choose are written by one worker.", "Use KafkaExtractOperator."
@@ -170,7 +170,7 @@ class Job:
         return self.sink
 
     def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[Piece]:
-        """Return the handed pieces that can still be committed, for a group that holds so much of the topic."""
+        """Return the handed pieces still fit for a commit, for a group with `held` offsets of the topic."""
         return self.handed.usable(identity, held, lambda files: self.shared.misfit(files))
 
     def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
@@ -180,7 +180,7 @@ class Job:
 
 
 def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
-    """Return the group's books of the topic, checked against the topic as it is now."""
+    """Return the group's ledger entry of the topic, checked against the topic's present state."""
     check_identity(table.ledger, now.identity, job.table)
     entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
@@ -188,7 +188,7 @@ def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
 
 
 def take(job: Job, batch: Batch, chunk: Decoded) -> None:
-    """Hand a decoded chunk to the sink, and count it."""
+    """Hand a decoded chunk to the sink, and count the records."""
     if (outcome := chunk.outcome) is not None:
         job.sink.write(outcome.rows, batch.plan.state.identity)
         if outcome.rejected is not None:
@@ -199,10 +199,10 @@ def take(job: Job, batch: Batch, chunk: Decoded) -> None:
 
 
 def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False) -> None:
-    """Refuse more bad records than the run may have, committed ones included. Raises TooManyRejected.
+    """Refuse more bad records than the limit, including committed records. Raises TooManyRejected.
 
     :param read: records read since the last commit.
-    :param bad: the bad ones among them.
+    :param bad: the bad records among them.
     :param report: what the run has committed; None if nothing.
     """
     landed, before = (0, BadRecords()) if report is None else (report.counts.read, report.bad)
@@ -212,7 +212,7 @@ def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None
 
 
 def check_still_there(job: Job, identity: TopicIdentity) -> None:
-    """Refuse what was read if the topic was created again meanwhile. Raises TopicReplaced."""
+    """Refuse the records read if the topic was created again meanwhile. Raises TopicReplaced."""
     found = job.source.identity()
     if found != identity:
         raise TopicReplaced(identity, found, job.consumer_group, job.table)
@@ -235,7 +235,7 @@ def read_rows(
 
 
 def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, None, None]:
-    """Yield the plan's decoded chunks as `read_rows` does, without other threads. Raises Stopped.
+    """Yield the plan's decoded chunks like `read_rows`, in this thread alone. Raises Stopped.
 
     For a process with one processor: more threads would only contend for the interpreter.
     """
@@ -247,9 +247,9 @@ def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, N
 
 
 def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
-    """Yield like `read_rows`, up to the first chunk whose records tell the columns. Raises Stopped.
+    """Yield decoded chunks like `read_rows`, up to the first chunk with a decoder. Raises Stopped.
 
-    Chunks that wait are left out: they are still to be read.
+    Chunks whose records wait for the columns are left out: they are still to be read.
     """
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
@@ -264,9 +264,9 @@ def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tupl
 
 
 def _begin(job: Job, read: Chunk, most_records: int | None) -> tuple[Decoder | None, Chunk]:
-    """Return the decoder that a chunk's records tell, None if they tell none, and the chunk, cut to the limit.
+    """Return the decoder by a chunk's records, or None, and the chunk, cut to the limit.
 
-    Records that tell none do not count: a run with a limit would read the same ones forever.
+    Records that show no columns do not count: a run with a limit would read the same records forever.
     """
     chunk = at_most(read, most_records)
     decoder = job.decoders(None, chunk.batch) if len(chunk.batch) else None
@@ -280,7 +280,7 @@ _Pending: TypeAlias = "tuple[int, Future[tuple[Decoder | None, Decoded]]]"
 
 @dataclass(frozen=True)
 class _Decoding:
-    """Reads chunks and starts decoding them, as items of a `ReadAhead`: bytes and futures, in the chunks' order."""
+    """Items of a `ReadAhead`: each chunk's bytes and the future of the decoding, in the chunks' order."""
 
     job: Job
     plan: Plan
@@ -307,7 +307,7 @@ class _Decoding:
                 # The consumer may be slow: drop the records as soon as they are decoded.
                 del read, chunk
                 yield pending
-                # Behind the records that told the columns: a new table is made by those.
+                # After the records that showed the columns: a new table is created by them.
                 while waiting and decoder is not None:
                     one = waiting.pop(0)
                     yield one.size, self.pool.submit(_decode, decoder, one)
@@ -316,7 +316,7 @@ class _Decoding:
 
     @staticmethod
     def weigh(pending: _Pending) -> float:
-        """Return how many chunks an item counts for."""
+        """Return an item's weight in usual chunks."""
         return max(1, pending[0] / USUAL_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Which offsets a run covers: three modes, each of which plans from the ledger and a look at the topic.
+"""Modes of a run: plans from the ledger and from a look at the topic.
 
 A run plans, lands, and plans again until nothing is left. Resume and interval share a group's ledger.
 """
@@ -29,7 +29,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a run plans from: the group's books of the topic, and the topic now."""
+    """Base of a plan: the group's ledger entry of the topic, and the topic's present state."""
 
     table: str
     entry: TopicEntry
@@ -38,34 +38,34 @@ class Look:
     on_data_loss: OnDataLoss
 
     def below_low(self) -> RangeSet:
-        """Return all offsets that once were in the log and no longer are."""
+        """Return all offsets below the log's start."""
         topic = self.state.identity.topic
         return union(RangeSet.of(topic, p, 0, marks.low) for p, marks in self.state.marks.items())
 
 
 class Mode(Protocol):
-    """One way to decide which offsets a run covers."""
+    """Mode of a run: the choice of the offsets to cover."""
 
     @property
     def interval(self) -> Interval | None:
-        """The time that the run is to complete, in milliseconds since the epoch; None if the mode has none."""
+        """The interval to complete, in milliseconds since the epoch; None for modes without an interval."""
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Tell whether later plans keep the ends of this look, so that the run ends although the topic grows."""
+        """Return whether later plans keep the ends of this look, since the topic may grow."""
 
     def plan(self, look: Look) -> Plan:
-        """Return what is left to do; a plan that changes nothing ends the run."""
+        """Return the plan of the remaining work; a plan without changes ends the run."""
 
     def own(self, look: Look) -> RangeSet:
-        """Return the run's own offsets, landed or not: those that `replace` replaces.
+        """Return the run's own offsets, landed or not, for `replace`.
 
-        Raises RangesGone if landed ones can't be read again, or some may be among those that can't.
+        Raises RangesGone if landed offsets of the run can't be read again, or if offsets that can't may be the run's.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """All that is not landed yet between the group's origin and the ends at the start of the run.
+    """All offsets not landed yet between the group's origin and the ends at the start of the run.
 
     `start_moves`: a later look at the topic would give the group another origin (start_offset="latest").
     `from_the_first`: the group begins at the log's start, and so is to have everything (start_offset="earliest").
@@ -76,16 +76,16 @@ class Resume:
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True: those of the first look."""
+        """Return True: the ends of the first look stay."""
         return True
 
     def plan(self, look: Look) -> Plan:
-        """Return what the group lacks."""
+        """Return the plan of the group's missing offsets."""
         starts = {} if look.entry.origin else look.source.starts(look.state)
         return resume_plan(look.entry, look.state, starts, look.on_data_loss, look.table)
 
     def own(self, look: Look) -> RangeSet:
-        """Return nothing: a resuming run has no offsets of its own."""
+        """Return an empty set: a resuming run has no own offsets."""
         return RangeSet()
 
 
@@ -97,11 +97,11 @@ class ByRanges:
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True: the ranges say where they end."""
+        """Return True: the ranges are fixed."""
         return True
 
     def plan(self, look: Look) -> Plan:
-        """Return what the ledger lacks of the ranges."""
+        """Return the plan of the ranges' offsets missing in the ledger."""
         need = self._given(look) - look.entry.held
         lost = need & look.below_low()
         if lost and look.on_data_loss is OnDataLoss.FAIL:
@@ -109,7 +109,7 @@ class ByRanges:
         return reading_plan(look, need - lost, lost)
 
     def _given(self, look: Look) -> RangeSet:
-        """Return the ranges. Raises InvalidArgument for offsets that the log does not have yet."""
+        """Return the ranges. Raises InvalidArgument for unknown partitions and offsets beyond the log's end."""
         topic = look.state.identity.topic
         for partition, _, until in self.ranges:
             marks = look.state.marks.get(partition)
@@ -124,7 +124,7 @@ class ByRanges:
         return RangeSet(OffsetRange(topic, *given) for given in self.ranges)
 
     def own(self, look: Look) -> RangeSet:
-        """Return the ranges."""
+        """Return the ranges. Raises RangesGone."""
         given = self._given(look)
         if gone := look.entry.landed & given & look.below_low():
             raise RangesGone(gone, look.table)
@@ -133,11 +133,11 @@ class ByRanges:
 
 @dataclass(frozen=True, slots=True)
 class ByInterval:
-    """The offsets from B(start) to B(end), where B(t) is the first offset with a timestamp at or after t.
+    """The offsets from B(start) to B(end); B(t) is the first offset with a timestamp at or after t.
 
     Times are milliseconds since the epoch. B never falls as t rises, so adjacent intervals whose boundaries are closed
     have disjoint offsets; a late record belongs to the interval that its offset is in. A boundary is open while no
-    record at or after it exists: it then stands at the partition's current end, and records may still come there.
+    record at or after it exists: it is then at the partition's current end, and records may still come there.
     The ledger keeps the covered time, which closes seams: a run plans the whole covered time around its interval, and
     the run that commits last looks once more after its commit.
     """
@@ -155,7 +155,7 @@ class ByInterval:
         return self._is_covered(entry)
 
     def plan(self, look: Look) -> Plan:
-        """Return what the ledger lacks of the covered time around the interval."""
+        """Return the plan of the missing offsets in the covered time around the interval."""
         entry, state, source = look.entry, look.state, look.source
         whole = coalesce([*entry.covered, (self.start_ms, self.end_ms)])
         start, end = next(part for part in whole if part[0] <= self.start_ms < part[1])
@@ -178,7 +178,7 @@ class ByInterval:
         )
 
     def own(self, look: Look) -> RangeSet:
-        """Return the interval's own offsets."""
+        """Return the interval's own offsets. Raises BeginningGone."""
         if self.end_ms <= BEGINNING_MS:
             return RangeSet()
         lows = look.source.boundaries(look.state, self.start_ms)
@@ -212,14 +212,14 @@ def _between(state: TopicState, lows: Mapping[int, Boundary], highs: Mapping[int
 
 
 def _beginning_lost(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
-    """Return offsets that may belong to the interval: below a boundary at the log's start, not in the ledger."""
+    """Return possibly lost offsets of the interval: below a boundary at the log's start, not in the ledger."""
     topic = look.state.identity.topic
     origin = union(RangeSet.of(topic, p, 0, offset) for p, offset in look.entry.origin.items())
     return _below_log_start(look, lows) - origin - look.entry.held
 
 
 def _below_log_start(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
-    """Return the removed offsets of each partition whose boundary stands at the log's start."""
+    """Return the removed offsets of each partition with a boundary at the log's start."""
     topic = look.state.identity.topic
     at_start = {p: m.low for p, m in look.state.marks.items() if p in lows and lows[p].offset == m.low}
     return union(RangeSet.of(topic, p, 0, low) for p, low in at_start.items())

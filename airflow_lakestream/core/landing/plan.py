@@ -1,4 +1,4 @@
-"""Which offsets a run reads: decided from the ledger and the watermarks before the first record is read."""
+"""Offset ranges of a run, planned from the ledger and the watermarks before the first record is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 ANOTHER_REPLICA = "If another replica has it whole, let that one lead the partition (kafka-leader-election.sh)."
-# What an engine that reads a topic by itself needs besides, since it begins at one offset of each partition.
+# Remedy for an engine that reads a topic by itself, since it begins at one offset of each partition.
 BEHIND_DAMAGE = (
     f"{ANOTHER_REPLICA} Else give these offsets up: `lakestream ledger forget --damaged` writes a receipt of exactly "
     "these into the ledger. Run KafkaExtractOperator once with the same group then: it lands what is before and behind "
@@ -21,7 +21,7 @@ BEHIND_DAMAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """What the broker has of a partition: [low, end), where `end` is the last stable offset."""
+    """Offsets of a partition in the broker: [low, end); `end` is the last stable offset."""
 
     low: int
     end: int
@@ -30,7 +30,7 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic at one moment: its identity, and the watermarks of each partition."""
+    """Identity of a topic and watermarks of the partitions, at a moment."""
 
     identity: TopicIdentity
     marks: Mapping[int, Watermarks]
@@ -38,14 +38,14 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one run reads and writes down. `origin` is empty unless the run fixes it for the first time.
+    """Offset ranges to read and ledger facts to write. `origin` is empty unless the run sets the origin.
 
-    `epochs` are the leader epochs to write down; `known_epochs` are those of the ledger, with which the reader lets
-    Kafka notice that offsets were used again after an unclean leader election; they are known up to where the ledger
-    reaches, `known_until`, since another leader may have written what is above. `covered` is the time that is covered
-    once the whole plan has landed. `completes`: all records of the run's interval are landed. `rows_beside` counts rows
-    of the topic that no ledger accounts for and that the plan does not double. `streamed` is the batch of a streaming
-    query that the plan is: it is written down, whether it has records or not.
+    `epochs` are the leader epochs to write. `known_epochs` are the ledger's: with them the reader lets Kafka notice
+    that offsets were used again after an unclean leader election. They hold up to the ledger's end, `known_until`,
+    since another leader may have written the offsets above. `covered` is the time that is covered once the whole plan
+    has landed. `completes`: all records of the run's interval are landed. `rows_beside` counts the topic's rows without
+    a ledger that the plan does not double. `streamed` is the plan's batch of a streaming query, which is written even
+    without records.
     """
 
     state: TopicState
@@ -61,17 +61,17 @@ class Plan:
     streamed: Streamed | None = None
 
     def known_epoch(self, partition: int, offset: int) -> int | None:
-        """Return the ledger's leader epoch for reading from an offset on; None where it is not known."""
+        """Return the ledger's leader epoch for reading from an offset on, or None if unknown."""
         return self.known_epochs.get(partition) if offset <= self.known_until.get(partition, -1) else None
 
     @property
     def changes_the_ledger(self) -> bool:
-        """Whether there is anything to commit, rows or not."""
+        """Whether the plan changes the ledger, with or without rows."""
         return bool(self.ranges or self.lost or self.origin or self.covered or self.streamed)
 
 
 class DataLoss(LakestreamError, Terminal):
-    """Retention removed offsets before they were landed; `ranges` says which."""
+    """Retention removed offsets before the landing; `ranges` are the lost offsets."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         self.ranges = ranges
@@ -83,7 +83,7 @@ class DataLoss(LakestreamError, Terminal):
 
 
 class BeginningLost(DataLoss):
-    """The interval begins at the log's start, and offsets below are not in the ledger: part of it may be lost."""
+    """The interval begins at the log's start, and the ledger lacks offsets below: a part may be lost."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         super().__init__(ranges, table)
@@ -95,7 +95,7 @@ class BeginningLost(DataLoss):
 
 
 class RangesGone(LakestreamError, Terminal):
-    """Kafka no longer has all of what is to be replaced."""
+    """Kafka no longer has all offsets to replace."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         self.ranges = ranges
@@ -106,7 +106,7 @@ class RangesGone(LakestreamError, Terminal):
 
 
 class BeginningGone(RangesGone):
-    """The interval to replace begins at the log's start, and landed offsets below it may belong to it."""
+    """The interval to replace begins at the log's start, and may contain landed offsets below."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         super().__init__(ranges, table)
@@ -118,9 +118,9 @@ class BeginningGone(RangesGone):
 
 
 class DamagedBatch(LakestreamError, Terminal):
-    """A batch of records that is not what was produced; `ranges` are the offsets that can't be read because of it.
+    """A damaged batch of records; `ranges` are the unreadable offsets.
 
-    `what` says where it is and what is wrong with it. `is_refused`: the broker itself can't read it, and gives nothing.
+    `what` names the batch and the damage. `is_refused`: the broker itself can't read the batch, and sends nothing.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class DamagedBatch(LakestreamError, Terminal):
 
 
 class TopicReplaced(LakestreamError, Terminal):
-    """The topic's name now stands for another topic, or another cluster."""
+    """The topic's name now refers to another topic, or to another cluster."""
 
     def __init__(self, known: TopicIdentity, found: TopicIdentity, consumer_group: str, table: str) -> None:
         self.known, self.found = known, found
@@ -155,7 +155,7 @@ class TopicReplaced(LakestreamError, Terminal):
 
 
 class LogTruncated(LakestreamError, Terminal):
-    """The log is shorter than what the ledger says was landed, or lacks a partition of it."""
+    """The log is shorter than the landed offsets, or lacks a landed partition."""
 
     def __init__(self, topic: str, partition: int, landed_until: int, end: int | None, table: str) -> None:
         self.topic, self.partition, self.landed_until, self.end = topic, partition, landed_until, end
@@ -181,13 +181,13 @@ class LandedByAnotherGroup(LakestreamError, Terminal):
 
 
 def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
-    """Refuse a topic whose name stands for another topic in the ledger. Raises TopicReplaced."""
+    """Refuse a topic with another identity in the ledger. Raises TopicReplaced."""
     for known in ledger.others_of(identity.topic, identity):
         raise TopicReplaced(known, identity, ledger.consumer_group, table)
 
 
 def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
-    """Refuse a log that ends below what was landed of it. Raises LogTruncated.
+    """Refuse a log with an end below the landed offsets. Raises LogTruncated.
 
     :param state: the topic now, not cut to the ends of an earlier look: other runs may have landed past those.
     """
@@ -201,10 +201,10 @@ def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
 def resume_plan(
     entry: TopicEntry, state: TopicState, starts: Mapping[int, int], on_data_loss: OnDataLoss, table: str
 ) -> Plan:
-    """Plan all that is not landed yet between the group's origin and the ends in `state`.
+    """Plan all offsets not landed yet between the group's origin and the ends in `state`.
 
-    `starts` is what `Source.starts` says, for a ledger without an origin. A partition that came after the origin was
-    fixed begins at 0. Raises DataLoss.
+    `starts` are the offsets of `Source.starts`, for a ledger without an origin. A partition that came after the origin
+    was fixed begins at 0. Raises DataLoss.
     """
     topic = state.identity.topic
     is_first = not entry.origin
@@ -226,16 +226,16 @@ def resume_plan(
 
 
 def without(plan: Plan, unreadable: RangeSet) -> Plan:
-    """Return a plan in which offsets that can't be read are lost."""
+    """Return the plan with unreadable offsets counted as lost."""
     lost = plan.ranges & unreadable
     return replace(plan, ranges=plan.ranges - lost, lost=plan.lost | lost) if lost else plan
 
 
 def first_origin(entry: TopicEntry, state: TopicState, starts: Mapping[int, int]) -> dict[int, int]:
-    """Return, by partition, where a group begins whose ledger has no origin yet.
+    """Return, by partition, the beginning of a group without an origin in the ledger.
 
-    A partition that `starts` leaves out begins at the log's start. Where the group has already landed ranges or
-    intervals below it, it begins at the first of these: what the log lost since is lost to the group.
+    A partition that `starts` leaves out begins at the log's start, or at the first offset below it that the group has
+    already landed: what the log lost since is lost to the group.
     """
     held, topic = entry.held, state.identity.topic
     firsts = {p: held.intervals(topic, p)[0][0] for _, p in held.partitions}
@@ -243,16 +243,16 @@ def first_origin(entry: TopicEntry, state: TopicState, starts: Mapping[int, int]
 
 
 def leader_epochs(state: TopicState) -> dict[int, int]:
-    """Return the leader epochs to write down, by partition, as far as the broker reports them."""
+    """Return the leader epochs to write, by partition, as far as the broker reports epochs."""
     return {p: marks.leader_epoch for p, marks in state.marks.items() if marks.leader_epoch is not None}
 
 
 def reach(entry: TopicEntry) -> dict[int, int]:
-    """Return, by partition, the last offset to read from at which a ledger's leader epochs are known."""
+    """Return, by partition, the end of the offsets with known leader epochs in the ledger."""
     ends = {p: entry.held.intervals(topic, p)[-1][1] for topic, p in entry.held.partitions}
     return {p: max(ends.get(p, 0), entry.origin.get(p, 0)) for p in {*ends, *entry.origin}}
 
 
 def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:
-    """Return the first offset that the group still lacks: its committed offset in Kafka."""
+    """Return the group's first missing offset, to be committed in Kafka."""
     return entry.held.first_missing(identity.topic, partition, entry.origin.get(partition, 0))

@@ -1,4 +1,4 @@
-"""The check before a first landing: no row of the table may be without a ledger where the group lands."""
+"""Check before a group's first landing: rows without a ledger must not be doubled."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
-    """Return the plan with `rows_beside` set, after checking that it doubles no row.
+    """Return the plan with `rows_beside` set. Raises RowsUnaccounted if the plan would double rows.
 
-    Looks only when the group lands the topic, or resumes it, for the first time: later rows are in its ledger.
-    Raises RowsUnaccounted.
+    Checks only if the group lands or resumes the topic for the first time: later rows are in its ledger.
     """
     is_first = not entry.landed or bool(plan.origin)
     if not is_first or not (plan.changes_the_ledger or handed):
@@ -32,7 +31,7 @@ def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, 
 
 
 def what_to_ask(mode: Mode, entry: TopicEntry, plan: Plan, handed: RangeSet, ledgers: Iterable[Ledger]) -> Asked:
-    """Return which rows a plan would double. Known are the positions that any group landed of this topic name."""
+    """Return the query for rows doubled by a plan. Known are all offsets of the topic's name landed by any group."""
     topic = plan.state.identity.topic
     landed = (one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
     if not isinstance(mode, Resume):
@@ -43,7 +42,7 @@ def what_to_ask(mode: Mode, entry: TopicEntry, plan: Plan, handed: RangeSet, led
 
 
 def look(look_for_rows: LookForRows, asked: Asked, table: str, consumer_group: str) -> int:
-    """Return the number of rows beside what is to be landed. Raises RowsUnaccounted."""
+    """Return the number of foreign rows outside the offsets to land. Raises RowsUnaccounted."""
     found = look_for_rows(asked)
     if found.in_the_way:
         raise RowsUnaccounted(table, consumer_group, asked.topic, found.in_the_way)

@@ -1,4 +1,4 @@
-"""Replacing: landed offsets are read again and take the place of their rows, in one snapshot."""
+"""Replacement of landed rows: a new read of the offsets, and new rows in a single snapshot."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def replace_landed(job: Job) -> tuple[int, Landing] | None:
-    """Read the run's own landed offsets again, and replace their rows in one snapshot.
+    """Read the run's own landed offsets again, and replace the rows in a single snapshot.
 
-    Returns the snapshot and its landing; None if nothing of it is landed. It is always done when asked for: a cleared
-    task and a retry look the same, and a second replace changes no row.
+    Returns the snapshot and its landing, or None if no own offset is landed. A requested replace is always done: a
+    cleared task and a retry look the same, and a second replace changes no row.
     """
     for number in range(MAX_CONFLICTS):
         table = job.sink.load(job.run_id)

@@ -1,4 +1,4 @@
-"""A run's report: its return value, for XCom, the asset event and the log."""
+"""Report of a run: the return value, for XCom, the asset event and the log."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass
 class LandingReport:
-    """What all tries of one task run landed, and what is left.
+    """Landings by all tries of a task run, and the offsets left.
 
     `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
-    resumed, those that the run left. `schema_changes` describes the changes of the table's schema. `interval` is in
-    milliseconds since the epoch; `completes` says that all its records are landed and no more can come. `bad` are the
-    records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
-    did not double. `lacks_columns`: there is no table, and no record that came tells its columns.
-    `made` counts rows that a function made of records, which count as filtered. `silent` are the columns that should
-    have got a value and got none in any landing of the run, see `core.column_use`; None before one with rows. `types`
-    are the source's columns by the ledger.
+    resumed, the offsets that the run left. `schema_changes` describes the changes of the table's schema. `interval` is
+    in milliseconds since the epoch; `completes`: all its records are landed and no more can come. `bad` are the records
+    rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and did not
+    double. `lacks_columns`: there is no table, and no record read shows its columns. `made` counts rows that a function
+    made of records, which count as filtered. `silent` are the columns without a value in any landing of the run that
+    should have got one, see `core.column_use`; None before a landing with rows. `types` are the source's columns by the
+    ledger.
     """
 
     topic: str
@@ -54,12 +54,12 @@ class LandingReport:
 
     @property
     def counts(self) -> Counts:
-        """Records by what became of them."""
+        """Counts of the records by outcome."""
         return self.entry.counts
 
     @property
     def rows(self) -> int:
-        """The rows that went into the table."""
+        """The number of rows added to the table."""
         return self.counts.written + self.made
 
     def add(self, snapshot_id: int, landing: Landing) -> None:
@@ -83,7 +83,7 @@ class LandingReport:
                 self.by_partition = add_counts(self.by_partition, landing.by_partition.get(identity, {}))
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:
-        """Count what earlier tries of this run landed; what they replaced, this try replaces again."""
+        """Count landings of earlier tries of this run, except replaces: this try replaces again."""
         for snapshot_id, landing in landings:
             if any(change.replaced for change in landing.topics.values()):
                 continue
@@ -118,14 +118,14 @@ class LandingReport:
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:
-        """Return the counts by partition; None if those of an earlier try are no longer known."""
+        """Return the counts by partition, or None if an earlier try's counts are unknown."""
         if sum(self.by_partition.values(), Counts()) != self.counts:
             return None
         return {str(partition): counts_to_dict(counts) for partition, counts in self.by_partition.items()}
 
 
 def counts_to_dict(counts: Counts) -> dict[str, int]:
-    """Return counts as JSON-ready values, under the names that reports use."""
+    """Return counts as JSON-ready values, under the reports' names."""
     return {
         "read": counts.read,
         "rows": counts.written,

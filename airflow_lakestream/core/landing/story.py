@@ -1,4 +1,4 @@
-"""What the log of a run tells: what there is to land, how far it is, and what was committed."""
+"""Log lines of a run: the offsets to land, the progress, and the commits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SHOWN = 16
 
 
 def tell_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool = False) -> None:
-    """Log what there is to land.
+    """Log the offsets to land, and the lost offsets.
 
-    :param again: landed offsets are to take the place of their rows.
+    :param again: landed offsets are read again to replace their rows.
     """
     if plan.lost:
         log.warning("Lost to retention, recorded in the ledger of %s: %s", table, plan.lost)
@@ -37,7 +37,7 @@ def tell_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool 
 def tell_commit(
     table: str, snapshot_id: int, counts: Counts, bad: BadRecords, landed: RangeSet, seconds: float, left: int = 0
 ) -> None:
-    """Log a commit. `seconds` is what it took; `left` are the plan's offsets that are still to be landed."""
+    """Log a commit. `seconds` is the duration; `left` counts the plan's offsets still to land."""
     log.info(
         "Committed %s to %s in snapshot %s (%.2f s): %s.%s",
         told(counts),
@@ -52,22 +52,22 @@ def tell_commit(
 
 
 def tell_silent(table: str, silent: Mapping[str, str]) -> None:
-    """Log the columns that should have got a value in a commit."""
+    """Log the columns without an expected value in a commit."""
     if not silent:
         return
-    # Fields that are left out for a name are lost; a column that nothing was sent for is usual.
+    # Fields left out because of a name are lost; a column without any sent value is usual.
     level = logging.WARNING if any(silent.values()) else logging.INFO
     log.log(level, "%s: silent columns, without a value in this commit: %s", table, "; ".join(silent_texts(silent)))
 
 
 def tell_stale(table: str, changed: Mapping[str, SourceType]) -> None:
-    """Log the columns that a commit found dropped and added again."""
+    """Log the columns found dropped and added again by a commit."""
     if columns := [path for path, one in sorted(changed.items()) if one.stale]:
         log.warning("%s: stale columns, %s.", table, stale_text(columns))
 
 
 def stale_text(columns: Sequence[str]) -> str:
-    """Say what is wrong with stale columns, and what to do."""
+    """Return a text on stale columns, with the remedy."""
     shown = ", ".join(columns[:_SHOWN]) + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
     return (
         f"dropped in the source and added again: {shown}; rows without an event since then keep the values from "
@@ -76,11 +76,11 @@ def stale_text(columns: Sequence[str]) -> str:
 
 
 class Progress:
-    """Logs each half minute how far a reading is, and how long the rest will take.
+    """Progress log of a read: the share done and the remaining time, each half minute.
 
-    :param topic: what is read.
-    :param width: how many offsets there are to read.
-    :param most: how many records are read at most; None for all.
+    :param topic: the topic that is read.
+    :param width: the number of offsets to read.
+    :param most: the most records to read; None for all.
     """
 
     def __init__(self, topic: str, width: int, most: int | None = None) -> None:
@@ -91,7 +91,7 @@ class Progress:
         self._began = self._told = time.monotonic()
 
     def add(self, covers: OffsetRange, records: int) -> None:
-        """Count offsets and the records among them, and log when it is time."""
+        """Count offsets and records, and log at each interval."""
         self._offsets += covers.until_offset - covers.from_offset
         self._records += records
         now = time.monotonic()
@@ -110,23 +110,23 @@ class Progress:
 
 
 def told(counts: Counts) -> str:
-    """Return counts as text: the rows, and whatever else became of records."""
+    """Return counts as text: the rows, and the records with another outcome."""
     others = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
     return ", ".join([f"{counts.written:,} rows", *(f"{count:,} {name}" for name, count in others.items() if count)])
 
 
 def period(interval: Interval | None) -> str:
-    """Return the time of a run, with a blank before it; empty without any."""
+    """Return a run's interval as text after a blank, or an empty text."""
     return f" from {iso(interval[0])} to {iso(interval[1])}" if interval else ""
 
 
 def offsets(ranges: RangeSet) -> str:
-    """Return how many offsets there are, and which."""
+    """Return a text with the number of offsets and the first ranges."""
     return f"{ranges.width:,} offsets: {some(ranges)}"
 
 
 def some(ranges: RangeSet) -> str:
-    """Return ranges as text: the first few, and how many more there are."""
+    """Return a text with the first ranges and the number of further ranges."""
     known = [str(one) for one in ranges]
     more = len(known) - _SHOWN
     return (", ".join(known[:_SHOWN]) or "no offsets") + (f" and {more} ranges more" if more > 0 else "")

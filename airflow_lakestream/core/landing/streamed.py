@@ -1,7 +1,7 @@
-"""Batches of a streaming query that keeps a state: each lands whole, once, after the one before it.
+"""Batches of a stateful streaming query, each landed whole and once, in order.
 
-What makes it exactly once is not an offset alone: a batch may have rows and no records, when a watermark closes a
-window. So each commit writes down which batch of which query it is, and the guard lets only the next one in.
+Offsets alone do not make a landing exactly once: a batch may have rows and no records, when a watermark closes a
+window. So each commit writes down the query and the batch, and the commit guard admits only the next batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StreamRolledBack(LakestreamError, Transient):
 
 
 class StreamReplaced(LakestreamError, Terminal):
-    """The table's batches are another query's, so the state of this one is not what they were made with."""
+    """The table's batches are of another query, and do not fit this query's state."""
 
     def __init__(self, table: str, what: str, last: Streamed) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class StreamReplaced(LakestreamError, Terminal):
 
 
 class LandedBesideStream(LakestreamError, Terminal):
-    """A group has landings by a streaming query and by another way; only one of them can have its offsets."""
+    """A group has landings by a streaming query and by another way, and both need the group's offsets."""
 
     def __init__(self, table: str, consumer_group: str, what: str) -> None:
         super().__init__(f"{table}: {what} Nothing was landed. Use another consumer_group than {consumer_group!r}.")
@@ -49,10 +49,10 @@ class LandedBesideStream(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class OneBatch:
-    """What one batch of a streaming query read.
+    """A batch of a streaming query, as the mode of a run.
 
-    :param starts: where the query began, by partition.
-    :param ranges: what the batch read; nothing for one that only a watermark has brought.
+    :param starts: the query's first offsets, by partition.
+    :param ranges: the batch's offsets; empty for a batch that only a watermark caused.
     """
 
     streamed: Streamed
@@ -62,11 +62,11 @@ class OneBatch:
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True: the batch says where it ends."""
+        """Return True: the batch is fixed."""
         return True
 
     def plan(self, look: Look) -> Plan:
-        """Return the whole batch, or nothing if the table has it.
+        """Return the plan of the whole batch, empty if the table has the batch.
 
         Raises StreamRolledBack, StreamReplaced, LandedBesideStream.
         """
@@ -92,12 +92,12 @@ class OneBatch:
         )
 
     def own(self, look: Look) -> RangeSet:
-        """Return nothing: a batch replaces nothing."""
+        """Return an empty set: a batch replaces no offsets."""
         return RangeSet()
 
 
 def refuse_beside(table: str, consumer_group: str, entry: TopicEntry, plan: Plan) -> None:
-    """Refuse to land records beside the streaming query that the group's rows come from. Raises LandedBesideStream."""
+    """Refuse records from outside the streaming query of the group's rows. Raises LandedBesideStream."""
     if entry.streamed is not None and plan.streamed is None and (plan.ranges or plan.lost):
         what = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is landed."
         raise LandedBesideStream(table, consumer_group, what)

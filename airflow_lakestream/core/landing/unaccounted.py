@@ -1,6 +1,6 @@
-"""Rows without a ledger, at positions that a group is about to land for the first time.
+"""Rows without a ledger, at offsets of a group's first landing.
 
-Another tool wrote them, or their ledger was reset. Landing these records would put each of them in the table twice.
+Another tool wrote these rows, or their ledger was reset. Landing their records would put each into the table twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BOXES_NAMED = 10
 
 
 class Fate(Enum):
-    """What a row at a position means to a first landing."""
+    """Meaning of a row's position for a first landing."""
 
     ACCOUNTED = auto()
     BESIDE = auto()
@@ -49,10 +49,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which rows of a topic to look for.
+    """Query for a topic's rows without a ledger, before a first landing.
 
-    `known` are the positions that ledgers account for. In the way are rows at positions of `ranges`. Without ranges,
-    rows at or above the group's beginning are in the way: `begins` has it by partition, 0 for any other.
+    `known` are the positions that ledgers account for. Rows at positions of `ranges` are in the way. Without ranges,
+    rows at or above the group's beginning are in the way: `begins` has it by partition, 0 for the rest.
     """
 
     topic: str
@@ -61,17 +61,17 @@ class Asked:
     ranges: RangeSet | None = None
 
     def in_the_way(self, partition: int) -> tuple[Interval, ...]:
-        """Return the offsets of a partition at which a row would be doubled, including those accounted for."""
+        """Return a partition's offsets to land, including offsets in a ledger."""
         if self.ranges is not None:
             return self.ranges.intervals(self.topic, partition)
         return ((self.begins.get(partition, 0), OFFSETS_END),)
 
     def accounted(self, partition: int) -> tuple[Interval, ...]:
-        """Return the offsets of a partition that a ledger accounts for."""
+        """Return a partition's offsets in ledgers."""
         return self.known.intervals(self.topic, partition)
 
     def fate(self, partitions: Interval, offsets: Interval) -> Fate | None:
-        """Return the fate of all rows within these bounds, ends included; None if only reading the rows can tell."""
+        """Return the fate of all rows within these bounds, ends included; None if the rows have to be read."""
         first, last = partitions
         low, high = offsets
         if first < 0 or low < 0 or high >= OFFSETS_END or last - first >= _MOST_PARTITIONS:
@@ -92,14 +92,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows without a ledger: those in the way, and those beside what is to be landed."""
+    """Rows without a ledger: at offsets to land (in the way), and at different offsets."""
 
     in_the_way: tuple[Box, ...] = ()
     beside: tuple[Box, ...] = ()
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[Fate, Box]]) -> Found:
-        """Combine what several files hold."""
+        """Combine the rows of several files."""
         joined: dict[tuple[Fate, Interval], Box] = {}
         for fate, box in boxes:
             key = fate, box.partitions
@@ -112,21 +112,21 @@ class Found:
 
     @property
     def rows_beside(self) -> int:
-        """The number of rows beside."""
+        """The number of rows at offsets outside the landing."""
         return sum(box.rows for box in self.beside)
 
 
-# Looks into the table as it was when its ledger was read.
+# Queries the table in the state in which its ledger was read.
 LookForRows = Callable[[Asked], Found]
 
 
 def no_rows(asked: Asked) -> Found:
-    """Return nothing: there is no table, or its rows keep no positions."""
+    """Return an empty result, for a missing table, or for rows without positions."""
     return Found()
 
 
 class RowsUnaccounted(LakestreamError, Terminal):
-    """A first landing would double rows that another tool wrote; `boxes` says where they are."""
+    """A first landing would double rows of another tool; `boxes` has the rows' positions."""
 
     def __init__(self, table: str, consumer_group: str, topic: str, boxes: Sequence[Box]) -> None:
         self.table, self.topic, self.boxes = table, topic, tuple(boxes)
@@ -140,7 +140,7 @@ class RowsUnaccounted(LakestreamError, Terminal):
 
 
 def texts(boxes: Sequence[Box], topic: str) -> str:
-    """Return where rows are, in words; of many places the first."""
+    """Return the positions of rows as text, limited to the first places."""
     return shown([box.text(topic) for box in boxes], _BOXES_NAMED, "places")
 
 

@@ -1,1 +1,1 @@
-"""Publication: what another engine wrote to a branch of a table goes on main, together with the ledger."""
+"""Publication of another engine's branch on main, together with the ledger."""

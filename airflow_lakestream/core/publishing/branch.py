@@ -1,4 +1,4 @@
-"""What a publication sees: the branch and its new files, the engine's own positions, and Kafka's log."""
+"""Inputs of a publication: the branch and new files, the engine's own positions, and Kafka's log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.core.records import Rows
 
 @dataclass(frozen=True, slots=True)
 class BranchSnapshot:
-    """A snapshot that the engine committed to its branch. `summary` is empty for one that has expired."""
+    """A snapshot committed by the engine to a branch. `summary` is empty for an expired snapshot."""
 
     snapshot_id: int
     sequence: int
@@ -26,11 +26,11 @@ class BranchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An engine's jobs, of which the first began without a state and each other one with that of the one before.
+    """Jobs of an engine in sequence: the first began without a state, each further job with the previous job's state.
 
-    :param since: the sequence number of the table's newest snapshot when the first one began: theirs are above.
-    :param begins: by partition, where the first one began; they have read nothing below.
-    :param passed: offsets that they had behind them while Kafka still had what is there.
+    :param since: the sequence number of the table's newest snapshot when the first job began: the line's are above.
+    :param begins: by partition, the offset at which the first job began; the line has read nothing below.
+    :param passed: offsets that the line had read while Kafka still had the records.
     """
 
     since: int = 0
@@ -39,34 +39,34 @@ class Line:
 
 
 class Positions(Protocol):
-    """What an engine itself says of how far it has read; each engine has its own."""
+    """An engine's own account of the positions read."""
 
     @property
     def line(self) -> Line | None:
-        """The jobs whose records are being published; None for an engine that keeps no account of them."""
+        """The line of jobs with the records to publish; None for an engine without an account of jobs."""
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
-        """Tell by its summary whether the engine has made a snapshot."""
+        """Return whether the engine made a snapshot, by the summary."""
 
     def is_of_line(self, summary: Mapping[str, str]) -> bool:
-        """Tell by its summary whether a job of the line has made a snapshot."""
+        """Return whether a job of the line made a snapshot, by the summary."""
 
     def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
-        """Return, by partition, the offset up to which all records are in the branch as of a snapshot.
+        """Return, by partition, the end of the offsets with all records in the branch as of a snapshot.
 
         None if nothing proves it (any more). A partition that has not been read is left out.
         """
 
     def beyond(self) -> Mapping[int, int] | None:
-        """Return the same for the branch as it is, if more is proven than any snapshot says; else None.
+        """Return the same for the present branch, if more is proven than by any snapshot; else None.
 
-        So it is behind an orderly stop: what the engine read last may be no row, and then no snapshot comes of it.
+        This happens after an orderly stop: the records read last may be no rows, and then no snapshot is made.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class BranchFile:
-    """A data file that the branch's head has and main was not given yet. `file` is the table format's own value."""
+    """A data file of the branch's head, not yet on main. `file` is the table format's own value."""
 
     path: str
     rows: int
@@ -77,9 +77,9 @@ class BranchFile:
 class FileRows:
     """The positions of a file's rows.
 
-    :param positions: those of the topic.
-    :param repeated: how many of its rows have the position of another one of the file.
-    :param strange: how many have no position, or that of another topic.
+    :param positions: the positions in the topic.
+    :param repeated: the number of rows with the position of another row of the file.
+    :param strange: the number of rows without a position, or with a position of another topic.
     """
 
     positions: RangeSet
@@ -89,23 +89,23 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The files of one snapshot of the branch."""
+    """Files of a snapshot of the branch."""
 
     snapshot: BranchSnapshot
     files: Sequence[BranchFile] = ()
 
     @property
     def rows(self) -> int:
-        """How many rows they have."""
+        """The number of rows in the files."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What came to the branch, oldest first.
+    """New snapshots of a branch, oldest first.
 
-    :param unproven: why nobody can tell whether the branch still has all that the engine has written to it; empty
-        where it has.
+    :param unproven: the reason why the branch may lack files that the engine has written to it; empty if it is known
+        to have all.
     """
 
     steps: Sequence[Step] = ()
@@ -117,35 +117,35 @@ class BranchSink(Sink, Protocol):
     """The sink of a table with branches."""
 
     def news(self, branch: str, marker: Published | None, positions: Positions) -> News | None:
-        """Return what came to the branch since the marker; None without such a branch.
+        """Return the branch's new snapshots since the marker; None without a branch.
 
-        As of the last `load`. Raises what refuses a branch that can't be published.
+        As of the last `load`. Raises the refusals of a branch that can't be published.
         """
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
         """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
 
     def rows_of(self, file: BranchFile) -> Iterator[Rows]:
-        """Yield a file's rows, in the table's columns of today. Raises BranchFileGone, ColumnsMoved."""
+        """Yield a file's rows, in the table's present columns. Raises BranchFileGone, ColumnsMoved."""
 
     def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
         """Take the branch's files for the next commit.
 
-        They are the branch's: `discard` deletes none of them, whatever becomes of the commit.
+        They stay the branch's: `discard` does not delete them, even if the commit fails.
         """
 
     def open_branch(self, branch: str) -> None:
-        """Make the branch at main's head, if there is none."""
+        """Create a missing branch at main's head."""
 
     def renew_branch(self, branch: str) -> None:
-        """Set the branch to main's head, or make it there. Files beyond are left to the removal of orphan files."""
+        """Set or create the branch at main's head. Files beyond are left to the removal of orphan files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What Kafka shows at some offsets: records with a value, records without one, and offsets below the log's start.
+    """Contents of Kafka at given offsets: records with and without a value, and offsets below the log's start.
 
-    At all others there is nothing to read: the ends of transactions, aborted records, what compaction took.
+    At all other offsets there is nothing to read: ends of transactions, aborted records, compacted records.
     """
 
     values: RangeSet = RangeSet()
@@ -154,17 +154,17 @@ class Shown:
 
 
 class Log(Protocol):
-    """Looks at single offsets of the topic."""
+    """Reader of single offsets of the topic."""
 
     def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
-        """Return what Kafka shows at these offsets. Raises Stopped."""
+        """Return the contents of Kafka at these offsets. Raises Stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A record of which an engine has made other values than ours does, and the columns that have them.
+    """A record with different values by an engine than by our decoder, and the columns of these values.
 
-    Without columns the record is no row of ours.
+    Without columns, our decoder makes no row of the record.
     """
 
     topic: str
@@ -178,12 +178,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a second look at an engine's records and rows has found.
+    """Result of a second look at an engine's records and rows.
 
-    :param seen: where Kafka shows what has to be a row, and our decoder takes it; or nobody was to look there.
-    :param equal: where the engine's rows are known to have our values.
-    :param different: where they have others.
-    :param named: the first of these, with their columns.
+    :param seen: offsets whose record Kafka shows, and our decoder makes a row of; or that were not to be checked.
+    :param equal: offsets at which the engine's rows are known to have our values.
+    :param different: offsets at which the values differ.
+    :param named: the first differences, with their columns.
     """
 
     seen: RangeSet
@@ -194,14 +194,14 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an engine has written: the rows of its files, each time anew, and the columns of the table's payload."""
+    """Rows of an engine's files, read again at each call, and the columns of the table's payload."""
 
     rows: Callable[[], Iterator[Rows]]
     columns: RowSchema
 
 
 class Proof(Protocol):
-    """Looks again at what an engine has read by a decoder of its own, and compares its rows with ours."""
+    """Second look at an engine's records, to compare the engine's rows with the rows of our decoder."""
 
     def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
-        """Look at these offsets, and at those of the rows. Raises BadRecord for one that ours rejects, and Stopped."""
+        """Check these offsets and the rows' offsets. Raises Stopped, and BadRecord for a record bad by our decoder."""

@@ -1,8 +1,8 @@
-"""How what another engine wrote to a branch gets on main, each record once. `publish` has the steps.
+"""Publication of another engine's branch on main, each record once. `publish` has the steps.
 
-The engine's files are taken as they are. What makes it exactly once is what makes every landing so: files and ledger
-are one commit on main, which the guard lets in only while the ledger has none of its offsets. The engine's word for how
-far it has read is checked against the rows themselves, and the offsets without a row against Kafka.
+The engine's files are taken as they are. Exactly-once comes from the commit, as in every landing: files and ledger are
+one commit on main, which the guard lets in only while all of its offsets are missing in the ledger. The engine's own
+positions are checked against the rows themselves, and the offsets without a row against Kafka.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from airflow_lakestream.exceptions import BadRecord
 
 log = logging.getLogger(__name__)
 
-# The positions of so many rows are held at a time; a snapshot with more is published whole.
+# The rows whose positions are held at a time; a snapshot with more rows is published whole.
 MOST_ROWS = 4_000_000
 
 
 class Rowless(StrEnum):
-    """What a record is that the engine has read, by its own account, and of which the branch has no row."""
+    """Meaning of a record read by the engine without a row in the branch."""
 
     FILTERED = "filtered"  # left out on purpose: the engine's program has a condition
     MISSING = "missing"  # not landed: the next run of the extract lands it
@@ -63,11 +63,11 @@ class Rowless(StrEnum):
 
 @dataclass(frozen=True)
 class Publication:
-    """What to publish: from which branch, of which table, for which group.
+    """Job of a publication: the branch, the table and the group.
 
-    `run_id` is the same in every try of one task run. `source` tells where a group without an origin begins.
-    `committed` is called with each commit, and raises nothing. `proof` looks again at what the engine has decoded, and
-    compares its rows with ours; None where nobody does: the ledger says of which rows.
+    `run_id` is the same in every try of one task run. `source` has the beginning of a group without an origin.
+    `committed` is called with each commit, and raises nothing. `proof` reads the engine's records again and compares
+    its rows with ours; without a proof, the ledger keeps the rows as unproven.
     """
 
     run_id: str
@@ -88,10 +88,10 @@ class Publication:
 
 
 def begin(job: Publication) -> dict[int, int]:
-    """Make table and branch ready for the engine's first start; return, by partition, where it is to begin.
+    """Prepare table and branch for the engine's first start; return the start offsets by partition.
 
-    That is the first offset which the group lacks. A group without an origin gets one here, in a landing without rows,
-    which creates the table if it is missing. Raises what a landing raises.
+    The start is the first offset that the group lacks. A group without an origin gets its origin here, in a landing
+    without rows, which creates the table if it is missing. Raises the errors of a landing.
     """
     starts = _begin(job, is_anew=False)
     job.sink.open_branch(job.branch)
@@ -99,7 +99,7 @@ def begin(job: Publication) -> dict[int, int]:
 
 
 def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
-    """Make the table ready; offsets that the log has lost are a loss where the group, or the engine, begins anew."""
+    """Prepare the table. Offsets lost by the log are a loss at the beginning of the group or of the engine."""
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -120,13 +120,13 @@ def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
 
 
 def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
-    """Do the same for an engine without a state of its own, which reads again whatever main lacks.
+    """Prepare table and branch for an engine without a state, to read again all offsets missing on main.
 
-    The branch begins anew at main's head: what it had beyond that is read again. Raises LandedAhead where the ledger
-    has offsets above the first one that it lacks: the engine would land them twice. Raises DataLoss, too.
+    The branch begins again at main's head: what it had beyond that is read again. Raises LandedAhead if the ledger has
+    offsets above the first missing offset: the engine would land them twice. Raises DataLoss, too.
 
-    :param note: writes down that another `Line` begins, and where. From then on what the branch has counts for nothing,
-        also where we die before it is set back. None where no record is ever filtered.
+    :param note: writes down the beginning of another `Line`. From then on the branch's contents do not count, even if
+        we die before the branch is set back. None if no record is ever filtered.
     """
     starts = _begin(job, is_anew=True)
     entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
@@ -144,16 +144,16 @@ def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None] | Non
 
 
 def publish(job: Publication) -> LandingReport:
-    """Put on main what the branch got since its last publication.
+    """Publish the branch's new snapshots since the last publication on main.
 
     1. Look at the table, its ledger and its branch; look at the topic.
-    2. Take the branch's new snapshots, oldest first, up to one whose position the engine proves.
-    3. Claim the offsets from the last publication to that position. Compare the files' rows with those that our decoder
-       makes of the same records. Read the rows' positions, and refuse what contradicts the claim or the ledger.
-    4. Look into Kafka what is at the claimed offsets that have no row.
+    2. Take the branch's new snapshots, oldest first, up to a snapshot whose position the engine proves.
+    3. Claim the offsets from the last publication to that position. Compare the files' rows with the rows that our
+       decoder makes of the same records. Read the rows' positions, and refuse contradictions to claim or ledger.
+    4. Look into Kafka for records at the claimed offsets without a row.
     5. Commit files and ledger together, with the marker of the snapshot. Go to 1; also on a conflict.
 
-    Raises LakestreamError; whatever is raised, main has no row that the ledger lacks, and no file is deleted.
+    Raises LakestreamError; after any error main has no row that the ledger lacks, and no file is deleted.
     """
     report: LandingReport | None = None
     conflicts = 0
@@ -184,7 +184,7 @@ def publish(job: Publication) -> LandingReport:
 
 
 def _take_step(job: Publication, table: TableState, now: TopicState, entry: TopicEntry, report: LandingReport) -> bool:
-    """Publish the next snapshots; return False if there is nothing (more) to publish."""
+    """Publish the next snapshots; return False without further snapshots."""
     marker = entry.published.get(job.branch)
     news = job.sink.news(job.branch, marker, job.positions)
     if news is None:
@@ -193,7 +193,7 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     if ends is None:
         return False
     before = {} if marker is None else dict(marker.ends)
-    # What the engine has behind it once stays so: a rescaled or restored job may not have read a partition again yet.
+    # Offsets once read stay read: a rescaled or restored job may not have read a partition again yet.
     ends = {p: max(ends.get(p, 0), before.get(p, 0)) for p in {*ends, *before}}
     begins = entry.origin or first_origin(entry, now, job.source.starts(now))
     claim = Claim(now, entry, begins, ends, before)
@@ -217,9 +217,9 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
 
 
 def _look_again(job: Publication, claim: Claim, steps: Sequence[Step], table: TableState) -> Looked | None:
-    """Compare the new rows with ours, of what another run has landed, too; None where nobody asks.
+    """Compare the new rows with ours, including rows landed by another run; return None without a proof.
 
-    A record that is bad may have spoilt those behind it. Raises RecordDoubted, RowsDiffer.
+    A bad record may have spoilt the records behind it. Raises RecordDoubted, RowsDiffer.
     """
     if job.proof is None:
         return None
@@ -235,7 +235,7 @@ def _look_again(job: Publication, claim: Claim, steps: Sequence[Step], table: Ta
 
 
 def _check_seen(job: Publication, rows: Rows, seen: RangeSet) -> None:
-    """Refuse rows of records that nobody could look at again. Raises RowsUnseen."""
+    """Refuse rows without a second look at the records, unless losses are recorded. Raises RowsUnseen."""
     if not (unseen := rows.positions - seen):
         return
     if job.on_data_loss is OnDataLoss.FAIL:
@@ -246,9 +246,9 @@ def _check_seen(job: Publication, rows: Rows, seen: RangeSet) -> None:
 
 
 def _next_steps(job: Publication, news: Sequence[Step]) -> tuple[Sequence[Step], dict[int, int] | None]:
-    """Return the oldest steps that go together, and how far the engine had read with the last of them.
+    """Return the oldest steps to publish together, and the engine's ends after the last step.
 
-    Raises PositionsUnknown where there are files and nothing proves what they hold.
+    Raises PositionsUnknown if there are files and no position of the engine is known.
     """
     known: tuple[Sequence[Step], dict[int, int]] | None = None
     rows = 0
@@ -278,7 +278,7 @@ def _entry_of(job: Publication, table: TableState, now: TopicState) -> TopicEntr
 
 
 def _refuse_others(job: Publication, table: TableState, claim: Claim, landed: RangeSet) -> None:
-    """Refuse to land what another group has, or what another tool wrote to main without a ledger."""
+    """Refuse offsets landed by another group, and rows on main without a ledger."""
     identity = claim.state.identity
     for other, ledger in table.others.items():
         if taken := landed & ledger.entry(identity).landed:

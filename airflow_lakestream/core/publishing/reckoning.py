@@ -1,4 +1,4 @@
-"""What a publication lands: the engine's claim, the rows that the files have, and what Kafka shows of the rest."""
+"""Reckoning of a publication: the engine's claim, the rows in the files, and Kafka's records for the rest."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Claim:
-    """What the engine says it has read, and what the group has.
+    """Offsets read by an engine's own account, and the group's ledger entry.
 
-    :param begins: by partition, where the group begins; 0 for any other.
-    :param ends: by partition, up to where the engine has read.
-    :param before: the same as of the last publication.
+    :param begins: by partition, the group's beginning; 0 for any other.
+    :param ends: by partition, the end of the offsets that the engine has read.
+    :param before: the ends of the last publication.
     """
 
     state: TopicState
@@ -52,28 +52,28 @@ class Claim:
 
     @property
     def whole(self) -> RangeSet:
-        """All that the engine has read since the group began."""
+        """All offsets read by the engine since the group began."""
         topic = self.state.identity.topic
         return union(RangeSet.of(topic, p, self.begins.get(p, 0), end) for p, end in self.ends.items())
 
     @property
     def read(self) -> RangeSet:
-        """What it has read since the last publication, whoever has landed it."""
+        """The offsets read since the last publication, landed or not."""
         topic = self.state.identity.topic
         return self.whole - union(RangeSet.of(topic, p, 0, end) for p, end in self.before.items())
 
     @property
     def new(self) -> RangeSet:
-        """What it has read since the last publication, and the ledger lacks."""
+        """The offsets read since the last publication and missing in the ledger."""
         return self.read - self.held
 
     @property
     def held(self) -> RangeSet:
-        """What the ledger has."""
+        """The offsets in the ledger."""
         return self.entry.held
 
     def check_ends(self, table: str, branch: str) -> None:
-        """Refuse an engine that has read what there is not. Raises BeyondTheLog."""
+        """Refuse offsets read beyond the log's end. Raises BeyondTheLog."""
         topic, marks = self.state.identity.topic, self.state.marks
         beyond = {p: end for p, end in self.ends.items() if p not in marks or end > marks[p].end}
         if beyond:
@@ -82,7 +82,7 @@ class Claim:
             raise BeyondTheLog(table, branch, where)
 
     def marker(self, branch: str, last: BranchSnapshot | None) -> dict[str, Published]:
-        """Return the ledger's new marker of the branch; nothing where the engine has not been at work."""
+        """Return the ledger's new marker of the branch, empty without progress of the engine."""
         known = self.entry.published.get(branch)
         if last is not None:
             return {branch: Published(last.snapshot_id, last.sequence, dict(self.ends))}
@@ -94,9 +94,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Reckoning:
-    """What is landed, what is lost, and what stays to be landed; the counts by partition.
+    """Landed, lost and missing offsets of a publication, and the counts by partition.
 
-    :param unproven: where rows are landed whose values nobody has compared with ours.
+    :param unproven: offsets of landed rows whose values have not been compared with ours.
     """
 
     landed: RangeSet = RangeSet()
@@ -113,20 +113,20 @@ class Reckoning:
 
     @property
     def changes_the_ledger(self) -> bool:
-        """Whether there is anything to write down."""
+        """Whether any offsets are landed or lost."""
         return bool(self.landed or self.lost)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The files to take, and the positions of all their rows; none occurs twice."""
+    """Files to take, and the positions of all rows, each once."""
 
     positions: RangeSet = RangeSet()
     files: Sequence[BranchFile] = ()
 
 
 def check_rows(sink: BranchSink, steps: Sequence[Step], claim: Claim, table: str, branch: str) -> Rows:
-    """Read the positions of the rows of new files, and refuse those that can't be landed.
+    """Read the positions of new files' rows, and refuse rows unfit to land.
 
     Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, ColumnsMoved.
     """
@@ -155,7 +155,7 @@ def check_rows(sink: BranchSink, steps: Sequence[Step], claim: Claim, table: str
 
 
 def _is_on_main(step: Step, file: BranchFile, found: FileRows, held: RangeSet, table: str, branch: str) -> bool:
-    """Tell whether a file needs no publication: it came before the branch, and its snapshot has expired.
+    """Return whether a file is on main already: older than the branch, with an expired snapshot.
 
     Raises RowsOnMain, BranchHistoryLost.
     """
@@ -170,7 +170,7 @@ def _is_on_main(step: Step, file: BranchFile, found: FileRows, held: RangeSet, t
 
 
 class LostOrLeftOut(DataLoss):
-    """Records are gone of which nothing shows that the engine has read them; `ranges` says which."""
+    """Records are gone without proof of a read by the engine; `ranges` are the offsets."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         super().__init__(ranges, table)
@@ -183,9 +183,9 @@ class LostOrLeftOut(DataLoss):
 
 
 def check_left_out(claim: Claim, line: Line | None, news: News, shown: Shown, table: str, branch: str) -> None:
-    """Refuse to call records left out that the engine may not have read, or whose rows the branch may have lost.
+    """Refuse omissions without proof: records perhaps unread by the engine, or rows perhaps lost by the branch.
 
-    :param shown: what Kafka shows at the new offsets without a row.
+    :param shown: Kafka's records at the new offsets without a row.
 
     Raises LeftOutUnproven.
     """
@@ -204,12 +204,12 @@ def check_left_out(claim: Claim, line: Line | None, news: News, shown: Shown, ta
 def reckon(
     claim: Claim, rows: Rows, shown: Shown | None, line: Line | None, on_data_loss: OnDataLoss, table: str
 ) -> Reckoning:
-    """Return what the publication lands.
+    """Return the offset ranges and counts of the publication.
 
-    :param shown: what Kafka shows at the new offsets without a row; None if there are none.
-    :param line: of an engine that leaves records out on purpose, as `check_left_out` takes it; None: none has been.
+    :param shown: Kafka's records at the new offsets without a row; None if all have a row.
+    :param line: the jobs of an engine that leaves records out on purpose; None if no records were left out.
 
-    Raises DataLoss where records are gone of which nothing shows that they were left out.
+    Raises DataLoss if records are gone without proof that they were left out.
     """
     shown = shown or Shown()
     topic = claim.state.identity.topic

@@ -1,4 +1,4 @@
-"""Why a branch is not published. Main is as it was, whichever of them is raised."""
+"""Refusals of a publication. Main is unchanged after each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_THE_EXTRACT = (
 
 
 class PublicationRefused(LakestreamError, Terminal):
-    """The branch contradicts the ledger, or what the engine itself says; main is unchanged."""
+    """The branch contradicts the ledger, or the engine's own account; main is unchanged."""
 
     def __init__(self, table: str, branch: str, what: str, remedy: str = ANEW) -> None:
         self.table, self.branch = table, branch
@@ -32,7 +32,7 @@ class PublicationRefused(LakestreamError, Terminal):
 
 
 class RowsOnMain(PublicationRefused):
-    """Rows of the branch's new files are on main already: the engine went back, or another run landed them."""
+    """Rows of the branch's new files are on main already: the engine went back, or another run landed the rows."""
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -60,7 +60,7 @@ class RowsTwice(PublicationRefused):
 
 
 class RowsUnproven(PublicationRefused):
-    """Rows of the branch's new files lie where the engine has not been, by its own account."""
+    """Rows of the branch's new files are at offsets not read, by the engine's own account."""
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -72,7 +72,7 @@ class RowsUnproven(PublicationRefused):
 
 
 class RowsWithoutPosition(PublicationRefused):
-    """Rows carry no position in the topic."""
+    """Rows have no position in the topic."""
 
     def __init__(self, table: str, branch: str, topic: str, path: str, rows: int) -> None:
         what = (
@@ -84,7 +84,7 @@ class RowsWithoutPosition(PublicationRefused):
 
 
 class RowsUnseen(PublicationRefused):
-    """Records left Kafka before anybody could look whether the engine has decoded them right."""
+    """Records left Kafka before the engine's decoding could be checked."""
 
     def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -97,7 +97,7 @@ class RowsUnseen(PublicationRefused):
 
 
 class RecordDoubted(PublicationRefused):
-    """The engine has read a record that is bad by our decoder: what it made of it, and of others, may be wrong."""
+    """The engine has read a record rejected by our decoder: the engine's rows may be wrong."""
 
     def __init__(self, table: str, branch: str, bad: BadRecord) -> None:
         what = (
@@ -108,7 +108,7 @@ class RecordDoubted(PublicationRefused):
 
 
 class RowsDiffer(PublicationRefused):
-    """The engine has made other values of records than the extract does."""
+    """The engine's rows differ in values from the extract's rows."""
 
     def __init__(self, table: str, branch: str, ranges: RangeSet, named: Sequence[Difference]) -> None:
         self.ranges, self.named = ranges, tuple(named)
@@ -121,7 +121,7 @@ class RowsDiffer(PublicationRefused):
 
 
 class BranchRewritten(PublicationRefused):
-    """Something else than the engine's appends has changed the branch."""
+    """The branch was changed by more than the engine's appends."""
 
     def __init__(self, table: str, branch: str, snapshot_id: int, what: str) -> None:
         told = f"snapshot {snapshot_id} of it {what}. Only appends of the one engine can be published."
@@ -129,7 +129,7 @@ class BranchRewritten(PublicationRefused):
 
 
 class BranchCut(PublicationRefused):
-    """Snapshots of the engine have left the branch: rows that nobody has published may be among theirs."""
+    """Snapshots of the engine have left the branch, perhaps with unpublished rows."""
 
     def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
         self.snapshot_id = snapshot_id
@@ -138,7 +138,7 @@ class BranchCut(PublicationRefused):
 
 
 class LeftOutUnproven(PublicationRefused):
-    """Records have no row, and nothing shows that the engine has read them and left them out."""
+    """Records have no row, without proof of an omission by the engine."""
 
     def __init__(self, table: str, branch: str, ranges: RangeSet, why: str) -> None:
         self.ranges = ranges
@@ -159,7 +159,7 @@ class MainHasBranch(PublicationRefused):
 
 
 class BranchHistoryLost(PublicationRefused):
-    """Snapshots between the last publication and the branch's oldest one have expired."""
+    """Snapshots between the last publication and the branch's oldest snapshot have expired."""
 
     def __init__(self, table: str, branch: str, path: str) -> None:
         what = (
@@ -170,7 +170,7 @@ class BranchHistoryLost(PublicationRefused):
 
 
 class ColumnsMoved(PublicationRefused):
-    """The engine writes columns of before, whose names others have now."""
+    """The engine writes former columns, with names now given to different columns."""
 
     def __init__(self, table: str, branch: str, path: str, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
@@ -183,14 +183,14 @@ class ColumnsMoved(PublicationRefused):
 
 
 class BranchFileGone(PublicationRefused):
-    """A file of the branch is not there any more."""
+    """A file of the branch is gone."""
 
     def __init__(self, table: str, branch: str, path: str) -> None:
         super().__init__(table, branch, f"{path} is gone, which the branch's head still has.")
 
 
 class BeyondTheLog(PublicationRefused):
-    """The engine says it has read what the log does not have."""
+    """The engine reports offsets beyond the log's end."""
 
     def __init__(self, table: str, branch: str, where: str) -> None:
         what = f"the engine says that it has read beyond the log's end: {where}. It reads another topic, or another"
@@ -198,7 +198,7 @@ class BeyondTheLog(PublicationRefused):
 
 
 class PositionsUnknown(LakestreamError, Transient):
-    """Nothing says any more how far the engine had read when it wrote the branch's newest files."""
+    """The engine's position for the branch's newest files can't be found."""
 
     def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
         super().__init__(
@@ -209,7 +209,7 @@ class PositionsUnknown(LakestreamError, Transient):
 
 
 class LandedAhead(LakestreamError, Terminal):
-    """The ledger has holes, and offsets above them: an engine that begins at the first hole would land those again."""
+    """The ledger has offsets above a hole: an engine starting at the hole would land these offsets again."""
 
     def __init__(self, table: str, consumer_group: str, ranges: RangeSet) -> None:
         self.ranges = ranges

@@ -1,1 +1,1 @@
-"""One landing shared by several workers or processes: shares of its plan, and the pieces they return."""
+"""A landing shared by several workers or processes: shares of the plan, and the pieces handed over."""

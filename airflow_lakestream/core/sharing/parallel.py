@@ -1,8 +1,8 @@
-"""One run on several workers: one plans, each reads and writes a share of the plan, and one commits all of it.
+"""A run on several workers: a plan cut into shares, a worker for each share, and a commit of all.
 
-The workers hand over JSON: shares, and pieces with the metadata of files. The commit is an ordinary landing that is
-given pieces, so exactly-once works as always. A share that failed, was read twice or went stale does no harm: the
-landing itself reads whatever was not handed over in a form that still fits.
+The workers hand over JSON: shares, and pieces with the metadata of files. The commit is an ordinary landing with
+pieces, so exactly-once works as always. A share that failed, was read twice or went stale does no harm: the landing
+itself reads all offsets without a usable piece.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEAST_WIDTH = 20_000
 
 
 class TableGone(LakestreamError, Transient):
-    """The table was dropped while workers wrote for it."""
+    """The table was dropped while workers wrote files."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"{table} was dropped since the run was planned. Nothing was landed. Clear the whole group.")
@@ -45,7 +45,7 @@ class TableGone(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
-    """The shares of a run, and the bounds for what the commit may read itself; None if the mode sets them."""
+    """Shares of a run, and bounds for the commit's own reads; None if the mode sets the bounds."""
 
     identity: TopicIdentity
     shares: Sequence[Share]
@@ -53,7 +53,7 @@ class SharedPlan:
 
 
 def folder_of(run_id: str) -> str:
-    """Return the name of the folder, below the table's data, that holds the files of this run alone."""
+    """Return the name of the run's own folder below the table's data."""
     return f"lakestream-{hashlib.sha256(run_id.encode()).hexdigest()[:24]}"
 
 
@@ -63,7 +63,7 @@ def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPl
     If the table, or the group's origin, is not written down yet, a landing without rows does that first, so
     that all shares are written for one table, from one beginning.
 
-    Raises InvalidArgument if the job can't be shared, and what `land` raises for a plan.
+    Raises InvalidArgument if the job can't be shared, and the errors of `land` for a plan.
     """
     _refuse(job)
     conflict: Conflict | None = None
@@ -88,12 +88,12 @@ def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPl
 
 
 def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
-    """Read exactly a share, and write its files below `folder`; commit nothing.
+    """Read exactly a share, and write the files below `folder`, without a commit.
 
     A new piece begins whenever the limits ask for a commit. Offsets that Kafka loses meanwhile are left to the
     commit, which decides about them.
 
-    Raises TopicReplaced, TableGone, and what reading, decoding and writing raise; no file is left then.
+    Raises TopicReplaced, TableGone, and errors of reading, decoding and writing; no file is left then.
     """
     check_still_there(job, share.identity)
     table = job.sink.load(job.run_id)
@@ -113,9 +113,9 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
 
 
 def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, folder: str) -> LandingReport:
-    """Land the pieces in one snapshot, and what else the run lacks; then delete what is left below `folder`.
+    """Land the pieces in a single snapshot, with the run's missing offsets; then delete the rest below `folder`.
 
-    Raises what `land` raises. The files then stay, for another try; but they are deleted if too many of their
+    Raises the errors of `land`. The files then stay, for another try; but they are deleted if too many of their
     records are bad, or have no column, since another try would have to read these again.
     """
     _refuse(job)
@@ -154,12 +154,12 @@ def _shares(job: Job, table: TableState, plan: Plan, most: int, least_width: int
 
 
 def _bounds(job: Job, whole: RangeSet, ranges: RangeSet) -> RangeSet | None:
-    """Return the bounds of the commit. An interval that is landed whole has none: it may have to close seams."""
+    """Return the bounds of the commit; None for a whole interval, since the commit may have to close seams."""
     return None if isinstance(job.mode, ByInterval) and ranges == whole else ranges
 
 
 def _found(job: Job, table: TableState, plan: Plan) -> bool:
-    """Write table and origin down, without rows; False without a schema and without a record to infer it from."""
+    """Commit table and origin without rows; return False without a schema or a record to infer the schema."""
     decoder = job.decoders(table.schema, None)
     if decoder is None:
         with closing(job.reader.read(plan, job.stop)) as chunks:

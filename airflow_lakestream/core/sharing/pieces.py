@@ -1,7 +1,7 @@
-"""A plan that several workers read: the shares it is cut into, and the pieces that they hand over to be committed.
+"""Shares of a plan for several workers, and the pieces handed over for the commit.
 
-A share says what one worker is to read. A piece is part of a share that was read and written: its offsets, its counts
-and its files, never rows. Both travel as versioned JSON. Pure values, no I/O.
+A share has the offsets for one worker to read. A piece is part of a share that was read and written: its offsets, its
+counts and its files, never rows. Both travel as versioned JSON. Pure values, no I/O.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 VERSION = 5
 Read = TypeVar("Read")
 
-# What one worker's sink tells another's about its files; the core only passes it on.
+# Metadata of files from the sink of a worker to the committing sink; the core only passes it on.
 Files = Mapping[str, Any]
 
 
 class UnreadablePiece(LakestreamError, Terminal):
-    """A share or a piece in a form that this version does not know."""
+    """A share or a piece has a form unknown to this version."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class UnreadablePiece(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker is to read. Epochs, and how far they are known, are the plan's: see `core.landing.plan.Plan`."""
+    """Offset ranges for a worker to read; the epochs are the plan's, see `core.landing.plan.Plan`."""
 
     identity: TopicIdentity
     ranges: RangeSet
@@ -51,12 +51,12 @@ class Share:
 
     @classmethod
     def of(cls, plan: Plan, ranges: RangeSet) -> Share:
-        """Return a part of a plan."""
+        """Return a share of a plan."""
         return cls(plan.state.identity, ranges, plan.epochs, plan.known_epochs, plan.known_until)
 
     @property
     def plan(self) -> Plan:
-        """The plan of who reads it."""
+        """The plan for the share's reader."""
         return Plan(
             TopicState(self.identity, {}),
             self.ranges,
@@ -76,14 +76,14 @@ class Share:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Share:
-        """Read a share. Raises UnreadablePiece."""
+        """Parse a share. Raises UnreadablePiece."""
         numbers = ("epochs", "known_epochs", "known_until")
         return _read(data, lambda: cls(*_head(data), *(_mapping(data[name]) for name in numbers)))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one worker has read and written. `epochs` are the leader epochs from before it was read.
+    """Offsets read and files written by a worker. `epochs` are the leader epochs from before the read.
 
     `made`: see `core.ledger.Landing`; it does not travel, since only the driver of Spark knows it.
     """
@@ -115,7 +115,7 @@ class Piece:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Piece:
-        """Read a piece. Raises UnreadablePiece."""
+        """Parse a piece. Raises UnreadablePiece."""
         return _read(
             data,
             lambda: cls(
@@ -130,17 +130,17 @@ class Piece:
 
 
 class Handed:
-    """The pieces handed to a run that commits them; each look decides again which of them can be used."""
+    """Pieces handed to the committing run; each look decides again on the usable pieces."""
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         self._pieces = tuple(pieces)
         self._taken: set[int] = set()
 
     def usable(self, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]) -> list[Piece]:
-        """Return the pieces that may be committed; the offsets of the others are read again if they are still lacking.
+        """Return the pieces fit for a commit; the offsets of unfit pieces are read again if still missing.
 
         :param held: offsets that no longer need landing; a piece that overlaps them was landed by another run.
-        :param misfit: says why files can't go into the table as it is now.
+        :param misfit: returns the reason why files can't go into the table as it is now, or None.
         """
         found: list[Piece] = []
         for number, piece in enumerate(self._pieces):
@@ -153,7 +153,7 @@ class Handed:
         return found
 
     def take(self, pieces: Iterable[Piece]) -> None:
-        """Mark these as committed."""
+        """Mark pieces as committed."""
         taken = set(map(id, pieces))
         self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
 
@@ -170,7 +170,7 @@ class Handed:
 def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
     """Cut a set of offsets into at most `most` disjoint shares of nearly equal width, at least `least_width` each.
 
-    Partitions are put end to end and cut where a share is full: a large partition goes to several workers, several
+    Partitions are put end to end and cut once a share is full: a large partition goes to several workers, several
     small ones go to one.
     """
     width = ranges.width
@@ -189,7 +189,7 @@ def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
 
 
 def at_most_offsets(ranges: RangeSet, most: int) -> RangeSet:
-    """Return the first `most` offsets in all, spread over the partitions in proportion to their widths."""
+    """Return the first `most` offsets in all, spread over the partitions in proportion to the widths."""
     width = ranges.width
     if width <= most:
         return ranges
@@ -204,12 +204,12 @@ def at_most_offsets(ranges: RangeSet, most: int) -> RangeSet:
 
 
 def ranges_to_dict(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:
-    """Return ranges of one topic as JSON-ready values."""
+    """Return ranges of a topic as JSON-ready values."""
     return _heading(identity, ranges)
 
 
 def ranges_from_dict(data: Mapping[str, Any]) -> RangeSet:
-    """Read ranges. Raises UnreadablePiece."""
+    """Parse ranges. Raises UnreadablePiece."""
     return _read(data, lambda: _head(data)[1])
 
 

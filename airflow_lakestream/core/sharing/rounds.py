@@ -1,9 +1,9 @@
-"""Reading by workers that may not decide everything themselves: what records bring up is decided between two rounds.
+"""Reads in rounds, by workers without decisions: the landing decides the questions between two rounds.
 
 Whether a record may have a new table, or a field a new column, is for the landing's own process to decide. A worker
-leaves a chunk that needs a decision, says what for, and goes on. What is left is read again in the next round, by
-workers that know. Decisions are made in the order of each partition's offsets, as one process comes to them: the result
-does not depend on how records are shared out.
+leaves a chunk that needs a decision, brings up the question, and goes on. Chunks that were left are read again in the
+next round, by workers that know the decisions. Decisions are made in the order of each partition's offsets, like in a
+single process: the result does not depend on how records are shared out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.sharing.pieces import Piece
 
-# What one worker brings up in one round, in characters of names. It then stops reading: records may bring up anything.
+# Questions of a worker in a round, in characters of names. It then stops reading: their number has no bound.
 MOST_BROUGHT = 8 * 2**20
 
 # Partition, first offset of the chunk, and place within it.
@@ -24,10 +24,10 @@ Place = tuple[int, int, int]
 
 
 class Undecided(Exception):
-    """A signal: a chunk can't be decoded before something is decided.
+    """A signal: a chunk can't be decoded before a decision.
 
-    `brought` says what about, in the order of the records, with the size of each in characters. Items can be hashed and
-    pickled.
+    `brought` has the questions, in the order of the records, with the size of each in characters. They can be hashed
+    and pickled.
     """
 
     def __init__(self, brought: Mapping[Any, int]) -> None:
@@ -37,7 +37,7 @@ class Undecided(Exception):
 
 @dataclass
 class Left:
-    """What a worker has left in this round, and what has to be decided about it, with the first place of each."""
+    """Chunks left by a worker in a round, and the questions, with the first place of each."""
 
     chunks: list[OffsetRange] = field(default_factory=list)
     brought: dict[Any, Place] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class Left:
 
     @property
     def is_full(self) -> bool:
-        """Whether the worker is to stop reading: what it has not looked at is left to the next round, too."""
+        """Whether the worker has to stop reading; unread records are left to the next round, too."""
         return self._size >= MOST_BROUGHT
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one worker did in a round: a piece, None if it could decode nothing, and what it has left."""
+    """Result of a worker in a round: a piece, or None if no record was decoded, and the chunks left."""
 
     piece: Piece | None
     left: Left = field(default_factory=Left)
@@ -70,11 +70,11 @@ def read_in_rounds(
     decide: Callable[[Sequence[Any]], object],
     first: RangeSet | None = None,
 ) -> list[Piece]:
-    """Read ranges in as many rounds as it takes, and return the pieces, which cover them.
+    """Read ranges in as many rounds as necessary, and return the pieces to cover the ranges.
 
-    :param read: lets workers read ranges.
-    :param decide: decides about what they brought up, in order; workers of the next round know the decisions.
-    :param first: what the first round reads; default: everything.
+    :param read: reads ranges by workers.
+    :param decide: decides their questions, in order; workers of the next round know the decisions.
+    :param first: the ranges of the first round; default: all.
     """
     pieces: list[Piece] = []
     while ranges:
@@ -98,7 +98,7 @@ def read_in_rounds(
 
 
 def _in_order(brought: Mapping[Any, Place], unseen: RangeSet) -> list[Any]:
-    """Return what is to be decided now: nothing behind records of its partition that nobody has looked at."""
+    """Return the questions to decide now, in order: each before all unseen records of the partition."""
     ends = {partition: unseen.intervals(topic, partition)[0][0] for topic, partition in unseen.partitions}
     in_order = sorted(brought.items(), key=lambda one: one[1])
     return [item for item, (partition, offset, _) in in_order if offset < ends.get(partition, offset + 1)]

@@ -1,7 +1,7 @@
-"""One landing read by several processes of one worker: each reads a share of the plan, and the landing commits.
+"""A landing read by several child processes: each reads a share of the plan, and the landing commits.
 
-Like the tasks of a group, they hand over pieces. The files become the landing's own at once: it commits them when a
-limit is reached, like files that it wrote itself, and deletes them when it fails.
+Like the tasks of a group, the processes hand over pieces. The files become the landing's own at once: it commits them
+when a limit is reached, like files that it wrote itself, and deletes them when it fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STOP = "stop"
 
 @dataclass(frozen=True)
 class Order:
-    """What one process is to read. `target` describes the table to write for, as the landing's sink gave it."""
+    """Order to a process to read a share. `target` is the outline of the table by the landing's sink."""
 
     run_id: str
     share: Share
@@ -58,7 +58,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Handed:
-    """A piece with its rejected records, None if there are none; `asked`: the landing asked for it."""
+    """A piece with rejected records, or None; `asked`: the landing asked for the piece."""
 
     piece: Piece | None
     rejected: Sequence[Rows]
@@ -67,7 +67,7 @@ class _Handed:
 
 @dataclass(frozen=True)
 class _Ended:
-    """The process has nothing more for this order."""
+    """The process has no more to hand over for this order."""
 
 
 Round = tuple[list[Piece], bool]
@@ -75,7 +75,7 @@ IsDue = Callable[[int, BadRecords, int], bool]
 
 
 def is_worth_sharing(job: Job, plan: Plan) -> bool:
-    """Tell whether child processes should read the plan."""
+    """Return whether child processes should read the plan."""
     if job.careful:
         return False
     return job.children is not None and not job.children.are_broken and plan.ranges.width >= 2 * LEAST_WIDTH
@@ -89,11 +89,11 @@ def read_by_children(
     Yields pieces, and whether they are the last ones: whenever a commit is due, and when all is read. Leaving early
     stops the processes, and waits until they have deleted what they did not hand over.
 
-    Raises Stopped, ProcessDied, and what reading, decoding and writing raise.
+    Raises Stopped, ProcessDied, and errors of reading, decoding and writing.
 
-    :param done: what is already read of the plan
+    :param done: the offsets of the plan already read
     :param most: most records to read; None for all
-    :param is_due: tells whether to commit, from the records read since the last commit, the bad ones and the bytes
+    :param is_due: returns whether to commit, from the records read since the last commit, the bad records and the bytes
     """
     assert job.children is not None, "`is_worth_sharing` was asked before"
     ranges = plan.ranges - done
@@ -106,7 +106,7 @@ def read_by_children(
 
 @dataclass
 class _Reading:
-    """Shares being read; `busy` are the children that still read, `awaited` those asked to hand over."""
+    """Shares in work; `busy` are the children still reading, `awaited` the children asked to hand over."""
 
     job: Job
     children: Children
@@ -122,7 +122,7 @@ class _Reading:
     size: int = 0
 
     def read(self, shares: Sequence[Share]) -> Generator[Round, None, None]:
-        """See `read_by_children`."""
+        """Yield pieces like `read_by_children`."""
         target = self.job.shared.outline()
         progress = Progress(self.topic, sum(share.ranges.width for share in shares), self.most)
         try:
@@ -178,7 +178,7 @@ class _Reading:
             self.job.rejects.reject(records)
 
     def _abandon(self) -> None:
-        """Stop what is still being read, so that no file of it stays; never raises."""
+        """Stop the busy children, and delete the files of killed children; never raises."""
         deadline = time.monotonic() + PATIENCE
         for number in self.busy:
             self.children.send(number, _STOP)
@@ -188,18 +188,18 @@ class _Reading:
                 continue
             self.busy.discard(number)
         if self.children.are_broken:
-            # Nobody else knows the files that a killed process had written.
+            # No process knows the files that a killed process had written.
             self.job.shared.sweep(self.folder)
 
     def _has_stopped(self, number: int, patience: float) -> bool:
         try:
             answers = self.children.receive([number], patience)
-        except Exception as e:  # noqa: BLE001  # it is dead: what led here is the error to raise
+        except Exception as e:  # noqa: BLE001  # it is dead: the error that led here is raised
             log.info("%s", e)
             return True
         for _, message in answers:
             if isinstance(message, _Handed) and message.piece is not None:
-                # Handed over before it heard of the stop: deleted with all that this run has not committed.
+                # Handed over before the stop was read: deleted with all files that this run has not committed.
                 self.job.shared.take_over(message.piece.files)
             if isinstance(message, _Ended | Failed):
                 return True
@@ -211,7 +211,7 @@ class _Reading:
 
 
 class _Kept:
-    """`core.ports.Rejects` of a child process: keeps the records until they are handed over with their piece."""
+    """`core.ports.Rejects` of a child process: keeps the records until the piece is handed over."""
 
     def __init__(self) -> None:
         self.tables: list[Rows] = []
@@ -224,15 +224,15 @@ class _Kept:
         return sum(map(len, self.tables))
 
     def take(self) -> list[Rows]:
-        """Return the kept records, and forget them."""
+        """Return the kept records, and clear the store."""
         tables, self.tables = self.tables, []
         return tables
 
 
 class ReaderProcess:
-    """A child process: reads what it is ordered to, until its parent needs nothing more, or is gone.
+    """A child process: reads shares by order of the parent, until the parent needs no more or is gone.
 
-    :param make_job: makes the job for an order, which the event stops
+    :param make_job: makes the job for an order; the event stops the job
     """
 
     def __init__(self, child: Child, make_job: Callable[[Order, threading.Event], Job]) -> None:
@@ -242,7 +242,7 @@ class ReaderProcess:
         self._hand_over = threading.Event()
 
     def serve(self) -> None:
-        """Work until there is no more to do."""
+        """Read the parent's orders until the end."""
         for order in self._child.requests(self._hear):
             try:
                 self._read(order)

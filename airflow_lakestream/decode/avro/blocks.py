@@ -1,4 +1,4 @@
-"""The items of Avro's arrays and maps, which come in blocks, and values that nobody wants, in many records at once."""
+"""Readers of the items of Avro's arrays and maps, and skipping of unwanted values, in many records at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_lakestream.decode.avro.one import DEEPEST, MOST_EMPTY, Malformed, e
 from airflow_lakestream.decode.avro.schema import Array, Map, Node, Primitive, Record, Union
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, offsets_of
 
-# Item after item costs some calls each, whatever the number of lanes: when few lanes have many items left, one walks
-# over them to find where each begins, and reads all at once.
+# Each round of items costs some calls, for any number of lanes: when few lanes have many items left, a walk over these
+# lanes finds the start of each item, and all items are read at once.
 _ROUNDS = 16
 _FEW = 256
 
@@ -20,9 +20,9 @@ _FEW = 256
 def read_items(
     lanes: Lanes, item: Callable[[Lanes], pa.Array | None], node: Node, path: str
 ) -> tuple[list[pa.Array], Integers, Integers]:
-    """Return what `item` returned for items of the type `node`, in parts; the order to put them in; how many each has.
+    """Return the parts read by `item` from items of type `node`, the order of the items, and each lane's item count.
 
-    An `item` that returns None only moves on.
+    An `item` that returns None only skips items: the list of parts is empty then.
     """
     reading = _Items(item, node, path)
     rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
@@ -45,7 +45,7 @@ def _block_header(lanes: Lanes, empty: bool, path: str) -> Integers:
         counts = counts.copy()
         counts[sized] = -counts[sized]
         part = lanes.take(sized)
-        # The block's size in bytes, for those who skip it unread.
+        # The block's size in bytes, for readers that skip the block unread.
         part.zigzags(path)
         lanes.put(sized, part)
     too_many = (counts < 0) | (counts > np.maximum(lanes.end - lanes.pos, MOST_EMPTY))
@@ -54,7 +54,7 @@ def _block_header(lanes: Lanes, empty: bool, path: str) -> Integers:
 
 
 class _Items:
-    """Reads items block by block, and remembers whose they are."""
+    """Reader of items, block by block, with the lane of each item."""
 
     def __init__(self, item: Callable[[Lanes], pa.Array | None], node: Node, path: str) -> None:
         self.parts: list[pa.Array] = []
@@ -65,7 +65,7 @@ class _Items:
         self._width = width(node)
 
     def block(self, rows: Integers, live: Lanes, counts: Integers) -> None:
-        """Read `counts` items in each lane; the lanes are those of `rows`."""
+        """Read `counts` items in each lane; `rows` are the numbers of the lanes."""
         if self._width is not None:
             self._block_of_width(rows, live, counts, self._width)
             return
@@ -130,7 +130,7 @@ class _Items:
 
 
 def _within(counts: Integers) -> Integers:
-    """Return 0, 1, ... for each count, one after the other."""
+    """Return the numbers 0, 1, ... below each count, concatenated."""
     return np.arange(int(counts.sum())) - np.repeat(offsets_of(counts)[:-1], counts)
 
 

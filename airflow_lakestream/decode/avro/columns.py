@@ -1,4 +1,4 @@
-"""A writer's Avro schema and a table's columns to a reader that fills these from many records side by side."""
+"""Readers of many Avro records in lanes, compiled from a writer's schema and a table's columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEEPEST = 64
 
 
 class Compiler:
-    """Makes readers. All its methods raise Unfit where no value of the schema's type can become one of the column's."""
+    """Compiler of readers. All methods raise Unfit if no value of the schema's type fits the column."""
 
     def __init__(
         self, naming: Naming, *, ignore_unknown: bool, finer: TimestampsFiner, ignored: Collection[str] = ()
@@ -80,7 +80,7 @@ class Compiler:
         raise Unfit(f"{inner}: there is no column for this field")
 
     def field(self, node: Node, field: pa.Field, path: str) -> Read:
-        """Return the reader of one column, which sees to it that a required one has values."""
+        """Return the reader of a column; a null fails the lane if the column is required."""
         read = self.value(node, field.type, path)
         if field.nullable:
             return read
@@ -94,7 +94,7 @@ class Compiler:
         return required
 
     def value(self, node: Node, kind: pa.DataType, path: str) -> Read:
-        """Return the reader of values of one type."""
+        """Return the reader of values of a schema's type for a column's type."""
         if isinstance(node, Union):
             return self._union(node, kind, path)
         if isinstance(node, Record):
@@ -164,12 +164,12 @@ class Compiler:
         return partial(_read_union, branches=branches, kind=leaves.plain(kind), path=path)
 
     def _branch_column(self, node: Node, columns: Sequence[str]) -> str:
-        """Return the name of the column for a branch of a union: the branch's, or another name of its type."""
+        """Return the column of a union's branch: the branch's name, or another name of the type."""
         own, others = branch_name(node), self._naming.type_names(node)
         return own if own in columns else next((name for name in columns if name in others), own)
 
     def _branch(self, node: Node, name: str, kind: pa.DataType, path: str) -> Read:
-        """Return the reader of a branch that is one of several columns of a struct."""
+        """Return the reader of a union's branch into a struct with a column for each branch."""
         if name not in [field.name for field in kind]:
             return lambda lanes: self._unwanted(node, leaves.plain(kind), lanes, f"{path}.{name}")
         fields = list(leaves.plain(kind))
@@ -185,7 +185,7 @@ class Compiler:
         return struct
 
     def _unwanted(self, node: Node, kind: pa.DataType, lanes: Lanes, path: str) -> pa.Array:
-        # A value that has no column of its own would be lost, not a field.
+        # Without a column for the branch the whole value would be lost, not only a field: the record is bad.
         lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: there is no column for this type of the union")
         return pa.nulls(len(lanes), kind)
 

@@ -1,4 +1,4 @@
-"""Avro messages to rows of a schema: in Confluent's wire format, or single-object encoding."""
+"""Decoder of Avro messages in Confluent's wire format or single-object encoding."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from airflow_lakestream.decode.other_names import Naming, avro_names
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import SchemaSource
 
-# How single-object encoding begins; eight bytes of the schema's fingerprint follow, little-endian.
+# First bytes of single-object encoding; eight bytes with the schema's fingerprint follow, little-endian.
 _SINGLE_OBJECT = 0x01C3
 _SINGLE_HEADER = 10
 
 
 class AvroDecoder(FramedDecoder):
-    """Decodes Avro; each value tells which schema it was written with.
+    """Decoder of Avro values; each value begins with the id or the fingerprint of the writer's schema.
 
-    :param registry: where the schemas of Confluent's wire format come from.
-    :param schemas: those of single-object encoding, as JSON text; a record names one by its fingerprint.
-    :param whole: the schema's one column takes the value as a whole, which need not be a record.
+    :param registry: source of the schemas of Confluent's wire format.
+    :param schemas: schemas of single-object encoding, as JSON text; a record names a schema by its fingerprint.
+    :param whole: the schema has a single column, for the value as a whole, which need not be a record.
     :param ignored: fields of the whole record that are not unknown, though they have no column.
     """
 
@@ -71,7 +71,7 @@ class AvroDecoder(FramedDecoder):
         problem = "begins neither as Confluent's wire format (a zero) nor as Avro's single-object encoding"
         lanes.fail(~framed & ~single, f"the value {problem}")
         if single.any():
-            # Unsigned: as signed numbers they would not be found.
+            # Grouped as signed numbers; the fingerprints are unsigned, hence the modulo below.
             prints = lanes.words[lanes.pos + np.where(single, 2, 0)].view(np.int64)
             lanes.pos = lanes.pos + np.where(single, _SINGLE_HEADER, 0)
             for value, rows in confluent.groups(prints, single):
@@ -111,7 +111,7 @@ class AvroDecoder(FramedDecoder):
         return compiler.record(node, list(self.schema))
 
     def _optional(self, read: Callable[[Lanes], pa.Array]) -> Read:
-        """Return the columns of a record that may be null as a whole: a row of nulls then, as a tombstone is."""
+        """Return a reader of a nullable record; null becomes a row of nulls, like a tombstone."""
         required = [field.name for field in self.schema if not field.nullable]
 
         def columns(lanes: Lanes) -> list[pa.Array]:

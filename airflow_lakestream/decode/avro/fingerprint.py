@@ -1,4 +1,4 @@
-"""The fingerprint by which Avro's single-object encoding names a schema."""
+"""Fingerprint of a schema in Avro's single-object encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ for _byte in range(256):
 
 
 def fingerprint(text: str) -> int:
-    """Return the 64-bit Rabin fingerprint of the schema's canonical form, as single-object encoding has it."""
+    """Return the 64-bit Rabin fingerprint of the schema's canonical form, for single-object encoding."""
     value = _EMPTY
     for byte in json.dumps(_canonical(document(text), ""), separators=(",", ":"), ensure_ascii=False).encode():
         value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]
@@ -24,7 +24,7 @@ def fingerprint(text: str) -> int:
 
 
 def _canonical(schema: Any, namespace: str) -> Any:
-    """Return the schema in Avro's Parsing Canonical Form: full names, and only what reading needs, in fixed order."""
+    """Return the schema in Avro's Parsing Canonical Form: full names, only attributes for reading, in fixed order."""
     if isinstance(schema, list):
         return [_canonical(branch, namespace) for branch in schema]
     if isinstance(schema, str):

@@ -1,34 +1,34 @@
-"""One Avro value in a buffer: how wide it is, and where the next one begins."""
+"""Width and end of a single Avro value in a buffer."""
 
 from __future__ import annotations
 
 from airflow_lakestream.decode.avro.schema import Array, Fixed, Map, Node, Primitive, Record, Union
 
-# Items that take no bytes can be as many as a number says: a bomb of a few bytes.
+# Items without bytes can have any count: without a limit, a few bytes would be a bomb.
 MOST_EMPTY = 1 << 16
-# Values may hold values of their own type: deeper than that none is read.
+# Values may contain values of their own type: a deeper value is malformed.
 DEEPEST = 64
 _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 
 class Malformed(ValueError):
-    """The bytes are no value of the type."""
+    """Error: the bytes are not a value of the type."""
 
 
 def entry_of(node: Map) -> Record:
-    """Return what a map's entry looks like: as a record of its key and its value does."""
+    """Return the type of a map's entry: a record of a key and a value."""
     return Record("entry", [("key", Primitive("string")), ("value", node.values)])
 
 
 def width(node: Node) -> int | None:
-    """Return how many bytes each value of the type has; None where that depends on the value."""
+    """Return the number of bytes of each value of the type, or None if the number depends on the value."""
     if isinstance(node, Primitive):
         return _WIDTHS.get(node.name)
     return node.size if isinstance(node, Fixed) else None
 
 
 def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -> int:
-    """Return the place behind a value that begins at `pos`. Raises Malformed."""
+    """Return the position after the value at `pos`. Raises Malformed."""
     if depth > DEEPEST:
         raise Malformed
     size = width(node)
@@ -72,7 +72,7 @@ def _skip_blocks(node: Node, data: memoryview, pos: int, end: int, depth: int) -
 
 
 def read_one(data: memoryview, pos: int, end: int) -> tuple[int, int]:
-    """Return the signed number at `pos`, and the place behind it. Raises Malformed."""
+    """Return the signed number at `pos`, and the position after the number. Raises Malformed."""
     value = shift = 0
     while pos < end and shift < 70:
         byte = data[pos]

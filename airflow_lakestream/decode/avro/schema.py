@@ -1,4 +1,4 @@
-"""Avro schemas: their text to a tree of types, their fingerprint, and the columns they stand for."""
+"""Avro schemas: the parser from text to a tree of types, and the table columns for the types."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 
 @dataclass(frozen=True)
 class Primitive:
-    """One of Avro's eight; `logical` is a logical type that is valid for it, else None.
+    """Primitive type, one of Avro's eight; `logical` is a valid logical type, or None.
 
-    `connect` is Kafka Connect's name for what it stands for; empty without any.
+    `connect` is Kafka Connect's name for the meaning of the field, or empty.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Primitive:
 
 @dataclass(frozen=True)
 class Fixed:
-    """So many bytes."""
+    """Type of a fixed number of bytes."""
 
     name: str
     size: int
@@ -43,7 +43,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Enum:
-    """One of some symbols."""
+    """Type of a fixed list of symbols."""
 
     name: str
     symbols: tuple[str, ...]
@@ -52,7 +52,7 @@ class Enum:
 
 @dataclass(frozen=True)
 class Array:
-    """Any number of items."""
+    """Type of any number of items."""
 
     items: Node
     name: str = "array"
@@ -60,7 +60,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Map:
-    """Values by text."""
+    """Map from text to values."""
 
     values: Node
     name: str = "map"
@@ -68,23 +68,23 @@ class Map:
 
 @dataclass(frozen=True)
 class Union:
-    """One of some types; `name` is of no use, a union has none."""
+    """Choice of types; `name` is a filler, as Avro's unions have no name."""
 
     branches: tuple[Node, ...]
     name: str = "union"
 
     @property
     def values(self) -> list[tuple[int, Node]]:
-        """The branches other than null, with their numbers."""
+        """Branches except null, with the branch numbers."""
         return [(index, node) for index, node in enumerate(self.branches) if node.name != "null"]
 
 
 @dataclass(eq=False)
 class Record:
-    """Named fields; it may hold itself, so it is compared by identity.
+    """Named fields. A record may contain itself; hence the comparison by identity.
 
-    `defaults` are the fields that have one: records written before there was such a field lack it. `aliases` are
-    earlier names of the record, `field_aliases` those of its fields.
+    `defaults` has the fields with a default: older records lack such a field. `aliases` are earlier names of the
+    record, `field_aliases` earlier names of its fields.
     """
 
     name: str
@@ -106,8 +106,8 @@ _LOGICAL = {
     "string": ("uuid",),
 }
 
-# What Kafka Connect and Debezium say of a field beside its type, in the words of Avro's own logical types as far as
-# there are any. Debezium's are clocks on the wall: they have no zone.
+# Logical types for the names that Kafka Connect and Debezium add to a field's type, in Avro's words as far as Avro
+# has a word. Debezium's timestamps are wall-clock times, without a zone.
 _CONNECT_NAMES = {
     ("int", "io.debezium.time.Date"): "date",
     ("int", "io.debezium.time.Time"): "time-millis",
@@ -126,7 +126,7 @@ _CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def parse(text: str, references: Iterable[str] = ()) -> Node:
-    """Return the tree of a schema, whose references are given in an order in which each finds what it needs.
+    """Return the tree of a schema; each of `references` may refer only to the references before.
 
     Raises SchemaRefused.
     """
@@ -153,7 +153,7 @@ def document(text: str) -> Any:
 
 
 class _Parser:
-    """Names met so far, and the types they stand for."""
+    """Parser of schemas, with the types of all names defined before."""
 
     def __init__(self) -> None:
         self._names: dict[str, Node] = {}
@@ -202,7 +202,7 @@ class _Parser:
     def _record(self, schema: Any, namespace: str) -> Node:
         record = self._define(schema, namespace, Record)
         inner = record.name.rpartition(".")[0]
-        # After it has its name: a record may hold itself.
+        # The record's name is defined before the fields are parsed: a record may contain itself.
         fields = [(str(item["name"]), self.node(item["type"], inner)) for item in schema["fields"]]
         assert isinstance(record, Record)
         if len({name for name, _ in fields}) < len(fields):
@@ -214,13 +214,13 @@ class _Parser:
 
 
 def _aliases(schema: Any) -> tuple[str, ...]:
-    # The specification says of no other form that it is an error.
+    # The specification does not declare aliases of another form an error: they are ignored.
     aliases = schema.get("aliases", ())
     return tuple(one for one in aliases if isinstance(one, str)) if isinstance(aliases, list) else ()
 
 
 def full_name(name: str, namespace: str) -> str:
-    """Return a name with its namespace."""
+    """Return a name with the namespace, if the name has no namespace yet."""
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
@@ -237,7 +237,7 @@ def _fixed(name: str, schema: Any) -> Fixed:
 
 
 def _logical(kind: str, schema: Any) -> Primitive:
-    # A logical type that is not known, or not valid for this type, is to be ignored, says the specification.
+    # The specification demands that an unknown logical type, or an invalid one for this type, is ignored.
     logical, connect = schema.get("logicalType"), str(schema.get("connect.name") or "")
     if logical not in _LOGICAL.get(kind, ()):
         logical = _CONNECT_NAMES.get((kind, connect))
@@ -248,29 +248,29 @@ def _logical(kind: str, schema: Any) -> Primitive:
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
-    """Return precision and scale; None where the schema has none.
+    """Return precision and scale, or None if the schema lacks a valid precision and scale.
 
-    To Avro a scale below 0, or above the precision, is invalid, and the value bytes; but what Connect and Debezium
-    write so is a number.
+    Avro treats a decimal with a scale below 0, or above the precision, as invalid, and the value as bytes; but such
+    a value of Connect or Debezium is a number.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or precision < 1 or abs(scale) > MOST_SCALE:
         return None
     if precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
-        # Connect knows the scale alone, and writes 64 for a precision that nobody told it.
+        # Connect knows only the scale, and writes 64 for an unknown precision.
         return DECIMAL_DIGITS, scale
     return precision, scale
 
 
 def branch_name(node: Node) -> str:
-    """Return what a branch of a union is called as a column: its type, or the last part of its name."""
+    """Return the column name of a union's branch: the type, or the last part of the type's name."""
     return node.name.rpartition(".")[2]
 
 
 def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
-    """Return the columns that a table for records of this schema has. Raises SchemaRefused, with the field's path.
+    """Return the columns of a table for records of this schema. Raises SchemaRefused, with the field's path.
 
-    Where the schema is a union of null and a record, each column may be null.
+    If the schema is a union of null and a record, each column is nullable.
     """
     node = parse(text, references)
     if isinstance(node, Union) and len(node.values) == 1 and isinstance(node.values[0][1], Record):
@@ -284,12 +284,12 @@ def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
 
 
 def parse_all(texts: Iterable[str]) -> list[Node]:
-    """Return what several schemas say that know nothing of each other. Raises SchemaRefused."""
+    """Return the trees of several independent schemas. Raises SchemaRefused."""
     return [parse(text) for text in texts]
 
 
 def arrow_field(name: str, text: str, references: Iterable[str] = ()) -> pa.Field:
-    """Return the one column that takes a whole value of this schema, which need not be a record."""
+    """Return the single column for whole values of this schema, not only for records."""
     return _field(name, parse(text, references), name, ())
 
 

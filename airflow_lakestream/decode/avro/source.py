@@ -1,4 +1,4 @@
-"""An Avro schema as Kafka Connect's types: which type the source has, beside how it is written."""
+"""An Avro schema as Kafka Connect's types, with the names of the source's types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEEPEST = 64
 
 
 def shape(text: str, references: Iterable[str] = ()) -> Shape | None:
-    """Return what a schema describes, named as Connect names it, else by Avro's logical type. Raises SchemaRefused."""
+    """Return the shape of a schema, named by Connect's name, else by Avro's logical type. Raises SchemaRefused."""
     return _shape(parse(text, references), 0)
 
 

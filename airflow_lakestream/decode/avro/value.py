@@ -1,4 +1,4 @@
-"""One Avro value as a value of Python's: for messages of programs, which are few; records are decoded by columns."""
+"""An Avro value as a Python value, for the few messages of programs; records are decoded by columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOATS = {"float": "<f", "double": "<d"}
 
 
 def value_of(node: Node, data: bytes) -> Any:
-    """Return the value that the bytes are. Raises Malformed."""
+    """Return the value of the bytes. Raises Malformed."""
     view = memoryview(data)
     try:
         value, end = _read(node, view, 0, len(view), 0)

@@ -1,1 +1,1 @@
-"""Kafka Connect: its JSON converter, and Debezium's change events."""
+"""Kafka Connect: the JSON converter, and Debezium's change events."""

@@ -1,6 +1,6 @@
-"""Debezium's change events flattened: the columns of the row, and beside them what happened to it, and when.
+"""Debezium's change events, flattened: the columns of the row, plus columns for operation and time of the change.
 
-A row is what it is `after` the change; where it is deleted, what it was `before`.
+A row has its values from `after` the change; a deleted row has its values from `before`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 Places = npt.NDArray[np.int64]
 
-# Columns that are no columns of the row, and the members of the event that they hold. All others are the row's.
+# Columns for parts of the event, and the event's member for each. All other columns are the row's.
 EVENT_COLUMNS = {
     "_op": "op",
     "_ts_ms": "ts_ms",
@@ -36,14 +36,14 @@ EVENT_COLUMNS = {
     "_after": "after",
     "_transaction": "transaction",
 }
-# The members that hold the row.
+# Members with the row.
 IMAGES = ("before", "after")
-# Those that a new table gets, where events have them.
+# Columns that a new table gets, if the events have the members.
 _DEFAULT = ("_op", "_ts_ms", "_source", "_before")
-# What events hold that may have no column, and is nothing unknown for that.
+# Members that an event may have without a column, and that are not unknown fields.
 KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
 
-# Only events of MongoDB's connector have it.
+# Only events of MongoDB's connector have this member.
 _MONGO = "updateDescription"
 NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
 FLATTENED = (
@@ -52,27 +52,27 @@ FLATTENED = (
     "mirror, KafkaExtractOperator lands flattened ones as they are."
 )
 _MESSAGE = "op: 'm', so the value is a message and no change of a row"
-# No array here: where pandas is installed, making the first one imports it, which takes longer than all the rest.
+# Not an array: if pandas is installed, the first array imports pandas, which takes longer than everything else here.
 _HAS_ROW = ("c", "u", "r")
 
 
 @dataclass(frozen=True)
 class Naming:
-    """How the columns of the row are named, and what stands beside them.
+    """Names of the row's columns, and of the columns for parts of the event.
 
-    :param beside: columns that are no columns of the row, and the members of the event that they hold.
-    :param renamed: the names of the row's columns by those that they have in the database, where they differ.
+    :param beside: columns for parts of the event, with the event's member for each.
+    :param renamed: the row's columns by their names in the database, as far as the names differ.
     """
 
     beside: Mapping[str, str] = dataclasses.field(default_factory=lambda: EVENT_COLUMNS)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def source(self, column: str) -> str:
-        """Return the name that a column of the row has in the database."""
+        """Return the name in the database for a column of the row."""
         return self._sources.get(column, column)
 
     def in_source(self, columns: Iterable[pa.Field]) -> list[pa.Field]:
-        """Return columns of the row by the names that they have in the database."""
+        """Return columns of the row, by the database's names."""
         return [field.with_name(self.source(field.name)) for field in columns]
 
     @cached_property
@@ -84,12 +84,12 @@ USUAL = Naming()
 
 
 def is_event(record: pa.Schema) -> bool:
-    """Tell whether records of these columns are change events."""
+    """Return whether records with these columns are change events."""
     return "op" in record.names and bool(_images(record))
 
 
 def row_of(event: pa.Schema) -> list[pa.Field]:
-    """Return the columns of the row in events of these columns. Raises InvalidArgument for what is no event."""
+    """Return the columns of the row in events with these columns. Raises InvalidArgument if events have no row."""
     if _MONGO in event.names and "op" in event.names:
         problem = "the change events are MongoDB's: their documents are text, and no rows with columns."
         remedy = "Let Debezium's transform ExtractNewDocumentState send documents as records, and leave envelope out."
@@ -106,9 +106,9 @@ def _images(record: pa.Schema) -> list[pa.Field]:
 
 
 def flattened(event: pa.Schema, notes: bool = False) -> pa.Schema:
-    """Return the columns of a new table for events of these columns. Raises InvalidArgument for what is no event.
+    """Return the columns of a new table for events with these columns. Raises InvalidArgument if events have no row.
 
-    :param notes: whether there is a column for the names of values that an event leaves out.
+    :param notes: add a column for the names of values that an event leaves out.
     """
     row = row_of(event)
     if taken := [field.name for field in row if field.name in EVENT_COLUMNS or (notes and field.name == NOTE)]:
@@ -130,7 +130,7 @@ def flattened(event: pa.Schema, notes: bool = False) -> pa.Schema:
 
 
 def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
-    """Return each field once, each of them nullable: a delete may know its key only."""
+    """Return each field once, and nullable: a delete may have only the key."""
     fields: dict[str, pa.Field] = {}
     for group in groups:
         for field in group:
@@ -142,7 +142,7 @@ def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
 
 
 def event_schema(schema: pa.Schema, naming: Naming = USUAL) -> pa.Schema:
-    """Return the columns to decode events with, for a table with these columns. Raises InvalidArgument."""
+    """Return the columns for decoding events, for a table with these columns. Raises InvalidArgument."""
     images = [naming.in_source(field for field in schema if field.name not in naming.beside)]
     for field in schema:
         if naming.beside.get(field.name) in IMAGES:
@@ -164,11 +164,11 @@ def event_schema(schema: pa.Schema, naming: Naming = USUAL) -> pa.Schema:
 
 
 class DebeziumDecoder:
-    """Decodes change events into rows with columns of `Naming.beside` beside them.
+    """Decoder of change events into rows, with the columns of `Naming.beside`.
 
     :param schema: the table's columns.
-    :param make: makes the decoder of the events' own columns.
-    :param unavailable: what becomes of values that events leave out.
+    :param make: returns a decoder for the columns of the events.
+    :param unavailable: treatment of values that events leave out.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class DebeziumDecoder:
         return type(self), (self.schema, self._make, self._naming, self._unavailable)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records; a tombstone is a row of nulls."""
+        """Return the rows and the bad records of a batch; a tombstone is a row of nulls."""
         decoded = self._events.decode(batch)
         events = decoded.rows.combine_chunks()
         places = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
@@ -203,7 +203,7 @@ class DebeziumDecoder:
         return decoded.refined(places, wrong, columns, self.schema)
 
     def _look_at_events(self, batch: RawBatch, events: pa.Table, places: Places, wrong: dict[int, str]) -> None:
-        """Find those that are none: a document without an operation, or a change without its row."""
+        """Note reasons for bad events: a document without an operation, or a change without a row."""
         op = _member(events, "op")
         for row in _true(pc.and_(op.is_null(), batch.values.take(pa.array(places)).is_valid())):
             wrong[row] = NO_EVENT
@@ -228,7 +228,7 @@ class DebeziumDecoder:
 
 
 def _row_column(events: pa.Table, name: str) -> pa.Array:
-    """Return a column of the row: as it is after the change, or as it was before if there is no row after it."""
+    """Return a column of the row, from `after` the change, or from `before` if the row was deleted."""
     before, after = _member(events, "before"), _member(events, "after")
     deleted = pc.and_(after.is_null(), before.is_valid()).to_numpy(zero_copy_only=False)
     column = _field(after, name)
@@ -240,7 +240,7 @@ def _row_column(events: pa.Table, name: str) -> pa.Array:
 
 
 def _narrowed(image: pa.Array, kind: pa.DataType, naming: Naming) -> pa.Array:
-    """Return the row with the fields of `kind` only."""
+    """Return the row with only the fields of `kind`."""
     if image.type == kind:
         return image
     children = [_field(image, naming.source(one.name)) for one in kind]
@@ -248,7 +248,7 @@ def _narrowed(image: pa.Array, kind: pa.DataType, naming: Naming) -> pa.Array:
 
 
 def _field(image: pa.Array, name: str) -> pa.Array:
-    # By its place: Arrow takes a name that begins with a dot for a path.
+    # By index: Arrow treats a name that begins with a dot as a path.
     return pc.struct_field(image, [image.type.get_field_index(name)])
 
 

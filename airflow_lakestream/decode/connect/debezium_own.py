@@ -1,4 +1,4 @@
-"""Debezium's own records: heartbeats, transactions, messages, schema changes and signals are no events of a table."""
+"""Debezium's own records, not events of a table: heartbeats, transactions, messages, schema changes and signals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# What Debezium takes by its signal topic.
+# Types of Debezium's signals, from its signal topic.
 _SIGNALS = ("log", "set-binlog-position", "schema-changes")
 _SNAPSHOTS = ("execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot")
 _TRANSACTION = {"status", "id", "event_count", "data_collections"}
 _SCHEMA_CHANGE = {"source", "databaseName", "ddl", "tableChanges"}
-# The same by the name that Debezium gives the schema, of which registries keep the last part as a record's name.
+# The same records by Debezium's name for the schema; registries keep the last part as the record's name.
 _NAMES = {
     "Heartbeat": "a heartbeat",
     "TransactionMetadataValue": "the limit of a transaction",
@@ -22,22 +22,22 @@ _DEBEZIUMS = "io.debezium.connector."
 
 
 def own_record(value: bytes) -> str | None:
-    """Return what a record of Debezium's own is, in words; None for anything that may be a table's event.
+    """Return a description of a record of Debezium's own, or None if the record may be a table's event.
 
-    Told by the JSON document as a whole, bare or with its schema; never by a name of the topic, which users choose.
+    Judged by the whole JSON document, bare or with its schema; never by the topic's name, which users choose.
     """
     document = _document(value)
     return None if document is None else _kind(document)
 
 
 def op_in_json(value: bytes) -> str | None:
-    """Return the operation of an event in JSON, bare or with its schema; None for anything else."""
+    """Return the operation of an event in JSON, bare or with a schema, or None for another value."""
     op = (_document(value) or {}).get("op")
     return op if isinstance(op, str) else None
 
 
 def _document(value: bytes) -> dict[str, Any] | None:
-    """Return a JSON document without its schema; None for anything that is no object."""
+    """Return a JSON object without the schema, or None for another value."""
     try:
         document = json.loads(value)
     except (ValueError, RecursionError):
@@ -48,7 +48,7 @@ def _document(value: bytes) -> dict[str, Any] | None:
 
 
 def own_schema(text: str) -> str | None:
-    """Return what records with a schema of a registry are, by the full name in Avro or the title in JSON Schema."""
+    """Return a description of Debezium's own records with this schema, by Avro's full name or JSON Schema's title."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):

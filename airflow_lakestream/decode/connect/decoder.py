@@ -1,6 +1,6 @@
-"""JSON of Kafka Connect's converter: each record's schema stands beside its payload, {"schema": ..., "payload": ...}.
+"""JSON of Kafka Connect's converter: each record contains a schema and a payload, {"schema": ..., "payload": ...}.
 
-The same schema stands in each record, byte for byte: found once, it is a prefix to be looked for and cut off.
+All records have the same schema, byte for byte: once found, it is a prefix to search for and to cut off.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from airflow_lakestream.tables.no_rows import no_rows, one_array
 
 _MEMBERS = {"schema", "payload"}
 _BEGINS_WRAPPED = r'^\s*\{\s*"(schema|payload)"\s*:'
-# Schemas of one topic at one time are a few; more are other bytes each time.
+# A topic has a few schemas at a time; more schemas differ only in their bytes.
 _MOST_SCHEMAS = 256
 
 
 @dataclass(frozen=True)
 class Part:
-    """Records of one schema: their places in the batch, and their payloads. `schema` is None for those without one."""
+    """Records of the same schema: positions in the batch, and payloads. `schema` is None for plain records."""
 
     schema: str | None
     places: Integers
@@ -45,18 +45,18 @@ class Part:
 
     @cached_property
     def payloads(self) -> pa.Array:
-        """The payloads; cut out of the values once somebody asks."""
+        """Payloads, cut out of the values on first use."""
         return self._cut_out()
 
     def take(self, indices: Integers) -> Part:
-        """Return some of the payloads, by their numbers in this part."""
+        """Return a part with a selection of the payloads, by number in this part."""
         return Part(self.schema, self.places[indices], lambda: self.payloads.take(pa.array(indices)))
 
 
 def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[Part]:
-    """Yield the payloads of the values by schema; a value that is not wrapped is its own payload.
+    """Yield the payloads of the values by schema; a value without a wrapper is a payload.
 
-    :param prefixes: what was learnt of the values before; it grows.
+    :param prefixes: prefixes of earlier values with their schemas; new ones are added.
     """
     prefixes = {} if prefixes is None else prefixes
     looks_wrapped = pc.fill_null(pc.match_substring_regex(values, _BEGINS_WRAPPED), False)
@@ -91,17 +91,17 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
 
 
 def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, Callable[[], pa.Array]]:
-    """Return which of the values are the prefix, a payload and a closing brace; and what cuts out their payloads."""
+    """Return the values with prefix, payload and closing brace, and a function for cutting out the payloads."""
     some = values if len(among) == len(values) else values.take(pa.array(among))
     fits = pc.and_(pc.starts_with(some, prefix), pc.ends_with(some, b"}"))
-    # The brace is not the prefix's own.
+    # The brace must not be the prefix's own.
     fits = pc.and_(fits, pc.greater(pc.binary_length(some), len(prefix)))
     hit = fits.to_numpy(zero_copy_only=False)
     return among[hit], lambda: _without_null(cut(some.filter(fits), len(prefix), 1))
 
 
 def _without_null(payloads: pa.Array) -> pa.Array:
-    """Return payloads with null for the word null: a tombstone with a schema around it."""
+    """Return payloads with null for the word null: a tombstone inside a schema's wrapper."""
     is_null = pc.equal(payloads, pa.scalar(b"null", payloads.type))
     return pc.if_else(is_null, pa.scalar(None, payloads.type), payloads)
 
@@ -119,7 +119,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _split(value: bytes) -> _Split | None:
-    """Return the parts of a wrapped value; None for any other."""
+    """Return the parts of a wrapped value, or None for another value."""
     try:
         text = value.decode()
         spans = dict(_members(text))
@@ -134,7 +134,7 @@ def _split(value: bytes) -> _Split | None:
 
 
 def _members(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the names of an object's members, and where their values stand. Raises ValueError, IndexError."""
+    """Yield an object's member names with the positions of the values. Raises ValueError, IndexError."""
     at = _after_space(text, 0)
     while True:
         if text[at] not in "{,":
@@ -158,9 +158,9 @@ def _after_space(text: str, at: int) -> int:
 
 
 def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...] = ()) -> pa.Schema:
-    """Return the columns for such records: of the schema that the last of them have beside them, else inferred.
+    """Return the columns for records of the converter, by the last schema in the records, or else inferred.
 
-    Raises SchemaRefused, and what `infer_schema` raises.
+    Raises SchemaRefused, and the errors of `infer_schema`.
     """
     shape, payloads = _of_batch(first)
     if shape is not None and shape.fields:
@@ -169,7 +169,7 @@ def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...]
 
 
 def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType:
-    """Return the type of a column for JSON keys, here as values: by the schema beside them, else inferred."""
+    """Return the type of a column for JSON keys, given as values, by the schema in the keys or else inferred."""
     shape, keys = _of_batch(first) if wrapped else (None, first)
     if shape is not None:
         return connect_schema.arrow_type(shape, "the key")
@@ -177,7 +177,7 @@ def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType
 
 
 def _of_batch(batch: RawBatch) -> tuple[Shape | None, RawBatch]:
-    """Return the shape that stands beside the last record that has one, and the payloads without their schemas."""
+    """Return the shape of the last record with a schema, and the payloads without schemas."""
     parts = list(unwrapped(batch.values))
     places = np.concatenate([part.places for part in parts])
     payloads = pa.concat_arrays([part.payloads for part in parts]).take(pa.array(np.argsort(places)))
@@ -187,12 +187,12 @@ def _of_batch(batch: RawBatch) -> tuple[Shape | None, RawBatch]:
 
 
 class ConnectJsonDecoder:
-    """Decodes JSON with or without its schema beside it; where it is there, it says what numbers and base64 mean.
+    """Decoder of JSON with or without a schema in each record; the schema defines the meaning of numbers and base64.
 
     :param schema: columns and their types.
     :param unknown_fields: see `JsonDecoder`.
-    :param out_of_range: what becomes of values that a column's type can't hold.
-    :param bare: makes the decoder of what has no schema beside it, of a schema and a policy for unknown fields.
+    :param out_of_range: treatment of values outside a column's range.
+    :param bare: returns a decoder for payloads without a schema, given a schema and a policy for unknown fields.
     :param is_event: see `JsonDecoder`.
     :param finer: see `JsonDecoder`.
     """
@@ -222,7 +222,7 @@ class ConnectJsonDecoder:
         return type(self), (self.schema, self._unknown_fields, *said)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         tables, places, bad = [], list[Integers](), list[BadRow]()
         for part in unwrapped(batch.values, self._prefixes):
             left: dict[int, str] = {}
@@ -230,7 +230,7 @@ class ConnectJsonDecoder:
                 decoded = reader.decode(batch, part)
                 failed = np.array([row.index for row in decoded.bad], np.int64)
                 reasons = {int(part.places[row.index]): row.reason for row in decoded.bad}
-                # Those of the reader that the records are for.
+                # Keep the reasons of the reader that fits the records.
                 left = reasons if decoded.rows.num_rows or not left else {at: left[at] for at in reasons}
                 tables.append(decoded.rows)
                 places.append(np.delete(part.places, failed))
@@ -246,14 +246,14 @@ class ConnectJsonDecoder:
         return Decoded(table, sorted(bad, key=lambda row: row.index))
 
     def _readers_of(self, schema: str | None) -> Sequence[_Reader]:
-        """Return what reads payloads of a schema; the second one is for what the first one can't read."""
+        """Return the readers of payloads of a schema; the second reader is for payloads refused by the first."""
         readers = self._readers.get(schema)
         if readers is None:
             shape = None if schema is None else connect_schema.parse(schema)
             if shape is None:
                 readers = self._readers[None]
             else:
-                # Base64 first: it is never a number in JSON.
+                # Base64 first: base64 is never a number in JSON.
                 readers = [
                     self._reader(one)
                     for one in ([shape] if shape == shape.with_numbers else [shape, shape.with_numbers])
@@ -276,12 +276,12 @@ class ConnectJsonDecoder:
 
 
 def _written_by(shape: Shape, schema: pa.Schema) -> pa.Schema:
-    """Return the columns to decode payloads of this shape with, for these columns."""
+    """Return the columns for decoding payloads of this shape into these columns."""
     return pa.schema([written_field(shape.fields.get(field.name), field) for field in schema])
 
 
 class _Reader:
-    """Decodes payloads of one schema; `documents` is the decoder of what is written, see `_written_by`."""
+    """Reader of payloads of a schema; `documents` decodes the written types, see `_written_by`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What becomes of values that change events leave out: a bad record, NULL with a note, or what a merge knows."""
+"""Values left out of change events: a bad record, NULL with a note, or the old value by a merge."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from airflow_lakestream.core.formats import UnavailableValues
 from airflow_lakestream.decode.connect.unavailable import USUAL, Mask, Placeholder, left_out, may_be_left_out
 from airflow_lakestream.exceptions import InvalidArgument
 
-# The column that names a row's columns whose values were left out.
+# The column with the names of the row's columns whose values were left out.
 NOTE = "_unavailable"
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """What is done with values that are left out.
+    """Policy for values left out of change events.
 
-    :param placeholder: what stands for them.
-    :param policy: None for a mirror, whose merge finds the row's own value by the default placeholder.
+    :param placeholder: the text or bytes in place of a value.
+    :param policy: None for a mirror, whose merge finds the old value by the default placeholder.
     """
 
     placeholder: Placeholder = USUAL
     policy: UnavailableValues | None = UnavailableValues.REJECT
 
     def without_note(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns that events have values for. Raises InvalidArgument for a note that can't be one."""
+        """Return the columns except the note, not a part of events. Raises InvalidArgument for a note of wrong type."""
         if self.policy is None or NOTE not in schema.names:
             return schema
         kind = schema.field(NOTE).type
@@ -40,11 +40,11 @@ class Unavailable:
     def settled(
         self, schema: pa.Schema, columns: Sequence[pa.Array], beside: Mapping[str, str], wrong: dict[int, str]
     ) -> list[pa.Array]:
-        """Return all columns, with what becomes of values that are left out; and note the events that are bad.
+        """Return all columns with left-out values replaced by the policy, and note the bad events.
 
-        :param columns: those of `without_note`.
-        :param beside: columns that are no columns of the row, and the members of the event that they hold.
-        :param wrong: reasons by row, which are added to.
+        :param columns: the columns of `without_note`.
+        :param beside: columns for parts of the event, with the event's member for each.
+        :param wrong: reasons by row; new reasons are added.
         """
         found: dict[str, pa.Array] = {}
         named: dict[int, list[str]] = {}
@@ -65,7 +65,7 @@ class Unavailable:
         return [found[field.name] for field in schema]
 
     def _image(self, name: str, image: pa.Array, wrong: dict[int, str]) -> pa.Array:
-        """Settle the whole row."""
+        """Apply the policy to the whole row."""
         parts = zip(image.type, map(image.field, range(image.type.num_fields)), strict=True)
         found = [self._settled(f"{name}.{one.name}", column, {}, wrong) for one, column in parts]
         return pa.StructArray.from_arrays(found, fields=list(image.type), mask=image.is_null())

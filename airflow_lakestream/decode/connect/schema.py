@@ -1,4 +1,4 @@
-"""Schemas as Kafka Connect's JSON converter writes them into each record, and the columns they stand for."""
+"""Schemas in records of Kafka Connect's JSON converter, and the table columns for the schemas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DEEPEST = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """A type of Connect: `kind` is its word for it, `name` the logical type on top of it, such as Decimal's.
+    """Type of Connect: `kind` is Connect's word, `name` the logical type on top, for example Decimal's.
 
-    `nanos` is the unit of a time or a timestamp, `zoned` tells an instant from a clock on the wall.
+    `nanos` is the unit of a time or a timestamp, `zoned` distinguishes an instant from a wall-clock time.
     """
 
     kind: str
@@ -32,12 +32,12 @@ class Shape:
 
     @property
     def logical(self) -> Logical | None:
-        """What the number or the bytes stand for, where they do not stand for themselves."""
+        """Logical type of the number or the bytes, or None for plain values."""
         return LOGICAL.get((self.kind, self.name))
 
     @property
     def with_numbers(self) -> Shape:
-        """The same with decimals as JSON's numbers, which `decimal.format=NUMERIC` makes of them."""
+        """Shape with decimals as JSON's numbers, as written with `decimal.format=NUMERIC`."""
         if self.logical is not None and self.logical.what == "decimal":
             return replace(self, kind=NUMBER, name="")
         inner = {name: one.with_numbers for name, one in self.fields.items()}
@@ -46,14 +46,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Logical:
-    """What a number stands for: "date", "time", "timestamp" or "decimal", and in which unit."""
+    """Logical type of a number: "date", "time", "timestamp" or "decimal", with the unit."""
 
     what: str
     nanos: int = 0
     zoned: bool = False
 
 
-# A decimal by its digits. No schema of Connect's has the word.
+# A decimal by its digits. No schema of Connect has this word.
 NUMBER = "number"
 
 _CONNECT = "org.apache.kafka.connect.data."
@@ -73,7 +73,7 @@ LOGICAL = {
     ("int64", f"{_DEBEZIUM}NanoTimestamp"): Logical("timestamp", 1),
 }
 
-# Those that JSON has as text.
+# Logical types that JSON has as text.
 _TEXTS = {
     f"{_DEBEZIUM}ZonedTimestamp": pa.timestamp("us", "UTC"),
     "io.debezium.data.Uuid": pa.uuid(),
@@ -81,7 +81,7 @@ _TEXTS = {
 
 
 def parse(text: str) -> Shape | None:
-    """Return the shape that a schema describes; None where it is null, or none of Connect's."""
+    """Return the shape of a schema, or None if the schema is null or not a schema of Connect."""
     try:
         return _shape(json.loads(text), 0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -101,7 +101,7 @@ def _shape(schema: Any, depth: int) -> Shape | None:
     return Shape(
         kind=str(schema["type"]),
         name=str(schema.get("name") or ""),
-        # What has a default is written by its producers, and was not by those before it was there.
+        # Producers write a field with a default, but older records lack the field.
         optional=bool(schema.get("optional")) or "default" in schema,
         scale=scale,
         precision=precision,
@@ -145,7 +145,7 @@ def _logical_type(shape: Shape, logical: Logical) -> pa.DataType:
     return pa.date32() if logical.what == "date" else pa.time64("us")
 
 
-# A struct of an unscaled number and its scale, which is another one in each value.
+# A struct of an unscaled number and a scale, which differs from value to value.
 VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 
 _TYPES = {

@@ -1,7 +1,7 @@
-"""Connect's logical types as text, where a column is text: decimals of any length, dates and times beyond any column.
+"""Connect's logical types as text, for columns of text: decimals of any length, dates and times beyond any column.
 
-Also decimals whose scale each value tells, in a column of text or of decimals; and what becomes of dates and times that
-Debezium sends as numbers and that no column can hold.
+Also decimals with a scale in each value, as text or decimals; and the policy for dates and times of Debezium that
+are numbers outside a column's range.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from airflow_lakestream.decode.values.decimals import decimal_text
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MICROS_PER_DAY, MIN_DAY, MIN_MICROS
 
-# What Debezium 3.2 makes of PostgreSQL's infinite dates: read by a snapshot, and streamed; the numbers run over.
+# Numbers of Debezium 3.2 for PostgreSQL's infinite dates, from a snapshot and from the stream; the numbers overflow.
 _DATES = ({-622191234, -2147472692}, {-625821272, -2147472691})
 # More digits of an exponent would make a text of any length.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
-# PostgreSQL has no timestamp before that; a lower number is one above 2**63 that ran over.
+# PostgreSQL has no earlier timestamp; a lower number is a number above 2**63 after an overflow.
 _EARLIEST = -211_000_000_000_000_000
 # Debezium's -infinity.
 _MINUS = -9_223_372_036_832_400_000
 
 
 def infinite(values: Integers, logical: Logical) -> tuple[Mask, Mask]:
-    """Tell which numbers stand for infinity, or have run over on the way there; and which for -infinity."""
+    """Return masks of the numbers for infinity (also after an overflow), and of the numbers for -infinity."""
     if logical.what == "date":
         plus, minus = (np.isin(values, list(numbers)) for numbers in _DATES)
         return plus, minus
@@ -49,7 +49,7 @@ def infinite(values: Integers, logical: Logical) -> tuple[Mask, Mask]:
 
 
 def settled(values: Integers, logical: Logical, policy: OutOfRange) -> Integers:
-    """Return numbers that are in range, as far as the policy says so."""
+    """Return numbers inside the range, unless the policy is to reject."""
     if policy is OutOfRange.REJECT:
         return values
     low, high = _bounds(logical)
@@ -58,13 +58,13 @@ def settled(values: Integers, logical: Logical, policy: OutOfRange) -> Integers:
 
 
 def replaced(column: pa.Array, values: Integers, settled: Integers, logical: Logical, policy: OutOfRange) -> pa.Array:
-    """Return the column of settled numbers with what the policy gives for those that were out of range."""
+    """Return the column of clipped numbers, with the policy's values for numbers out of range."""
     moved = settled != values
     if policy is OutOfRange.NULL:
         return pc.if_else(pa.array(moved), pa.scalar(None, column.type), column)
     if policy is OutOfRange.REJECT or not (t.is_timestamp(column.type) or t.is_time(column.type)):
         return column
-    # A number of milliseconds can't say the last microsecond that the column holds.
+    # A number of milliseconds can't express the last microsecond of the column's range.
     last = MICROS_PER_DAY - 1 if logical.what == "time" else MAX_MICROS
     latest = moved & (settled == _bounds(logical)[1])
     return pc.if_else(pa.array(latest), pa.scalar(last).cast(column.type), column)
@@ -86,7 +86,7 @@ VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.binary())])
 def fitted(
     values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
 ) -> pa.Array:
-    """Return values of a logical type as text, or as decimals. Raises Unfit where nothing can fit."""
+    """Return values of a logical type as text, or as decimals. Raises Unfit if no value can fit."""
     if shape.name == VARIABLE_DECIMAL:
         texts = [None if one is None else decimal_text(one["value"], one["scale"]) for one in values.to_pylist()]
         return pa.array(texts, kind) if t.is_string(kind) else _decimals(texts, kind, path, owners, reasons)
@@ -98,7 +98,7 @@ def fitted(
 
 
 def plain(numbers: pa.Array, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]) -> pa.Array:
-    """Return JSON's numbers as the text that decimals have: all digits, without an exponent."""
+    """Return JSON's numbers as decimal text: all digits, without an exponent."""
     made: list[str | None] = []
     for text, owner in zip(numbers.to_pylist(), owners.tolist(), strict=True):
         is_number = text is None or _NUMBER.fullmatch(text)
@@ -124,7 +124,7 @@ def _decimals(
 
 
 def times(values: pa.Array, logical: Logical) -> Any:
-    """Return dates, times or timestamps as ISO 8601 has them; a time may be 24:00, and a timestamp infinite."""
+    """Return dates, times or timestamps in ISO 8601; a time may be 24:00, and a timestamp infinite."""
     numbers = values.fill_null(0).to_numpy()
     if logical.what == "date":
         texts = np.datetime_as_string(numbers.astype("M8[D]")).astype(object)

@@ -1,7 +1,7 @@
-"""Values that change events leave out: the placeholders that Debezium writes instead, by type.
+"""Placeholders of Debezium for values left out of change events, by type.
 
-PostgreSQL keeps large values apart (TOAST), and does not send those that an update did not touch; nor does Oracle send
-LOBs. The connector's `unavailable.value.placeholder` says what stands for them; its default is
+PostgreSQL stores large values separately (TOAST), and does not send the values that an update did not touch; nor does
+Oracle send LOBs. The connector's `unavailable.value.placeholder` is the text in their place; its default is
 `__debezium_unavailable_value`.
 """
 
@@ -30,36 +30,36 @@ _NO_BYTE = 1 << 9
 
 @dataclass(frozen=True)
 class Placeholder:
-    """What a connector writes for a value that it leaves out.
+    """Placeholder of a connector for a value left out of an event.
 
-    :param setting: the connector's `unavailable.value.placeholder`; with `hex:` at its begin, octets in hexadecimal.
+    :param setting: the connector's `unavailable.value.placeholder`; with `hex:` at its start, octets in hexadecimal.
     """
 
     setting: str = UNAVAILABLE
 
     @cached_property
     def octets(self) -> bytes:
-        """The placeholder of a column of bytes."""
+        """Placeholder in a column of bytes."""
         return octets_of(self.setting)
 
     @cached_property
     def text(self) -> str:
-        """The placeholder of a column of text; what is no UTF-8 is replaced, as Java does it."""
+        """Placeholder in a column of text; invalid UTF-8 is replaced, as in Java."""
         return self.octets.decode(errors="replace")
 
     @cached_property
     def uuid(self) -> uuid.UUID:
-        """The placeholder in an array of UUIDs, as Java's UUID.nameUUIDFromBytes makes it."""
+        """Placeholder in an array of UUIDs, by the rule of Java's UUID.nameUUIDFromBytes."""
         return uuid.UUID(bytes=hashlib.md5(self.octets, usedforsecurity=False).digest(), version=3)
 
     @cached_property
     def numbers(self) -> npt.NDArray[np.int8]:
-        """The placeholder of an array of numbers: Java's bytes have a sign."""
+        """Placeholder in an array of numbers: Java's bytes are signed."""
         return np.frombuffer(self.octets, np.int8)
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """All that may stand in a text: also an hstore's JSON, bytes as text (binary.handling.mode), a UUID."""
+        """All placeholders in a column of text: also an hstore's JSON, bytes as text (binary.handling.mode), a UUID."""
         return (
             self.text,
             json.dumps({self.text: self.text}, separators=(",", ":"), ensure_ascii=False),
@@ -71,7 +71,7 @@ class Placeholder:
         )
 
     def of(self, kind: pa.DataType) -> pa.Array:
-        """Return the placeholder as an array of one value of a type that `may_be_left_out`."""
+        """Return the placeholder as an array of length 1, of a type accepted by `may_be_left_out`."""
         if t.is_map(kind):
             pairs = [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
             items = [self.of(one.type) if may_be_left_out(one.type) else pa.nulls(1, one.type) for one in pairs]
@@ -94,14 +94,14 @@ USUAL = Placeholder()
 
 
 def may_be_left_out(kind: pa.DataType) -> bool:
-    """Tell whether a left-out value of this type can be told from NULL."""
+    """Return whether a placeholder of this type can be distinguished from a value."""
     if t.is_list(kind) or t.is_large_list(kind):
         return _is_whole(kind.value_type) or may_be_left_out(kind.value_type)
     return t.is_map(kind) or _is_text(kind) or _is_bytes(kind) or _is_uuid(kind)
 
 
 def left_out(column: pa.Array | pa.ChunkedArray, placeholder: Placeholder = USUAL) -> Mask:
-    """Tell which values of a column are left out."""
+    """Return a mask of the left-out values of a column."""
     whole = one_array(column) if isinstance(column, pa.ChunkedArray) else column
     kind = whole.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -118,7 +118,7 @@ def left_out(column: pa.Array | pa.ChunkedArray, placeholder: Placeholder = USUA
 
 
 def _left_out_of_many(column: pa.Array, placeholder: Placeholder) -> Mask:
-    """Tell which arrays or maps are left out: their one element is a placeholder, or they hold its single bytes."""
+    """Return a mask of the left-out arrays or maps: a placeholder as the only element, or the bytes as numbers."""
     of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
     lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
     found = np.zeros(len(column), np.bool_)

@@ -1,6 +1,6 @@
-"""What Connect's JSON converter writes for its logical types, to the columns that they mean: numbers and base64.
+"""Values of logical types in Connect's JSON, from numbers and base64 to the columns' types.
 
-JSON is first decoded with the types that are written; what is written is then fitted to the columns, exactly.
+JSON is first decoded with the written types; the written values are then converted to the columns, exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SINGLE = ("float", "float32")
 
 
 class Rows:
-    """The rows of a batch, and why those are bad that are."""
+    """Rows of a batch, with reasons for the bad rows."""
 
     def __init__(self, count: int, out_of_range: OutOfRange, finer: TimestampsFiner) -> None:
         self.out_of_range, self.finer = out_of_range, finer
@@ -31,16 +31,16 @@ class Rows:
 
 
 def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
-    """Return the type to decode JSON with, for a column of type `kind`."""
+    """Return the type for decoding JSON, for a column of type `kind`."""
     if shape is None:
         return kind
     if (logical := shape.logical) is not None:
         return _written_as(logical, kind)
     if shape.kind == NUMBER and t.is_string(kind):
-        # Another type than the column's, since digits may be written with an exponent.
+        # A type other than the column's, since digits may be written with an exponent.
         return pa.large_string()
     if shape.kind in _SINGLE and t.is_float64(kind):
-        # The shortest digits of a float are another number among doubles: it is the float's value that counts.
+        # The shortest digits of a float are another number as a double: the float's value counts.
         return pa.float32()
     if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
         return connect_texts.VARIABLE
@@ -55,7 +55,7 @@ def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
 
 
 def written_field(shape: Shape | None, field: pa.Field) -> pa.Field:
-    """Return the field to decode JSON with; see `written`."""
+    """Return the field for decoding JSON; see `written`."""
     return field.with_type(written(shape, field.type))
 
 
@@ -71,11 +71,11 @@ def _written_as(logical: Logical, kind: pa.DataType) -> pa.DataType:
 def fitted(
     values: pa.Array, shape: Shape | None, kind: pa.DataType, path: str, owners: Integers, rows: Rows
 ) -> pa.Array:
-    """Return values of the type `written(shape, kind)` as values of `kind`; what does not fit makes its row bad.
+    """Return values of the type `written(shape, kind)` as values of `kind`; a misfit makes the row bad.
 
-    :param owners: for each value the row that it belongs to.
+    :param owners: the row of each value.
 
-    Raises Unfit where nothing can fit.
+    Raises Unfit if no value can fit.
     """
     if shape is None or values.type == kind:
         return values
@@ -84,7 +84,7 @@ def fitted(
     if t.is_string(kind) or shape.name == VARIABLE_DECIMAL:
         return connect_texts.fitted(values, shape, kind, path, owners, rows.reasons)
     if t.is_struct(kind):
-        # What stands below a NULL is nothing to be fitted, whatever it is.
+        # Values below a NULL are not converted: any value may be there.
         children = [
             fitted(child, shape.fields.get(field.name), field.type, f"{path}.{field.name}", owners, rows)
             for child, field in zip(values.flatten(), kind, strict=True)
@@ -148,7 +148,7 @@ def _fit(logical: Logical, shape: Shape, kind: pa.DataType, path: str, finer: Ti
 
 
 def _spread(dense: pa.Array, there: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
-    """Return the values where they belong, and null elsewhere."""
+    """Return the values at the positions of the mask, and null elsewhere."""
     if there.all():
         return dense
     return dense.take(pa.array(np.cumsum(there) - 1, mask=~there))

@@ -1,1 +1,1 @@
-"""JSON: documents to rows, many at once or one by one, and columns for JSON that comes without a schema."""
+"""JSON: decoders of documents into rows, many at once or individually, and inference of columns."""

@@ -1,6 +1,6 @@
-"""What Debezium writes into JSON for values of a database that JSON, or a column's type, has no place for.
+"""Debezium's JSON for database values outside the range of JSON or of a column's type.
 
-Floats that are no numbers come as text. Instants outside of the years 1 to 9999 come with a sign before the year, or as
+Floats that are not numbers are text. Instants outside of the years 1 to 9999 have a sign before the year, or are
 `infinity`. Dates are numbers of days. In a row before a change, a UUID that PostgreSQL did not send is an empty text.
 """
 
@@ -27,7 +27,7 @@ _LATE = re.compile(r"infinity|\+?\d{5,}-\d\d-\d\d(?:T.*)?", re.ASCII)
 
 
 def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
-    """Return how values of some types are taken that is not as usual, for these policies."""
+    """Return the coercions of types with special values, for these policies."""
     if policy is None:
         return scalars_for(finer)
     return (
@@ -39,7 +39,7 @@ def scalars_of(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
 
 
 def scalars_before(policy: OutOfRange | None, finer: TimestampsFiner) -> Scalars:
-    """Return likewise how values of a row before a change are taken."""
+    """Return the coercions for a row before a change, for these policies."""
     usual = scalars_of(policy, finer)
     return usual if policy is None else ((is_uuid, _uuid), *usual)
 

@@ -1,6 +1,6 @@
-"""Many JSON documents at once, through Arrow's own JSON reader; takes only what the one-by-one path takes too.
+"""Bulk parsing of JSON documents by Arrow's JSON reader, with the results of the path for single documents.
 
-Whatever is in doubt raises NotInBulk, and the caller goes on with smaller pieces, in the end one by one.
+In doubt, NotInBulk is raised, and the caller goes on with smaller pieces, in the end one by one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class NotInBulk(Exception):
 
 
 class BulkParser:
-    """Parses pieces of a batch into tables of one schema, or raises NotInBulk.
+    """Parser of pieces of a batch into tables of a schema. Raises NotInBulk.
 
-    :param within: the members in which no field may be unknown; all others may have any.
-    :param finer: what becomes of times that are finer than microseconds.
+    :param within: the members that may not have unknown fields; other members may have any fields.
+    :param finer: treatment of times finer than microseconds.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class BulkParser:
         self._requires = any(not field.nullable for field in schema)
         self._small = small_numbers(schema.types)
         raw = pa.schema([pa.field(field.name, transport_type(field.type)) for field in schema])
-        # What nobody asks for is read as what it seems to be, so nothing of a watched member goes unread.
+        # Fields without a column are read with an inferred type, so that no field of a watched member goes unread.
         behaviours = ["infer"] if within else ["error", "ignore"] if ignore_unknown else ["error"]
         self._options = [
             pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior=behaviour) for behaviour in behaviours
         ]
 
     def parse(self, values: pa.Array) -> pa.Table:
-        """Return one row for each value, in order. Raises NotInBulk."""
+        """Return a row for each value, in order. Raises NotInBulk."""
         try:
             joined = self._join(values)
             table = self._read(joined, values)
@@ -76,12 +76,12 @@ class BulkParser:
             raise NotInBulk(str(error)) from None
 
     def _join(self, values: pa.Array) -> pa.Buffer:
-        """Return the values, one on each line, so that n rows read from them can only be one row of each value.
+        """Return the values as lines; n rows read from n lines are then a row of each value.
 
-        Each line begins with `{` and ends with `}`, so a newline between two lines stands between `}` and `{`: no
-        string may hold it, and nowhere else inside a document may `}` and `{` meet. Every line then holds whole
-        documents, at least one, and n rows of n lines are one each. The first thing is an object, too, which keeps
-        the reader alive: it crashes where that is `null`.
+        Each line begins with `{` and ends with `}`, so a newline between two lines is between `}` and `{`: no string
+        may contain it, and nowhere else inside a document may `}` and `{` meet. Every line then has whole documents, at
+        least one, and n rows of n lines are one each. The input begins with an object, too: the reader crashes if it
+        begins with `null`.
         """
         lines = values
         if lines.null_count:
@@ -98,11 +98,11 @@ class BulkParser:
             raise NotInBulk("not one object on each line")
         if self._small is not None and self._small.any_digits and self._small.may_be_in(joined):
             raise NotInBulk("a number that may become another one")
-        lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
+        lines.cast(pa.string())  # also validates the UTF-8 of the parts that the reader skips
         return joined
 
     def _check_zeros(self, table: pa.Table, values: pa.Array, small: SmallNumbers) -> None:
-        """Make sure that the zeros in floating point columns are zeros in their documents. Raises NotInBulk."""
+        """Check zeros in floating point columns against the documents. Raises NotInBulk."""
         has_zero = np.zeros(len(table), np.bool_)
         for field in self._schema:
             has_zero |= _zeros(_one_chunk(table.column(field.name)))
@@ -112,12 +112,12 @@ class BulkParser:
                 raise NotInBulk("a number that may have become 0")
 
     def _read(self, joined: pa.Buffer, values: pa.Array) -> pa.Table:
-        # One block: the reader splits at newlines only, but then nothing has to be said about how it does that.
+        # A single block: the reader splits at newlines only, but this way nothing depends on the splitting.
         read = pa_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
         if self._within and _has_odd_number(joined.to_pybytes()):
             raise NotInBulk("a number that is none in a member that nobody looks into")
         for index, options in enumerate(self._options):
-            # The first try takes no unknown field, so nothing goes unread. What the reader skips, it does not check.
+            # The first try accepts no unknown field, so nothing goes unread. The reader does not check skipped parts.
             if index and not _skippable(joined, values):
                 raise NotInBulk("unknown fields that can't be skipped unseen")
             try:
@@ -134,7 +134,7 @@ class BulkParser:
 
 
 def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
-    """Make sure that what the reader has found in a column beyond its type is null. Raises NotInBulk."""
+    """Check unknown fields in a column, as inferred by the reader: all have to be null. Raises NotInBulk."""
     if t.is_struct(kind):
         known = set(kind.names)
         for at, field in enumerate(column.type):
@@ -148,7 +148,7 @@ def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
 
 
 def _zeros(array: pa.Array) -> Mask:
-    """Return which rows have a floating point number that is 0; all rows of a list that has one somewhere."""
+    """Return a mask of the rows with a floating point 0; a 0 anywhere in a column of lists marks all rows."""
     kind, found = array.type, np.zeros(len(array), np.bool_)
     if t.is_floating(kind):
         return np.asarray(pc.equal(array, pa.scalar(0, kind)).fill_null(False))
@@ -161,10 +161,10 @@ def _zeros(array: pa.Array) -> Mask:
 
 
 def _as_lines(lines: pa.Array) -> pa.Buffer | None:
-    """Return the lines joined, or None when one is no object or no line."""
+    """Return the lines joined, or None if a line is not an object, or has a newline or a NUL."""
     if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
         return None
-    # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
+    # The reader may cut its input at any newline, and a NUL ends the input early, with the rest unread.
     if any(b"\n" in piece or b"\0" in piece for piece in _pieces(lines)):
         return None
     return _one_text(lines)
@@ -176,13 +176,13 @@ def _one_text(lines: pa.Array) -> pa.Buffer:
 
 
 def _pieces(lines: pa.Array) -> Iterator[bytes]:
-    """Yield the bytes of all values, one behind the other, in pieces; the array may be a slice of a longer one."""
+    """Yield the bytes of all values, concatenated, in pieces; the array may be a slice of a longer array."""
     _, offsets, data = lines.buffers()
     if data is None:
         return
     ends = memoryview(offsets).cast("i")
     first, last = ends[lines.offset], ends[lines.offset + len(lines)]
-    # To look for a byte, Python wants bytes of its own. Small ones stay in the cache, and are had at once.
+    # Python searches for a byte only in bytes objects of its own. Small copies stay in the cache and cost little.
     for start in range(first, last, _LOOK):
         yield data.slice(start, min(_LOOK, last - start)).to_pybytes()
 
@@ -207,23 +207,23 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which a column is read before `fit` makes its own type of it. Raises NotInBulk."""
+    """Return the type for reading a column, before the conversion by `fit`. Raises NotInBulk."""
     if t.is_struct(kind):
-        # Nullable throughout: the reader fails on a missing required field even where the struct around it is null.
+        # Nullable throughout: the reader fails on a missing required field even if the struct around it is null.
         return pa.struct([pa.field(field.name, transport_type(field.type)) for field in kind])
     if t.is_list(kind) or t.is_large_list(kind):
         return pa.list_(transport_type(kind.value_type))
     if t.is_map(kind):
         raise NotInBulk("the reader takes maps as arrays of entries only")
     if t.is_decimal128(kind):
-        # 128 bits run over, unseen, for a number of many digits in a column of a large scale.
+        # 128 bits overflow, silently, for a number of many digits in a column of a large scale.
         return pa.decimal256(76, kind.scale)
     native = t.is_boolean(kind) or t.is_signed_integer(kind) or t.is_floating(kind)
     return kind if native else pa.string()
 
 
 def _fit_field(array: pa.Array, field: pa.Field, finer: TimestampsFiner, parent: pa.Array | None = None) -> pa.Array:
-    """Return a column in its own type, every rule checked that the reader does not know."""
+    """Return a column in the schema's type, after checks of all rules unknown to the reader."""
     if not field.nullable and array.null_count:
         missing = array.is_null() if parent is None else pc.and_(array.is_null(), parent.is_valid())
         if pc.any(missing).as_py():
@@ -232,7 +232,7 @@ def _fit_field(array: pa.Array, field: pa.Field, finer: TimestampsFiner, parent:
 
 
 def fit(array: pa.Array, kind: pa.DataType, finer: TimestampsFiner = TimestampsFiner.REJECT) -> pa.Array:
-    """Return an array of `transport_type(kind)` in its own type. Raises NotInBulk, Misfit and pyarrow's errors."""
+    """Return an array of `transport_type(kind)` as `kind`. Raises NotInBulk, Misfit and pyarrow's errors."""
     if t.is_struct(kind):
         children = [_fit_field(array.field(i), kind.field(i), finer, array) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
@@ -272,12 +272,12 @@ def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def exact_up_to(kind: pa.DataType) -> float:
-    """Return from where on a floating point type does not hold every integer exactly."""
+    """Return the bound of integers represented exactly by a floating point type."""
     return 2.0**24 if t.is_float32(kind) else 2.0**53
 
 
 def _fit_floating(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Only the text tells whether a larger one was an integer. NaN and infinity, which the reader accepts, are not
+    # Only the text shows whether a larger number was an integer. NaN and infinity, which the reader accepts, are not
     # smaller either.
     if not pc.all(pc.less(pc.abs(array), pa.scalar(exact_up_to(kind), kind)), min_count=0).as_py():
         raise NotInBulk("a number whose text has to be looked at")
@@ -286,7 +286,7 @@ def _fit_floating(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _fit_decimal(array: pa.Array, kind: pa.DataType) -> pa.Array:
     fitting = array.cast(kind)
-    # The reader takes 1234 for a decimal(5, 2), and leaves six digits in it.
+    # The reader accepts 1234 for a decimal(5, 2), and leaves six digits in it: hence the full validation.
     fitting.validate(full=True)
     return fitting
 

@@ -1,4 +1,4 @@
-"""Which fields of JSON documents can be columns: one rule, whether a table is made of them or grows by them."""
+"""Rules for fields of JSON documents as columns, the same for a new table and for added columns."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.values.outcome import quoted
 
-# More columns than anybody reads, from keys that are data: names of users, ids, dates.
+# More columns than anybody reads come from keys that are data: names of users, ids, dates.
 MOST_COLUMNS = 1_000
 DEEPEST = 16
-# No catalog and no engine takes longer ones everywhere.
+# Some catalog or engine refuses longer names.
 LONGEST_NAME = 255
 _METADATA = "_kafka_"
 _CONTROL = frozenset([*map(chr, range(32)), "\x7f"])
 
 
 class Refused(Exception):
-    """A value that can't be a column's, for what is in it; the text tells why."""
+    """Error: the values of a field can't be a column; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class NameRules:
-    """What names a table has no place for, and what text is a time.
+    """Rules for names of columns, and for text as times.
 
     :param reserved: names of columns that are filled otherwise, in lower case.
-    :param characters: those that no name may have.
-    :param taken: names of columns that the table's readers keep for themselves, in lower case.
-    :param renamed: names of fields whose columns have others, which are checked by themselves.
-    :param finer: what becomes of times that are finer than microseconds: they are times where they are cut.
+    :param characters: characters that no name may have.
+    :param taken: names of columns reserved by readers of the table, in lower case.
+    :param renamed: names of fields with renamed columns; the new names are checked separately.
+    :param finer: treatment of times finer than microseconds; if cut, a text with such a time is a time.
     """
 
     reserved: frozenset[str] = frozenset()
@@ -43,11 +43,11 @@ class NameRules:
 
     @property
     def cuts(self) -> bool:
-        """Whether times are cut that are finer than microseconds."""
+        """Whether times finer than microseconds are cut."""
         return self.finer is TimestampsFiner.TRUNCATE
 
     def problem(self, name: str, *, top: bool) -> str | None:
-        """Return why a field of this name can be no column; None if it can."""
+        """Return the reason against a column for a field of this name, or None."""
         if top and name in self.renamed:
             return None
         if not name:
@@ -67,13 +67,13 @@ class NameRules:
         return None
 
 
-# All that any table takes.
+# The rules of any table.
 USUAL = NameRules()
 
 
 @dataclass
 class Names:
-    """The columns so far, and all that is in them; `refused` are the fields that can't be one, with the reason."""
+    """Paths of the columns; `refused` has the reasons against further fields, by path."""
 
     rules: NameRules
     taken: set[str] = field(default_factory=set)
@@ -81,14 +81,14 @@ class Names:
 
     @classmethod
     def of(cls, rules: NameRules, schema: Iterable[pa.Field]) -> Names:
-        """Return the names of a schema that is there."""
+        """Return the names of an existing schema."""
         return cls(rules, set(_paths(schema, "")))
 
     def take(self, name: str, path: tuple[str, ...], siblings: dict[str, str]) -> None:
-        """Take a field for a column. Raises Refused.
+        """Add a field as a column. Raises Refused.
 
-        :param path: of what the field is in, lists and maps included.
-        :param siblings: the names beside it, by their names in lower case.
+        :param path: path to the field, without its name, lists and maps included.
+        :param siblings: the names next to it, by their names in lower case.
         """
         own = ".".join((*path, name))
         if (problem := self.rules.problem(name, top=not path)) is not None:
@@ -101,7 +101,7 @@ class Names:
         self.taken.add(own.lower())
 
     def inside(self, path: tuple[str, ...]) -> None:
-        """Make sure that there may be something more, and so deep. Raises Refused."""
+        """Check the depth of the path and the number of columns. Raises Refused."""
         if len(path) > DEEPEST:
             raise Refused(f"it would be nested deeper than {DEEPEST} levels")
         if len(self.taken) >= MOST_COLUMNS:
@@ -111,7 +111,7 @@ class Names:
 
 
 def _paths(fields: Iterable[pa.Field], path: str) -> Iterable[str]:
-    """Yield the paths of the fields and of all that is in them, as Iceberg writes them, in lower case."""
+    """Yield the paths of the fields and of all inner fields, in Iceberg's form, in lower case."""
     for one in fields:
         kind, own = one.type, path + one.name.lower()
         yield own

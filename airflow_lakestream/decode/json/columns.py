@@ -1,4 +1,4 @@
-"""JSON documents of one layout to columns of a schema."""
+"""Columns of a schema from JSON documents of the same layout."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.N
     pa.int64(): partial(json_numbers.integers, kind=np.int64),
     pa.float64(): json_numbers.doubles,
 }
-# Documents taken at once: few enough that they and what is made of them stay in the cache, which is worth a third of
-# the time; many enough that the calls from Python, some 50 for each column, take little of it.
+# Documents per step: few enough to stay in the cache with the results, which saves a third of the time; many enough
+# that the calls from Python, some 50 for each column, take little of the time.
 _ROWS = 12_500
 
 
 class ShapeParser:
-    """Parses those documents of a batch that share a layout with many others.
+    """Parser of the documents of a batch with a common layout.
 
-    :param within: the members whose fields can be unknown; empty for the whole documents.
-    :param finer: what becomes of times that are finer than microseconds.
+    :param within: the members in which fields can be unknown; empty for the whole document.
+    :param finer: treatment of times finer than microseconds.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ShapeParser:
         self._shapes = Shapes()
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
-        """Return tables, and for each one the rows that it holds; what is in no table could not be proven right."""
+        """Return tables, with the row numbers of each table; a row in no table could not be proven right."""
         tables, rows = [], []
         for first in range(0, len(values), _ROWS):
             for part in self._shapes.sort(values[first : first + _ROWS]):
@@ -78,9 +78,9 @@ class ShapeParser:
 
 
 class _Columns:
-    """The columns of documents of one layout. Its methods raise NotInBulk, Misfit and pyarrow's errors.
+    """Columns of documents of the same layout. The methods raise NotInBulk, Misfit and pyarrow's errors.
 
-    `odd` are the rows that are not as their columns say, None without any.
+    `odd` is a mask of the rows that do not fit the columns, or None.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class _Columns:
         self._unknown_fields = unknown_fields
         self._roots = {(name,) for name in within}
         self.odd: Mask | None = None
-        # What has no column, each with all that is in it.
+        # Paths without a column, each for everything below the path.
         self._unknown: list[Path] = []
         self._slots = {slot.path: index for index, slot in enumerate(part.layout.slots)}
         self._unused = set(self._slots)
@@ -143,7 +143,7 @@ class _Columns:
         return self._converted(from_literals, self._part.texts(index), kind)
 
     def _strings(self, index: int) -> pa.Array:
-        """Return the texts of a slot; null instead of what can't stand between quotes as it is."""
+        """Return the texts of a slot, with null for texts not allowed between quotes."""
         texts = self._part.texts(index)
         odd = None if self._part.is_plain else odd_texts(texts)
         if odd is None:
@@ -152,7 +152,7 @@ class _Columns:
         return without(texts, odd)
 
     def _numbers(self, index: int, kind: pa.DataType) -> pa.Array:
-        """Return numbers, those of a usual form fast, the others as Arrow reads them."""
+        """Return numbers: the usual forms by a fast path, the rest by Arrow's cast."""
         values, good = _READERS[kind](self._part.text, *self._part.spans[index])
         if good.all():
             return pa.array(values)
@@ -168,7 +168,7 @@ class _Columns:
         kind: pa.DataType,
         rows: Integers | None = None,
     ) -> pa.Array:
-        """Return the texts of all rows, or of some, in a column's type; null instead of those that do not fit it."""
+        """Return the texts of all rows, or of `rows`, in a column's type, with null for misfits."""
         for _ in range(_MOST_REPAIRS):
             try:
                 return convert(texts, kind)
@@ -186,17 +186,17 @@ class _Columns:
             self.odd[rows[odd]] = True
 
     def _require_null(self, path: Path) -> None:
-        """Make sure that a field for which there is no column needs none."""
+        """Leave out the rows with a value for a field without a column. Raises NotInBulk for texts and objects."""
         if path not in self._slots or self._part.layout.slots[self._slots[path]].is_text:
             raise NotInBulk("unknown fields")
         self._leave_out(~mask_of(pc.equal(self._part.texts(self._slots[path]), "null")))
 
     def _rescued(self) -> pa.Array:
-        """Return what has no column as the text of an object, the scalars as they are written; null where all has."""
+        """Return the fields without a column as the text of an object, scalars as written, or null without any."""
         if not self._unknown:
             return pa.nulls(len(self._part.rows), pa.string())
         tree: dict[str, Any] = {}
-        # Slots in their order, then objects: those that hold no slot are still lacking.
+        # Slots in order, then objects, for the objects without a slot.
         for path in (*self._slots, *sorted(self._part.layout.objects)):
             if any(path[: len(unknown)] == unknown for unknown in self._unknown):
                 at = tree
@@ -208,7 +208,7 @@ class _Columns:
         return texts.joined()
 
     def _skip(self, path: Path) -> None:
-        """Make sure that a scalar for which there is no column is one."""
+        """Leave out the rows with an invalid scalar in a slot without a column."""
         index = self._slots[path]
         if not self._part.layout.slots[index].is_text:
             self._converted(from_literals, self._part.texts(index), pa.string())
@@ -217,7 +217,7 @@ class _Columns:
 
 
 class _Objects:
-    """Texts of one object each, in pieces: literal ones, and scalars of the documents."""
+    """Texts of an object for each document, in pieces: literals, and scalars of the documents."""
 
     def __init__(self, part: Shaped, slots: Mapping[Path, int]) -> None:
         self._part = part
@@ -239,7 +239,7 @@ class _Objects:
         self._literal = quote
 
     def joined(self) -> pa.Array:
-        """Return one text for each document."""
+        """Return a text for each document."""
         count = len(self._part.rows)
         if not self._pieces:
             return pa.repeat(pa.scalar(self._literal), count)

@@ -1,4 +1,4 @@
-"""JSON messages, one object each, to rows of a schema: many at once where that is proven safe, else one by one."""
+"""Decoder of JSON messages, an object each, into rows: many at once if proven safe, else individually."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Pieces for Arrow's reader: a whole chunk, since threads stand in line for the interpreter at each call.
+# Pieces for Arrow's reader: a whole chunk, since threads wait for the interpreter at each call.
 _WHOLE = 65536
-# Sizes of the pieces of what no layout fits; one odd record spoils 512 for good. A batch full of odd ones loses
-# a sixth of its time. Smaller ones cost more than they save: a call takes as long as some forty records one by one.
+# Sizes of pieces for records without a layout; an odd record spoils its piece of 512. A batch full of odd records
+# loses a sixth of its time. Smaller pieces cost more than they save: a call takes as long as some forty records one
+# by one.
 _SIZES = (_WHOLE, 512)
 
 
 class JsonDecoder(SchemaDecoder):
-    """Decodes JSON documents into tables of one Arrow schema; `nullable=False` makes a field required.
+    """Decoder of JSON documents into tables of an Arrow schema; `nullable=False` makes a field required.
 
     :param schema: columns and their types.
     :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record, "rescue" puts them into
-        the column RESCUED as the text of one object; "evolve" rejects the record and gives what it holds of them.
-    :param out_of_range: what becomes of values that a column's type can't hold, where a database sent them as Debezium
-        does; see `json_beyond`. None takes JSON as it is.
-    :param finer: what becomes of times that are finer than microseconds.
+        the column RESCUED as the text of one object; "evolve" rejects the record and returns its unknown fields.
+    :param out_of_range: treatment of values outside the range of a column's type, in the forms that Debezium
+        writes; see `json.beyond`. None for JSON without these forms.
+    :param finer: treatment of times finer than microseconds.
     :param is_event: documents are change events of Debezium, whose member `before` is a row before a change.
     :param within: with "evolve" the members in which a field without a column counts; by default it does everywhere.
     """
@@ -59,7 +60,7 @@ class JsonDecoder(SchemaDecoder):
         if self._rescues and RESCUED not in schema.names:
             raise InvalidArgument("schema", f"it has no column {RESCUED} for unknown_fields='rescue'.")
         known = [field for field in schema if not (self._rescues and field.name == RESCUED)]
-        # What the documents themselves fill.
+        # The columns that documents fill.
         self._known = pa.schema(known)
         fails, scalars = self.unknown_fields is UnknownFields.FAIL, scalars_of(out_of_range, finer)
         others = {"before": scalars_before(out_of_range, finer)} if is_event else None
@@ -92,11 +93,11 @@ class JsonDecoder(SchemaDecoder):
         return (make, (self.schema, str(self.unknown_fields)))
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         return self.decode_and_find(batch)[0]
 
     def decode_and_find(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
-        """Return also, with "evolve", what has no column of the bad records that are bad for that alone."""
+        """Return rows, bad records, and with "evolve" the unknown fields of records without any further problem."""
         # Layouts first: Arrow's reader takes more than twice their time.
         tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
         tables = [self._in_order(table) for table in tables]
@@ -106,7 +107,7 @@ class JsonDecoder(SchemaDecoder):
         rest = np.flatnonzero(left)
         found = _Found()
         if len(rest) == len(batch):
-            # No layout fits anything, so none of these is proven to be odd.
+            # No layout fits any record: the batch is read without a copy.
             tables = list(self._pieces(batch.values, 0, len(batch), _SIZES, found))
             return self._decoded(tables, found.bad, batch), found.unknown
         if len(rest):
@@ -128,7 +129,7 @@ class JsonDecoder(SchemaDecoder):
         return Decoded(table, bad)
 
     def _nothing_rescued(self, table: pa.Table) -> pa.Table:
-        """Return the table with the column for what is rescued, if there is one: nothing was."""
+        """Return the table with an empty column for rescued fields, if the schema has the column."""
         if not self._rescues:
             return table
         column = self.schema.field(RESCUED)
@@ -143,7 +144,7 @@ class JsonDecoder(SchemaDecoder):
     def _pieces(
         self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _Found
     ) -> Iterator[pa.Table]:
-        """Yield tables that together hold the rows of values [start, stop), from left to right; add the bad ones."""
+        """Yield tables with the rows of values [start, stop), from left to right; add bad records to `found`."""
         if self._bulk is None or not sizes:
             yield from self._one_by_one(values, start, stop, found)
             return
@@ -182,7 +183,7 @@ class JsonDecoder(SchemaDecoder):
         return {name: document[name] for name in self._within if name in document} if self._within else document
 
     def _row(self, value: bytes | None) -> tuple[dict[str, Any], Json]:
-        """Return a row; and, with "evolve", what has no column. Raises Misfit."""
+        """Return a row; and, with "evolve", the fields without a column. Raises Misfit."""
         if value is not None:
             document = parse_object(value)
             row: dict[str, Any] = self._coerce(document)
@@ -200,13 +201,13 @@ class JsonDecoder(SchemaDecoder):
 
 @dataclass
 class _Found:
-    """Records that became no row: the reasons, and what had no column where that was the only one."""
+    """Bad records with reasons, and the unknown fields of records without any further problem."""
 
     bad: list[BadRow] = field(default_factory=list)
     unknown: dict[int, Json] = field(default_factory=dict)
 
     def placed(self, rows: npt.NDArray[np.int64]) -> _Found:
-        """Return this for a batch in which the records stand in other places."""
+        """Return a copy for a batch with the records at the positions `rows`."""
         return _Found(
             [BadRow(int(rows[row.index]), row.reason) for row in self.bad],
             {int(rows[index]): rest for index, rest in self.unknown.items()},
@@ -214,7 +215,7 @@ class _Found:
 
 
 class WithoutColumn(Exception):
-    """A signal: documents hold fields that have no column; see `json_leftovers`."""
+    """Signal: documents have fields without a column; see `json.leftovers`."""
 
     def __init__(self, leftovers: Mapping[int, Json]) -> None:
         super().__init__("documents hold fields that have no column")
@@ -222,7 +223,7 @@ class WithoutColumn(Exception):
 
 
 class WatchingDecoder:
-    """Decodes change events in JSON. `decode` raises WithoutColumn where a field of them has none, and is not null.
+    """Decoder of change events in JSON. `decode` raises WithoutColumn for a field without a column, unless null.
 
     :param schema: columns and their types.
     :param within: the members whose fields need a column.
@@ -253,7 +254,7 @@ class WatchingDecoder:
         return self._make, (self.schema, self._within)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records. Raises WithoutColumn."""
+        """Return the rows and the bad records of a batch. Raises WithoutColumn."""
         decoded, unknown = self._documents.decode_and_find(batch)
         if unknown:
             raise WithoutColumn(unknown)

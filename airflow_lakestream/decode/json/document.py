@@ -1,4 +1,4 @@
-"""One message's bytes to one JSON object, strictly, with every number kept as the text it was written in."""
+"""Strict parser of a message's bytes into a JSON object, with every number kept as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = Any
 
 
 class Number(str):
-    """A JSON number: its text. `1.0`, `1e3` and `-0` stay what they are."""
+    """Text of a JSON number: `1.0`, `1e3` and `-0` stay unchanged."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Number(str):
 
 
 def parse_object(value: bytes) -> dict[str, Json]:
-    """Return the one JSON object that `value` holds. Raises Misfit."""
+    """Return the JSON object in `value`. Raises Misfit."""
     document = parse_document(value)
     if not isinstance(document, dict):
         raise Misfit(f"the document is {describe(document)}, not an object")
@@ -35,7 +35,7 @@ def parse_object(value: bytes) -> dict[str, Json]:
 
 
 def parse_document(value: bytes) -> Json:
-    """Return the one JSON value that `value` holds. Raises Misfit."""
+    """Return the JSON value in `value`. Raises Misfit."""
     text = _text(value)
     if nested_too_deep(value):
         raise Misfit(f"nested deeper than {MAX_DEPTH} levels")
@@ -89,8 +89,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def nested_too_deep(value: bytes) -> bool:
-    """Whether a document nests deeper than MAX_DEPTH; cheap for all that are too short or have too few brackets."""
-    # What is that deep and yet that short is not closed, and fails as truncated.
+    """Return whether a document nests deeper than MAX_DEPTH; cheap for short documents and for few brackets."""
+    # A document this deep and this short is not closed, and fails as truncated.
     if len(value) <= 2 * MAX_DEPTH or value.count(b"{") + value.count(b"[") <= MAX_DEPTH:
         return False
     depth = 0
@@ -102,7 +102,7 @@ def nested_too_deep(value: bytes) -> bool:
 
 
 def to_text(value: Json) -> str:
-    """Return compact JSON text, numbers written as they came."""
+    """Return compact JSON text, with numbers as originally written."""
     if isinstance(value, Number):
         return str(value)
     if isinstance(value, dict):
@@ -113,7 +113,7 @@ def to_text(value: Json) -> str:
 
 
 def describe(value: Json) -> str:
-    """Return what kind of JSON value this is, with a short excerpt of a scalar."""
+    """Return the kind of a JSON value, with a short excerpt of a scalar."""
     if value is None:
         return "null"
     if isinstance(value, bool):

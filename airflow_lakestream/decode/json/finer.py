@@ -1,4 +1,4 @@
-"""Times in text that are finer than their column, where a landing says to cut them."""
+"""Times in text finer than microseconds, cut if the landing is configured to truncate."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CUTTING: Scalars = (
 
 
 def scalars_for(finer: TimestampsFiner) -> Scalars:
-    """Return how times are taken one by one, where that is not as usual."""
+    """Return the coercions for cutting times, or an empty tuple if times are not cut."""
     return _CUTTING if finer is TimestampsFiner.TRUNCATE else ()
 
 
 def texts_for(finer: TimestampsFiner, texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return texts for a column of this type, as far as they are to be read."""
+    """Return texts for a column of this type, with times cut if the policy is to truncate."""
     is_time = t.is_timestamp(kind) or t.is_time64(kind)
     return iso8601.cut(texts) if is_time and finer is TimestampsFiner.TRUNCATE else texts

@@ -1,7 +1,7 @@
-"""JSON messages to rows of a schema that grows: a field without a column gets one of a type that holds what was seen.
+"""Decoders of JSON with a growing schema: a field without a column gets a column of a fitting type.
 
-Rows of later batches have more columns than those of earlier ones, and never fewer types: a value that does not fit
-the type which the first ones gave its column is bad.
+Rows of later batches have more columns than rows of earlier batches, and types never change: a value that does not
+fit the type from the first values of its column is bad.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit
 
 @dataclass(frozen=True)
 class Grown:
-    """The larger schema, and why some fields could not become columns, by their paths."""
+    """The larger schema, and the reasons against further columns, by path."""
 
     schema: pa.Schema
     refused: dict[str, str] = field(default_factory=dict)
 
 
 class Lacking:
-    """What documents hold that a schema has no place for: as much of it as decides on columns, not the values.
+    """Fields of documents missing from a schema: the facts for a decision on columns, not the values.
 
-    It can be pickled; what several workers found can be united.
+    It can be pickled; the objects of several workers can be united.
     """
 
     def __init__(self, cuts: bool = False) -> None:
         self.new = Seen(cuts)
         self.inside: dict[str, Lacking] = {}
-        # Of a list's items, and of a map's values.
+        # For a list's items, and for a map's values.
         self.item: Lacking | None = None
 
     @classmethod
     def of(cls, schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules) -> Lacking:
-        """Return what `leftovers_of` gives for documents and this schema."""
+        """Return the missing fields, from the results of `leftovers_of` for documents and this schema."""
         found = cls(rules.cuts)
         for value in leftovers:
             found._add_object(list(schema), value)
@@ -55,19 +55,19 @@ class Lacking:
 
     @property
     def size(self) -> int:
-        """How many characters the names in it have."""
+        """Number of characters in all names."""
         inner = sum(len(name) + one.size for name, one in self.inside.items())
         return self.new.size + inner + (0 if self.item is None else self.item.size)
 
     def condense(self) -> Lacking:
-        """Forget the values that decide nothing, and return it."""
+        """Forget the values without effect on types, and return the object."""
         self.new.condense()
         for one in (*self.inside.values(), *([] if self.item is None else [self.item])):
             one.condense()
         return self
 
     def unite(self, other: Lacking) -> None:
-        """Take what another worker found, for the same schema, in later documents."""
+        """Add the missing fields found by another worker, for the same schema, in later documents."""
         self.new.unite(other.new)
         for name, one in other.inside.items():
             self.inside.setdefault(name, Lacking(self.new.cuts)).unite(one)
@@ -83,7 +83,7 @@ class Lacking:
                 self.inside.setdefault(name, Lacking(self.new.cuts))._add(known[name], item)
 
     def _add(self, kind: pa.DataType, value: Json) -> None:
-        """Take the leftovers in a known field."""
+        """Add the leftovers of a known field."""
         if t.is_struct(kind):
             self._add_object(list(kind), value)
             return
@@ -97,19 +97,19 @@ class Lacking:
 def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL) -> Grown:
     """Return the schema with a column for each field of the leftovers, by the rules for inferred types.
 
-    :param leftovers: what `leftovers_of` gives for documents and this schema.
+    :param leftovers: results of `leftovers_of` for documents and this schema.
     """
     return grow_by(schema, Lacking.of(schema, leftovers, rules), rules)
 
 
 def grow_by(schema: pa.Schema, lacking: Lacking, rules: NameRules = USUAL) -> Grown:
-    """Return the schema with a column for each field that it lacks."""
+    """Return the schema with a column for each missing field."""
     names = Names.of(rules, schema)
     return Grown(pa.schema(_fields(list(schema), lacking, (), names)), names.refused)
 
 
 def _fields(fields: list[pa.Field], lacking: Lacking, path: tuple[str, ...], names: Names) -> list[pa.Field]:
-    """Return the fields, and those that come up in the objects behind them."""
+    """Return the fields, with inner fields added, and the new fields."""
     inside = lacking.inside
     known = {one.name for one in fields}
     fields = [
@@ -120,7 +120,7 @@ def _fields(fields: list[pa.Field], lacking: Lacking, path: tuple[str, ...], nam
 
 
 def _type(kind: pa.DataType, lacking: Lacking, path: tuple[str, ...], names: Names) -> pa.DataType:
-    """Return the type of a known field that has unknown ones in it."""
+    """Return the type of a known field, with unknown inner fields added."""
     if t.is_struct(kind):
         return pa.struct(_fields(list(kind), lacking, path, names))
     item = lacking.item or Lacking()
@@ -138,10 +138,10 @@ log = logging.getLogger(__name__)
 
 
 class GrowingJsonDecoder:
-    """Decodes JSON documents; used by several threads, which grow one schema.
+    """Decoder of JSON documents with a growing schema, shared by several threads.
 
-    :param schema: columns to begin with, and their types.
-    :param rules: what the table has no place for.
+    :param schema: columns at the start, and their types.
+    :param rules: rules for the names of new columns.
     """
 
     def __init__(self, schema: pa.Schema, rules: NameRules = USUAL) -> None:
@@ -151,14 +151,14 @@ class GrowingJsonDecoder:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns so far."""
+        """The current columns."""
         return self._decoder.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, self._rules)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         while True:
             decoder = self._decoder
             decoded, unknown = decoder.decode_and_find(batch)
@@ -169,7 +169,7 @@ class GrowingJsonDecoder:
                 return _explained(decoded, unknown, refused)
 
     def _grow(self, used: JsonDecoder, unknown: Mapping[int, Json]) -> Mapping[str, str] | None:
-        """Grow the schema; None if it has grown, else why it does not."""
+        """Grow the schema; return None if the schema has grown, else the reasons by path."""
         with self._lock:
             if self._decoder is not used:
                 return None
@@ -183,11 +183,11 @@ class GrowingJsonDecoder:
 
 
 class SharedJsonDecoder:
-    """Decodes JSON documents for one of several workers, for which another process decides on new columns.
+    """Decoder of JSON documents for a worker; another process decides on new columns.
 
     :param schema: columns and their types.
-    :param rules: what the table has no place for.
-    :param decided: whatever has no column is to have none: such a record is bad.
+    :param rules: rules for the names of new columns.
+    :param decided: no field gets a column any more: a record with an unknown field is bad.
     """
 
     def __init__(self, schema: pa.Schema, rules: NameRules, *, decided: bool) -> None:
@@ -195,7 +195,7 @@ class SharedJsonDecoder:
         self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, finer=rules.finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records. Raises Undecided where a field might get a column."""
+        """Return the rows and the bad records of a batch. Raises Undecided if a field might get a column."""
         decoded, unknown = self._documents.decode_and_find(batch)
         if not unknown:
             return decoded
@@ -223,7 +223,7 @@ def _first_refused(value: Json, path: str, refused: Mapping[str, str]) -> str | 
             if (problem := refused.get(path + name)) is not None:
                 return Misfit(f"no column can be added for it: {problem}").inside(path + name).reason
         items = [(f"{path}{name}.", item) for name, item in value.items()]
-        # The names of a map's entries are no part of a path.
+        # The names of a map's entries are not part of a path.
         items += [(f"{path}value.", item) for item in value.values()]
     else:
         return None

@@ -1,4 +1,4 @@
-"""A schema for JSON that comes without one: types that hold for every document looked at, and string when in doubt."""
+"""Inference of a schema from JSON documents: types for every sampled document, and string in doubt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 
 log = logging.getLogger(__name__)
 
-# Of fields that get no column so many are named.
+# Number of fields without a column that the warning names.
 _TOLD = 5
 _EMPTY = "nothing in it can be a column: "
 _INT64 = pa.int64()
@@ -38,12 +38,12 @@ _as_float64 = field_coercer(pa.field("number", _FLOAT64), fail_unknown=False)
 def infer_schema(
     *batches: RawBatch, rules: NameRules = USUAL, alike: tuple[str, ...] = (), sample: int = 10_000
 ) -> pa.Schema:
-    """Return a schema, all of it nullable, that about `sample` documents spread over the batches fit into.
+    """Return a nullable schema for about `sample` documents, spread over the batches.
 
-    What is no object says nothing. A field that can be no column is left out, with a warning: the policy for unknown
-    fields is for it. Raises BadRecord when there is nothing else, InvalidArgument when there is no field.
+    A value that is not an object is ignored. A field that can't be a column is left out, with a warning: the policy for
+    unknown fields applies. Raises BadRecord if all values are bad, InvalidArgument without any field.
 
-    :param alike: fields that get one type, in which what each of them holds has its place.
+    :param alike: fields of the same type, which has a place for the values of each field.
     """
     seen, first_bad = Seen(rules.cuts), None
     shared = Seen(rules.cuts)
@@ -69,7 +69,7 @@ def infer_schema(
 
 
 def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_000) -> pa.DataType:
-    """Return a type that about `sample` JSON values of any kind fit into; what is no JSON says nothing."""
+    """Return a type for about `sample` JSON values of any kind; values without valid JSON are ignored."""
     seen = Seen(rules.cuts)
     for _, _, value in _spread(batches, sample):
         with suppress(Misfit):
@@ -90,9 +90,9 @@ def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBat
 
 
 class Seen:
-    """What was seen in one place of the documents: the kinds of values, and of scalars each one once.
+    """Values seen at a path of the documents: the kinds of values, and the distinct scalars.
 
-    :param cuts: text that is a time up to its microseconds is one.
+    :param cuts: text with a time finer than microseconds counts as a time.
     """
 
     def __init__(self, cuts: bool = False) -> None:
@@ -105,7 +105,7 @@ class Seen:
         self.items: Seen | None = None
 
     def add(self, value: Json) -> None:
-        """Take one more value into account; null says nothing."""
+        """Add a value; null has no effect on the type."""
         self.count += 1
         if value is None:
             return
@@ -128,12 +128,12 @@ class Seen:
 
     @property
     def size(self) -> int:
-        """How many characters the names in it have."""
+        """Number of characters in all names."""
         inner = sum(len(name) + seen.size for name, seen in self.fields.items())
         return inner + (0 if self.items is None else self.items.size)
 
     def unite(self, other: Seen) -> None:
-        """Take what was seen elsewhere, later, into account."""
+        """Add the values seen in later documents by another object."""
         self.count += other.count
         self.kinds |= other.kinds
         self.numbers |= other.numbers
@@ -145,18 +145,18 @@ class Seen:
             self.items.unite(other.items)
 
     def condense(self) -> None:
-        """Forget the scalars that decide nothing: one that a type can't hold says as much as all of them."""
+        """Forget the scalars without effect on types: of the counterexamples of a type, the first is enough."""
         self.numbers = set(_witnesses(_NUMBERS, _holds_number, self.numbers))
         self.texts = set(_witnesses(_TIMES, _holds_text, self.texts))
         for seen in (*self.fields.values(), *([] if self.items is None else [self.items])):
             seen.condense()
 
     def struct(self, names: Names, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
-        """Return the fields seen in objects that can be columns, in order of first appearance.
+        """Return the fields of the objects, as far as valid as columns, in order of first appearance.
 
-        Of two that can't be beside each other, the one that more objects have is taken.
+        Of two fields that can't be next to each other, the field of more objects is taken.
 
-        :param known: names of fields that are there.
+        :param known: names of existing fields.
         """
         siblings = {name.lower(): name for name in known}
         made: dict[str, pa.Field] = {}
@@ -171,9 +171,9 @@ class Seen:
         return [made[name] for name in self.fields if name in made]
 
     def type(self, names: Names, path: tuple[str, ...]) -> pa.DataType:
-        """Return the first type, best first, that holds all values seen; string where none does.
+        """Return the best type for all values seen, else string.
 
-        Raises Refused where what is in them can't be a column's.
+        Raises Refused if the values can't be a column.
         """
         if len(self.kinds) != 1:
             return _STRING
@@ -196,7 +196,7 @@ class Seen:
 
 
 def _witnesses(kinds: Sequence[pa.DataType], holds: Callable[[pa.DataType, Any], bool], values: set[Any]) -> list[Any]:
-    """Return a value for each type that does not hold all of them."""
+    """Return a counterexample for each type unfit for all the values."""
     found = (next((value for value in values if not holds(kind, value)), None) for kind in kinds)
     return [value for value in found if value is not None]
 

@@ -1,4 +1,4 @@
-"""What a JSON document is made of: bytes that others share with it, and between these its scalar values."""
+"""Layouts of JSON documents: literal bytes shared by many documents, with scalars between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_lakestream.decode.values.outcome import Misfit
 
 Path = tuple[str, ...]
 
-# A document is walked through in Python, which pays where thousands more are like it.
+# A document is parsed in Python, which pays if thousands of documents share its layout.
 _MOST_BYTES = 1 << 16
 
 _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
@@ -18,7 +18,7 @@ _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What the documents of a layout hold in one place: a text, whose quotes are not part of it, or another scalar."""
+    """Place of a scalar in a layout: a text, without the quotes, or another scalar."""
 
     path: Path
     is_text: bool
@@ -26,9 +26,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What all documents have in common that consist of `literals` with one scalar between each two of them.
+    """Layout of documents: `literals` with a scalar between each two.
 
-    `objects` are the paths of the objects in it, its own () among them. No path stands twice.
+    `objects` are the paths of the objects inside, and () for the document. No path is listed twice.
     """
 
     slots: tuple[Slot, ...]
@@ -37,7 +37,7 @@ class Layout:
 
 
 def layout_of(document: bytes) -> Layout | None:
-    """Return the layout of a document, or None: not for one with an array, a backslash, a key twice, or no scalar."""
+    """Return the layout of a document, or None for an array, a backslash, a repeated key, or no scalar."""
     if len(document) > _MOST_BYTES or b"\\" in document:
         return None
     try:
@@ -50,11 +50,11 @@ def layout_of(document: bytes) -> Layout | None:
 
 
 class _NoLayout(Exception):
-    """An array, or a key that stands twice."""
+    """Signal: an array, or a repeated key."""
 
 
 class _Walk:
-    """One pass over the tokens of what is known to be a valid object."""
+    """A pass over the tokens of a valid object."""
 
     def __init__(self, document: bytes) -> None:
         self._document = document
@@ -71,7 +71,7 @@ class _Walk:
         return Layout(tuple(self.slots), literals, frozenset(self._objects))
 
     def object(self, path: Path) -> None:
-        """Walk to the end of the object whose `{` was taken last."""
+        """Walk to the end of the object last opened."""
         self._objects.add(path)
         for token in self._tokens:
             if token[0] == b"}":

@@ -1,4 +1,4 @@
-"""What of a JSON document has no column: the same document without all that has one."""
+"""Leftovers of a JSON document: the document without the parts with a column."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pyarrow.types as t
 
 from airflow_lakestream.decode.json.document import Json
 
-# None says that nothing is left; of an array, that nothing of the item in this place is.
+# None: no leftovers; inside an array, no leftovers of the item at this position.
 Leftovers = Callable[[Json], Any]
 
 
 def leftovers_of(fields: Iterable[pa.Field], *, keep_nulls: bool) -> Leftovers:
-    """Return the function that gives the part of an object for which these fields have no place.
+    """Return a function for the part of an object without a place in these fields.
 
-    It keeps the nesting: objects and arrays that have a column stand around what is unknown in them. Of an array whose
-    items are known in part, each known item is null. An unknown field that is null says little: it is kept if told to.
+    The nesting stays: objects and arrays with a column surround their unknown parts. In an array with partly known
+    items, each fully known item is null. An unknown field that is null matters little: it is kept only by `keep_nulls`.
     """
     parts = {field.name: _inside(field.type, keep_nulls) for field in fields}
 
@@ -38,7 +38,7 @@ def leftovers_of(fields: Iterable[pa.Field], *, keep_nulls: bool) -> Leftovers:
 
 
 def _inside(kind: pa.DataType, keep_nulls: bool) -> Leftovers | None:
-    """Return the function for a value of this type; None where it has a place for all of any value."""
+    """Return the function for a value of this type, or None if the type has a place for any value."""
     if t.is_struct(kind):
         return leftovers_of(kind, keep_nulls=keep_nulls)
     if t.is_list(kind) or t.is_large_list(kind):

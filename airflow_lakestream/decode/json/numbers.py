@@ -1,4 +1,4 @@
-"""Numbers of a few digits, as JSON writes them: eight digits at once, for many numbers side by side."""
+"""Numbers of few digits in JSON text: eight digits at a time, for many numbers at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask, Words
 from airflow_lakestream.decode.lanes.spans import Texts, leading
 
-# Integers below 2**53, divided by such a power, are rounded once: what any parser makes of the text.
+# Integers below 2**53, divided by such a power, are rounded once: any parser returns the same number.
 _MOST_DIGITS = 15
 _SAMPLE = 32
 _POWERS = 10 ** np.arange(_MOST_DIGITS + 1, dtype=np.int64)
@@ -30,7 +30,7 @@ _STEPS = (
 def integers(
     texts: Texts, starts: Integers, stops: Integers, kind: type[np.signedinteger[Any]]
 ) -> tuple[npt.NDArray[Any], Mask]:
-    """Return integers of up to 18 digits; and which they are, the others having no meaning."""
+    """Return integers of up to 18 digits, and a mask; values outside the mask have no meaning."""
     starts, negative = _behind_sign(texts, starts)
     sizes = stops - starts
     values, good = _digits(texts, stops, sizes, 18)
@@ -44,10 +44,10 @@ def integers(
 
 
 def doubles(texts: Texts, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Return numbers of up to 15 digits without an exponent; and which they are, the others having no meaning."""
+    """Return numbers of up to 15 digits without an exponent, and a mask; values outside the mask have no meaning."""
     sample = slice(None, None, 1 + len(starts) // _SAMPLE)
     if np.median(stops[sample] - starts[sample]) > _MOST_DIGITS + 2:
-        # As random ones are written. They are too many.
+        # Random numbers are written this way: too many digits.
         return np.zeros(len(starts)), np.zeros(len(starts), np.bool_)
     starts, negative = _behind_sign(texts, starts)
     if np.maximum.reduce(stops - starts) > 8:
@@ -58,16 +58,16 @@ def doubles(texts: Texts, starts: Integers, stops: Integers) -> tuple[npt.NDArra
 
 
 def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Return numbers of up to 8 bytes, with the words that begin with them."""
+    """Return numbers of up to 8 bytes, from the words at the starts of the numbers."""
     points = np.minimum(leading(words, _POINT), sizes)
     behind: Words = np.left_shift(_ONES, (points << 3).astype(np.uint64))
-    # What is behind the point moves to its place.
+    # The digits behind the point move to its place.
     words = (words & ~behind) | ((words >> _EIGHT) & behind)
     counts = sizes - (points < sizes)
     digits = (words ^ _ZEROS) << ((8 - counts) << 3).astype(np.uint64)
     good: Mask = (((digits + _ABOVE_NINE) | digits) & _HIGH) == 0
     good &= (points == 1) | ((points > 1) & ((words & _BYTE) != _ZERO))
-    # There is a digit behind a point.
+    # A point needs a digit behind it.
     good &= sizes - points != 1
     return _eight(digits) / _POWERS[counts - points], good
 
@@ -91,11 +91,11 @@ def _behind_sign(texts: Texts, starts: Integers) -> tuple[Integers, Mask | None]
 
 
 def _digits(texts: Texts, stops: Integers, sizes: Integers, most: int) -> tuple[Integers, Mask]:
-    """Return the numbers of so many digits that end at these places; no digit makes 0."""
+    """Return the numbers with the given ends and numbers of digits; no digit makes 0."""
     good: Mask = sizes <= most
     values = np.zeros(len(stops), np.uint64)
     for at in range(0, min(int(np.maximum.reduce(sizes)), most), 8):
-        # Digits from the end on; what stands ahead of them is shifted out, and zeros in.
+        # Digits from the end on; the bytes ahead of them are shifted out, and zeros in.
         ahead = ((8 - np.minimum(np.maximum(sizes - at, 0), 8)) << 3).astype(np.uint64)
         digits = ((texts.words[stops - 8 - at] ^ _ZEROS) >> ahead) << ahead
         good &= (((digits + _ABOVE_NINE) | digits) & _HIGH) == 0

@@ -1,4 +1,4 @@
-"""Scalars of JSON documents, as they are written, to columns: all at once, or word of those that are odd."""
+"""Conversion of scalars in JSON text to columns, all at once; odd rows are reported by an exception."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_lakestream.decode.lanes.lanes import Mask
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
 _INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"
 _ZERO = r"\A-?0(?:\.0+)?(?:[eE]|\z)"
-# What Arrow takes, but for days that no calendar has, and the like.
+# Arrow accepts these texts, except days that no calendar has, and the like.
 _DATE_TIME = r"\A[0-9]{4}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z?\z"
 _QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 
 
 class OddRows(Exception):
-    """Some rows keep the others from being converted at once."""
+    """Signal: the rows of `odd` prevent the conversion of all rows at once."""
 
     def __init__(self, odd: Mask) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class OddRows(Exception):
 
 
 def odd_texts(texts: pa.Array) -> Mask | None:
-    """Return which texts can't stand between the quotes of a JSON document as they are; None if all can."""
+    """Return a mask of the texts not allowed between the quotes of a JSON document, or None if all are allowed."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     text = np.frombuffer(data, np.uint8)[: ends[-1]] if data is not None else np.zeros(0, np.uint8)
@@ -52,14 +52,14 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def without(texts: pa.Array, odd: Mask) -> pa.Array:
-    """Return the texts with null in the place of the odd ones."""
+    """Return the texts, with null for the odd texts."""
     if not odd.any():
         return texts
     return pc.if_else(pa.array(odd), pa.scalar(None, texts.type), texts)
 
 
 def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa.Array:
-    """Return a column of what was written as strings."""
+    """Return a column from the texts of strings."""
     texts = texts_for(finer, texts, kind)
     if t.is_decimal(kind):
         return _decimals(texts, kind)
@@ -72,7 +72,7 @@ def from_texts(texts: pa.Array, kind: pa.DataType, finer: TimestampsFiner) -> pa
 
 
 def from_literals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column of what is no string: numbers, true, false and null."""
+    """Return a column from the texts of numbers, true, false and null."""
     missing = pc.equal(texts, "null")
     if missing.true_count:
         if missing.true_count == len(texts):
@@ -92,7 +92,7 @@ def from_literals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if t.is_floating(kind):
         _require_numbers(texts, _NUMBER)
         numbers = texts.cast(kind)
-        # Larger ones may be integers that are not held exactly.
+        # Larger numbers may be integers that the type can't represent exactly.
         _require(pc.less(pc.abs(numbers), pa.scalar(exact_up_to(kind), kind)))
         zero = pc.equal(numbers, pa.scalar(0.0, kind))
         if zero.true_count:
@@ -106,14 +106,14 @@ def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
-        # The digits that surely fit. Those that may not are looked at by others.
+        # Digits that surely fit. The caller handles numbers with more digits otherwise.
         digits = len(str((1 << (kind.bit_width - 1)) - 1)) - 1
         _require(pc.match_substring_regex(texts, rf"\A-?[0-9]{{1,{digits}}}\z"))
         raise
 
 
 def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return decimals with no more digits than the type has; Arrow's cast makes 0 of a one with 300 zeros."""
+    """Return decimals with at most the digits of the type; Arrow's cast makes 0 of a number with 300 zeros."""
     whole = f"|[1-9][0-9]{{0,{kind.precision - kind.scale - 1}}}" if kind.precision > kind.scale else ""
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale > 0 else ""
     _require(pc.match_substring_regex(texts, rf"\A-?(?:0{whole}){fraction}\z"))
@@ -121,13 +121,13 @@ def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _require_numbers(texts: pa.Array, grammar: str) -> None:
-    """Raise OddRows unless all are numbers, but for a second point, which no cast takes."""
+    """Raise OddRows unless all texts are numbers; a text with a second point is left to the cast, as invalid."""
     if texts.null_count or not _all_plain(texts):
         _require(pc.match_substring_regex(texts, grammar))
 
 
 def _all_plain(texts: pa.Array) -> bool:
-    """Whether all are digits, perhaps with points between them, and no needless zero ahead; a regex takes longer."""
+    """Return whether all texts are digits, with points between, without a needless leading zero; faster than regex."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     text = np.frombuffer(data, np.uint8)
@@ -141,12 +141,12 @@ def _all_plain(texts: pa.Array) -> bool:
 
 
 def _require(good: pa.Array) -> None:
-    """Raise OddRows for those that are false; a null is fine."""
+    """Raise OddRows for the false values; null counts as good."""
     if good.false_count:
         raise OddRows(~mask_of(good.fill_null(True)))
 
 
 def mask_of(array: pa.Array) -> Mask:
-    """Return booleans without a null for numpy."""
+    """Return booleans as a numpy mask; no value may be null."""
     mask: Mask = np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
     return mask

@@ -1,4 +1,4 @@
-"""JSON messages in the wire format that Confluent's serializer for JSON Schema writes."""
+"""JSON messages in the wire format of Confluent's serializer for JSON Schema."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Decoder(Protocol):
 
 
 class JsonSchemaDecoder:
-    """Takes the framing off, and leaves the rest to the decoder of plain JSON: a row is what the columns say.
+    """Decoder of framed JSON: removes the frames, and passes the documents to the decoder of plain JSON.
 
-    Records are not validated against their schemas: what the columns need is checked by the decoder.
+    Records are not validated against their schemas: the decoder checks them against the columns.
 
-    :param documents: makes the decoder of plain JSON, of a schema and a policy for unknown fields.
+    :param documents: returns a decoder of plain JSON, given a schema and a policy for unknown fields.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class JsonSchemaDecoder:
         return type(self), (self.schema, str(self.unknown_fields), self._make)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records."""
+        """Return the rows and the bad records of a batch."""
         framed = unframe(batch.values)
         count = len(framed.places)
         inner = RawBatch(batch.topic, batch.partition, range(count), [-1] * count, framed.values)
@@ -59,9 +59,9 @@ _NO_FRAME = "the value does not begin as Confluent's wire format does: a zero an
 
 @dataclass(frozen=True)
 class Framed:
-    """Values without their frames, where they were, the ids of their schemas (-1: null), and where there was no frame.
+    """Values without frames, with positions and schema ids (-1: null), and the positions of values without a frame.
 
-    A null has no frame, and stays what it is.
+    A null has no frame, and stays null.
     """
 
     values: pa.Array
@@ -70,12 +70,12 @@ class Framed:
     unframed: list[int]
 
     def schema_id(self, row: int) -> int | None:
-        """Return the id of the schema of one of the values."""
+        """Return the schema id of a value, or None for a null."""
         return int(self.ids[row]) if self.ids[row] >= 0 else None
 
 
 def unframe(values: pa.Array) -> Framed:
-    """Take the frames off."""
+    """Remove the frames of the values."""
     lanes = Lanes.over(values)
     null = values.is_null().to_numpy(zero_copy_only=False)
     framed = confluent.is_framed(lanes) & (lanes.end - lanes.pos >= HEADER)

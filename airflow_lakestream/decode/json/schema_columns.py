@@ -1,6 +1,6 @@
-"""The columns of a table for documents of a JSON Schema, as generators write them: with references and alternatives.
+"""Columns of a table from a generated JSON Schema, with references and alternatives.
 
-A schema is first taken apart into alternatives that have neither; the column is what holds a value of any of them.
+A schema is first split into alternatives that have neither; the column's type fits the values of all alternatives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.types as t
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 _DEEPEST = 64
-# Schemas that refer to a part twice, and that one to a part twice, and so on, would keep a run busy for ever.
+# A part with two references to a part with two references, and so on, would keep a run busy for ever.
 _MOST_ALTERNATIVES = 1_000
 _MOST_FIELDS = 10_000
 
@@ -43,9 +43,9 @@ Word = TypeVar("Word", dict[str, Any], list[Any])
 
 
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Schema:
-    """Return the columns that a table for documents of this schema has. Raises SchemaRefused, with the field's path.
+    """Return the columns of a table for documents of this schema. Raises SchemaRefused, with the field's path.
 
-    :param references: what `$ref` may name, as (name, text).
+    :param references: the schemas that `$ref` may name, as (name, text).
     """
     try:
         columns = _Columns(text, references)
@@ -64,7 +64,7 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Sc
 
 
 def _of_document(schema: Any, name: str) -> Any:
-    """Return the schema with the references that it makes to itself as others would make them."""
+    """Return the schema, with the document's name added to references inside the document."""
     if isinstance(schema, list):
         return [_of_document(one, name) for one in schema]
     if not isinstance(schema, dict):
@@ -76,9 +76,9 @@ def _of_document(schema: Any, name: str) -> Any:
 
 
 class Alternatives:
-    """What the schemas of some documents allow, without references and combinations.
+    """Alternatives allowed by the schemas of documents, without references and combinations.
 
-    :param text: of the schema; `references` are what `$ref` may name, as (name, text).
+    :param text: the schema; `references` are the schemas that `$ref` may name, as (name, text).
 
     Raises ValueError for a text that is not JSON.
     """
@@ -90,18 +90,18 @@ class Alternatives:
 
     @property
     def root(self) -> Any:
-        """The schema itself."""
+        """Schema of the document itself."""
         return self._documents[""]
 
     def of(self, schema: Any, where: str) -> list[Alternative]:
-        """Return the alternatives that a schema allows; `type` is a set of types. Raises SchemaRefused."""
+        """Return the alternatives allowed by a schema; `type` is a set of types. Raises SchemaRefused."""
         if not isinstance(schema, dict):
             return [] if schema is False else [{"type": _ANY}]
         parts: list[list[Alternative]] = []
         if "$ref" in schema:
             parts.append(self._target(str(schema["$ref"]), where))
             if not any(draft in str(_get(self._documents, "", {}).get("$schema")) for draft in _NEWER):
-                # What stands beside it counts for nothing in older drafts.
+                # In older drafts, keywords next to `$ref` have no effect.
                 return parts[0]
         parts += [self.of(part, where) for part in _get(schema, "allOf", [])]
         parts += [
@@ -133,12 +133,12 @@ class Alternatives:
 
 
 class _Columns(Alternatives):
-    """The columns of one schema, whose references are resolved on the way. Its methods raise SchemaRefused."""
+    """Columns of a schema, with references resolved on the way. The methods raise SchemaRefused."""
 
     _fields = 0
 
     def kind(self, schema: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
-        """Return the type of a column for what the schema allows, and whether null is among it."""
+        """Return the type of a column for the schema's values, and whether null is allowed."""
         where = path or "The JSON schema"
         if depth > _DEEPEST:
             raise SchemaRefused(f"{where}: nested deeper than {_DEEPEST} levels, or in itself: {_LEAVE_OUT}.")
@@ -172,10 +172,10 @@ class _Columns(Alternatives):
         return self._object(found, path, depth)
 
     def _object(self, found: list[Alternative], path: str, depth: int) -> pa.DataType:
-        """Return a struct of all properties, a map, or text for what may hold anything."""
+        """Return a struct of all properties, a map, or text for objects with any members."""
         properties = [_get(one, "properties", {}) for one in found]
         members = [_members(one) for one in found]
-        # One that allows no property at all, as a class without fields does, fits any struct.
+        # An alternative without any property, like a class without fields, fits any struct.
         if any(properties) and all(p or m == [] for p, m in zip(properties, members, strict=True)):
             return pa.struct(self._struct(found, properties, path, depth))
         if not any(properties) and any(members) and None not in members:
@@ -200,20 +200,20 @@ class _Columns(Alternatives):
 
 
 def _inside(schema: Any, key: str) -> Any:
-    """Return what stands in a schema under a step of a pointer; None where nothing does."""
+    """Return the part of a schema at a step of a pointer, or None if the part is missing."""
     if isinstance(schema, list):
         return schema[int(key)] if key.isdecimal() and int(key) < len(schema) else None
     return schema.get(key) if isinstance(schema, dict) else None
 
 
 def _get(schema: Any, word: str, default: Word) -> Word:
-    """Return what a schema has under a word, where it is of the type that it has to be."""
+    """Return a schema's value for a keyword, or the default if the value has the wrong type."""
     found = schema.get(word) if isinstance(schema, dict) else None
     return found if isinstance(found, type(default)) else default
 
 
 def _types(schema: dict[str, Any], where: str) -> frozenset[str]:
-    """Return the types that a schema allows by itself, also where it lists values only."""
+    """Return the types allowed by a schema's own keywords, also by a list of values."""
     if (given := schema.get("type")) is not None:
         names = [str(name) for name in (given if isinstance(given, list) else [given])]
         if unknown := [name for name in names if name not in _TYPES]:
@@ -231,14 +231,14 @@ def _type_of(value: Any) -> str:
 
 
 def _implied(one: Alternative) -> Alternative:
-    """Return an alternative with the type that is meant where people leave it out."""
+    """Return an alternative, with the type implied by `properties` or `items` if the type is missing."""
     if one["type"] == _ANY and _get(one, "properties", {}):
         return {**one, "type": _TYPES["object"]}
     return {**one, "type": _TYPES["array"]} if one["type"] == _ANY and "items" in one else one
 
 
 def _members(one: Alternative) -> list[Any] | None:
-    """Return what the members that are no properties may be: an empty list for none, None for anything."""
+    """Return the schemas of members except properties: [] allows no further member, None allows any member."""
     patterns, others = list(_get(one, "patternProperties", {}).values()), one.get("additionalProperties")
     if others is False or (others is None and patterns):
         return patterns
@@ -246,7 +246,7 @@ def _members(one: Alternative) -> list[Any] | None:
 
 
 def _both(one: Alternative, other: Alternative) -> Alternative:
-    """Return what allows the values that both allow."""
+    """Return the alternative for the values allowed by both alternatives."""
     both = {**one, **other, "type": one["type"] & other["type"]}
     shared = {word: (_get(one, word, {}), _get(other, word, {})) for word in ("properties", "patternProperties")}
     for word, (first, second) in shared.items():

@@ -1,9 +1,9 @@
-"""Many JSON documents of a few layouts: their scalars are cut out, and proven to be all there is.
+"""Many JSON documents of a few layouts: the scalars are cut out, and proven to be the whole content.
 
 A document is taken only when it equals, byte for byte, the literals of a layout with its own scalars between them.
-Whoever takes the scalars checks that a text among them holds no quote, no backslash, no control character and nothing
-but UTF-8, and that another one is a number, true, false or null. Then the document is valid, no key stands twice, and
-none goes unseen; how the places were found does not matter.
+The user of the scalars checks that a text has no quote, no backslash, no control character and only valid UTF-8, and
+that another scalar is a number, true, false or null. Then the document is valid, no key is repeated, and no member
+goes unseen; how the positions were found does not matter.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from airflow_lakestream.decode.lanes.lanes import Integers, Mask
 from airflow_lakestream.decode.lanes.spans import Texts
 
 _QUOTE = ord('"')
-# What a scalar that is no text may begin with.
+# The possible first bytes of a scalar that is not a text.
 _BEGINS = np.zeros(256, np.bool_)
 _BEGINS[list(b"-0123456789tfn")] = True
-# Documents of other layouts than so many, or of one that fewer share than one of so many, are left to others.
+# At most this many layouts, until less than one document in _SHARE is left; the other documents go to other parsers.
 _MOST_LAYOUTS = 16
 _SHARE = 64
 _MISSES = 8
 _SAMPLE = 32
-# From so many bytes on, it is faster to look for all quotes of all documents at once.
+# From this mean size on, a search for all quotes of all documents at once is faster.
 _LONG = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """Documents of one layout: which rows they are, and where the scalars of each slot begin and end.
+    """Documents of a layout: row numbers, and the starts and ends of the scalars of each slot.
 
-    The quotes of a string are no part of it. `is_plain` says that all texts are known to be as they have to be.
+    The quotes of a string are not part of the scalar. `is_plain`: all texts are known to be valid.
     """
 
     layout: Layout
@@ -45,17 +45,17 @@ class Shaped:
     is_plain: bool = False
 
     def texts(self, slot: int, which: Mask | None = None) -> pa.Array:
-        """Return the scalars of one slot as they are written, of all documents or some."""
+        """Return the scalars of a slot as written, of all documents or of a selection."""
         starts, stops = self.spans[slot]
         return self.text.cut(starts, stops) if which is None else self.text.cut(starts[which], stops[which])
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A layout, and what the scalars of some documents are like: guesses that save time where they are right.
+    """A layout, and the sizes of scalars in a sample of documents: guesses for saving time.
 
-    :param sizes: of each slot, in bytes, where all were of one size.
-    :param means: of each slot, in bytes.
+    :param sizes: size of each slot in bytes, or None if it varies.
+    :param means: mean size of each slot in bytes.
     """
 
     layout: Layout
@@ -64,31 +64,31 @@ class Known:
 
     @property
     def pivot(self) -> int:
-        """The slot that is left when all others are found from both ends: the longest, which nobody then looks into."""
+        """Slot left over by the search from both ends: the longest slot, never searched."""
         return self.means.index(max(self.means))
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Some documents: row numbers, and where each begins and ends."""
+    """Selection of documents: row numbers, starts and ends."""
 
     rows: Integers
     starts: Integers
     stops: Integers
 
     def pick(self, which: Mask | slice) -> _Group:
-        """Return some of them."""
+        """Return a part of the selection."""
         return _Group(self.rows[which], self.starts[which], self.stops[which])
 
 
 class Shapes:
-    """Sorts documents by their layouts; used by several threads, and keeps the layouts that it has seen last."""
+    """Sorter of documents by layout, for several threads; keeps the layouts of the last batch."""
 
     def __init__(self) -> None:
         self._known: tuple[Known, ...] = ()
 
     def sort(self, values: pa.Array) -> list[Shaped]:
-        """Return what fits a layout of an array of documents in binary, each document once or not at all."""
+        """Return the documents of each layout, from a binary array; a document without a layout is left out."""
         count = len(values)
         known = self._known
         if not count:
@@ -116,7 +116,7 @@ class Shapes:
             sorted_out.append(shaped)
             left[shaped.rows] = False
             group = group.pick(left[group.rows])
-        # Common ones first: what they take is not looked at for the others.
+        # Common layouts first: later layouts then search fewer documents.
         order = sorted(range(len(found)), key=lambda place: -len(sorted_out[place].rows))
         self._known = tuple(found[place] for place in order)
         if text.is_plain and _hold_no_quotes(text, sorted_out, left):
@@ -125,7 +125,7 @@ class Shapes:
 
 
 def _hold_no_quotes(text: Texts, parts: list[Shaped], left: Mask) -> bool:
-    """Whether all quotes are either in the literals of layouts or in documents that have none."""
+    """Return whether all quotes are in the literals of layouts, or in documents without a layout."""
     if np.count_nonzero(left) > len(left) // _SHARE:
         return False
     quotes = sum(len(part.rows) * sum(literal.count(b'"') for literal in part.layout.literals) for part in parts)
@@ -135,7 +135,7 @@ def _hold_no_quotes(text: Texts, parts: list[Shaped], left: Mask) -> bool:
 
 
 def _learn(text: Texts, group: _Group) -> Known | None:
-    """Return the layout of the first document; None if it has none, or too few share it."""
+    """Return the layout of the first document, or None if impossible or shared by too few documents."""
     layout = layout_of(text.bytes[group.starts[0] : group.stops[0]].tobytes())
     if layout is None:
         return None
@@ -150,7 +150,7 @@ def _learn(text: Texts, group: _Group) -> Known | None:
 
 
 class _Matching:
-    """The way of documents through a layout, from both ends to the longest scalar; what does not fit is dropped."""
+    """Match of documents with a layout, from both ends to the longest scalar; unfit documents are dropped."""
 
     def __init__(self, text: Texts, group: _Group, known: Known) -> None:
         self._text = text
@@ -160,7 +160,7 @@ class _Matching:
         self._spans: list[tuple[Integers, Integers] | None] = [None] * len(known.layout.slots)
 
     def run(self) -> Shaped:
-        """Return the documents that are left, with their scalars; there may be none."""
+        """Return the matching documents with the scalars; the result may be empty."""
         layout, pivot = self._layout, self._known.pivot
         first, last = layout.literals[0], layout.literals[-1]
         self._keep(self._stands(self._front, first))
@@ -177,7 +177,7 @@ class _Matching:
         return Shaped(layout, self._rows, [span for span in self._spans if span is not None], self._text)
 
     def _forward(self, slot: int) -> None:
-        """Take the scalar that begins at the front, and the literal behind it."""
+        """Take the scalar at the front, and the literal behind the scalar."""
         literal = self._layout.literals[slot + 1]
         size = self._known.sizes[slot]
         stops = self._front + size if size is not None else self._end(slot, self._front, self._back)
@@ -195,7 +195,7 @@ class _Matching:
         return self._text.next_place(starts, limit, self._layout.literals[slot + 1][0])
 
     def _backward(self, slot: int) -> None:
-        """Take the scalar that ends at the back, and the literal ahead of it."""
+        """Take the scalar at the back, and the literal ahead of the scalar."""
         literal = self._layout.literals[slot]
         size = self._known.sizes[slot]
         starts = self._back - size if size is not None else self._begin(slot, self._back, self._front)
@@ -211,7 +211,7 @@ class _Matching:
         return self._text.behind_last(stops, limit, self._layout.literals[slot][-1])
 
     def _stands(self, at: Integers, literal: bytes) -> Mask | None:
-        """Whether the literal stands at each place; None: at all of them."""
+        """Return a mask of the positions with the literal, or None if all positions have the literal."""
         try:
             return self._text.equal(at, literal)
         except IndexError:
@@ -223,10 +223,10 @@ class _Matching:
     def _take(self, slot: int, starts: Integers, stops: Integers, fits: Mask | None) -> None:
         self._spans[slot] = (starts, stops)
         self._keep(fits)
-        # What has run into another document is dropped: whatever was found there proves nothing.
+        # A document whose match ran into another document is dropped: the match proves nothing.
         self._keep(self._front <= self._back)
         if not self._layout.slots[slot].is_text and (span := self._spans[slot]) is not None:
-            # A text, an object or an array where the layout has a number or the like: it is of another layout.
+            # A text, an object or an array in place of a number or the like: the document has another layout.
             self._keep(_BEGINS[self._text.bytes[span[0]]])
 
     def _keep(self, which: Mask | None) -> None:

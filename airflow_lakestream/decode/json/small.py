@@ -1,8 +1,8 @@
-"""Numbers that Arrow's reader makes others of: looked for in the text of many documents at once.
+"""Search for numbers misread by Arrow's JSON reader, in the text of many documents at once.
 
-It makes 0 of those whose nearest double or float is 0, so documents in which it read a 0 are looked at. Decimals with
-so many digits, or so small an exponent, that it has no power of ten for them become 0 or any number, so all documents
-with decimals are.
+The reader returns 0 for a number whose nearest double or float is 0, so documents with a 0 in the result are searched.
+Decimals with more digits, or a smaller exponent, than the reader has powers of ten for become 0 or any number, so all
+documents with decimals are searched.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import pyarrow.types as t
 
 from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Mask
 
-# How many digits are looked at ahead of an exponent. A number with more is taken for a small one.
+# Digits searched ahead of an exponent. A number with more digits counts as small.
 _LONGEST = 24
 _E, _DIGIT, _POINT, _MINUS, _PLUS, _LOWER = ord("e"), ord("0"), ord("."), ord("-"), ord("+"), 0x20
-# Bytes that are looked at together: what is made of them stays in the cache.
+# Bytes that are searched together: they stay in the cache with the results.
 _PIECE = 1 << 16
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-# What stands ahead of a number.
+# Bytes that may be ahead of a number.
 _AHEAD = np.zeros(256, np.bool_)
 _AHEAD[list(b":,[ \t\r\n")] = True
 
 
 @dataclass(frozen=True)
 class SmallNumbers:
-    """Finds numbers with an exponent of so many digits, a negative one, or so many zeros in a row.
+    """Search for numbers with a negative exponent of `digits` digits, or with `zeros` zeros in a row.
 
-    All others are at least 1e-199, or 1e-39 for 32 bits; and small is what has such an exponent, whatever its digits.
+    Other numbers are at least 1e-199, or 1e-39 for 32 bits; any number with such an exponent counts as small.
 
-    :param any_digits: whether all digits count as zeros do, and all exponents as negative ones.
+    :param any_digits: all digits count as zeros, and all exponents as negative exponents.
     """
 
     digits: int
@@ -41,7 +41,7 @@ class SmallNumbers:
     any_digits: bool = False
 
     def may_be_in(self, joined: pa.Buffer) -> bool:
-        """Whether there may be one in documents."""
+        """Return whether documents may contain a small number."""
         text, zeros = np.frombuffer(joined, np.uint8), b"0" * self.zeros
         found = []
         for start in range(0, len(text), _PIECE):
@@ -56,7 +56,7 @@ class SmallNumbers:
         return is_minus | (some == _PLUS) | _is_digit(some) if self.any_digits else is_minus
 
     def _end_numbers(self, text: Bytes, letter: Integers) -> bool:
-        """Whether a number with so large an exponent has one of these letters; a UUID has such, too."""
+        """Return whether a letter is the `e` of a number with a large exponent; UUIDs have the letter, too."""
         digits = letter + np.where(_is_digit(text[letter + 1]), 1, 2)
         first, second, third = (text[np.minimum(digits + ahead, len(text) - 1)] for ahead in (0, 1, 2))
         large = _is_digit(second) & ((first != _DIGIT) & (self.digits == 2) | _is_digit(third))
@@ -85,7 +85,7 @@ _DECIMALS_AND_SINGLES = SmallNumbers(2, 20, any_digits=True)
 
 
 def small_numbers(types: Iterable[pa.DataType]) -> SmallNumbers | None:
-    """Return what finds numbers too small for columns of these types; None where none is too small."""
+    """Return the search for numbers too small for columns of these types, or None if no number is too small."""
     leaves = [leaf for kind in types for leaf in _leaves(kind)]
     has_singles = any(map(t.is_float32, leaves))
     if any(map(t.is_decimal128, leaves)):

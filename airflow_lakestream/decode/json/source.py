@@ -1,6 +1,6 @@
-"""A JSON Schema as Kafka Connect's converter writes it: which type the source has, beside how it is written.
+"""A JSON Schema of Kafka Connect's converter as Connect's types, with the names of the source's types.
 
-Titles name Connect's types; "connect.type" tells base64 from other text.
+Titles name Connect's types; "connect.type" distinguishes base64 from other text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DEEPEST = 64
 
 
 def shape(text: str, references: Iterable[tuple[str, str]] = ()) -> Shape | None:
-    """Return what a schema describes, in JSON's words and with Connect's names. Raises SchemaRefused."""
+    """Return the shape of a schema, in JSON's words and with Connect's names. Raises SchemaRefused."""
     try:
         schemas = Alternatives(text, references)
         return _shape(schemas, schemas.root, 0)
@@ -32,7 +32,7 @@ def _shape(schemas: Alternatives, schema: Any, depth: int) -> Shape | None:
         return Shape("union")
     (one,) = values
     kinds = one["type"] - {"null"}
-    # Decimals that are written as numbers are numbers like others.
+    # Decimals that are written as numbers can't be distinguished from other numbers.
     if "number" in kinds and kinds <= NUMBERS:
         return Shape("number")
     if len(kinds) != 1:

@@ -1,4 +1,4 @@
-"""JSON values to column values, one by one: the rules of "lossless or rejected", one function for each Arrow type.
+"""JSON values to column values, individually: the rules of "lossless or rejected", a function for each Arrow type.
 
 The bulk path may take only what this path takes, with the same result.
 """
@@ -33,9 +33,9 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re
 
 
 def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalars: Scalars = ()) -> Coerce:
-    """Return the function that turns a JSON value (None: null or missing) into a value of the field.
+    """Return a function from a JSON value (None: null or missing) to a value of the field.
 
-    :param scalars: what is done otherwise for some types.
+    :param scalars: coercions in place of the usual coercions of some types.
     """
     coerce = _coercer(field.type, fail_unknown=fail_unknown, path=path or field.name, scalars=scalars)
     nullable = field.nullable
@@ -57,7 +57,7 @@ def fields_coercer(
     scalars: Scalars = (),
     others: Mapping[str, Scalars] | None = None,
 ) -> Coerce:
-    """Return the function that turns a JSON object into a dict with a value for each field.
+    """Return a function from a JSON object to a dict with a value for each field.
 
     :param others: by name, the fields that have scalars of their own.
     """
@@ -165,12 +165,12 @@ def _integral(text: str) -> int:
 
 
 def floating(kind: pa.DataType) -> Coerce:
-    """Numbers as their nearest double or float: no integer rounded that has no exponent, and none that becomes 0.
+    """Return the coercion of numbers to the nearest double or float; integers have to be exact, only zeros become 0.
 
-    An exponent says that a floating-point number is meant: 1e23 is no double, and every program writes one like this.
+    A number with an exponent may be rounded: 1e23 has no exact double, and every program writes doubles like this.
     """
     double = t.is_float64(kind)
-    # Integers of so many characters are all held exactly: those below 2**53, and below 2**24.
+    # Integers of this length are all exact: below 2**53, and below 2**24.
     surely_exact = 15 if double else 7
 
     def coerce(value: Json) -> float:
@@ -207,19 +207,19 @@ def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
 
 
 def timestamp(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
-    """Return what takes the text of a date-time; see `iso8601.micros`."""
+    """Return the coercion of a date-time's text; see `iso8601.micros`."""
     zoned = kind.tz is not None
     what = f"{_DATE_TIME} " + ("with a zone" if zoned else "without a zone")
     return _from_text(partial(iso8601.micros, zoned=zoned, cuts=cuts), what)
 
 
 def time_of_day(kind: pa.DataType, *, cuts: bool = False) -> Coerce:
-    """Return what takes the text of a time of day; see `iso8601.micros_of_day`."""
+    """Return the coercion of a time's text; see `iso8601.micros_of_day`."""
     return _from_text(partial(iso8601.micros_of_day, cuts=cuts), "a time")
 
 
 def exact_decimal(text: str) -> Decimal:
-    """Return the number that a decimal text stands for, trailing zeros dropped and nothing else."""
+    """Return the number of a decimal text, exactly, without trailing zeros."""
     if not _DECIMAL.fullmatch(text):
         raise Misfit(f"{quoted(text)} is not a decimal number")
     try:
@@ -252,24 +252,24 @@ def _decimal(kind: pa.DataType) -> Coerce:
 
 
 def uuid_bytes(text: str) -> bytes:
-    """Return the 16 bytes of a UUID in its usual text form."""
+    """Return the 16 bytes of a UUID in the usual text form."""
     if not _UUID.fullmatch(text):
         raise Misfit(f"{quoted(text)} is not a UUID")
     return bytes.fromhex(text.replace("-", ""))
 
 
 def uuid(kind: pa.DataType) -> Coerce:
-    """Return what takes the text of a UUID."""
+    """Return the coercion of a UUID's text."""
     return _from_text(uuid_bytes, "a UUID")
 
 
 def base64_bytes(text: str, size: int | None = None) -> bytes:
-    """Return what a base64 text stands for; padding is required, and so are `size` bytes if given."""
+    """Return the bytes of a base64 text; padding is required, and a length of `size` bytes if given."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise Misfit(f"{quoted(text)} is not base64") from None
-    # Only then is the text the one and only way to write these bytes, and nothing is lost.
+    # Only then is the text the one way to write these bytes, and nothing is lost.
     if base64.b64encode(data) != text.encode():
         raise Misfit(f"{quoted(text)} is not canonical base64")
     if size is not None and len(data) != size:

@@ -1,1 +1,1 @@
-"""Many byte strings read side by side with numpy: what Avro and Protobuf are decoded with."""
+"""Many byte strings read at the same time with numpy, for the decoders of Avro and Protobuf."""

@@ -1,4 +1,4 @@
-"""Confluent's wire format: a zero, then the schema's id in four bytes, big-endian, then what was written with it."""
+"""Confluent's wire format: a zero, the schema's id in four bytes, big-endian, and the payload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADER = 5
 
 
 def schema_ids(lanes: Lanes, framed: Mask) -> Integers:
-    """Move the framed lanes over the header, and return the ids that it holds."""
+    """Move the framed lanes behind the header, and return the schema ids in the headers."""
     words = lanes.words[lanes.pos]
     ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
     lanes.fail(framed & (lanes.end - lanes.pos < HEADER), "the value ends within its first 5 bytes: no schema id")
@@ -21,13 +21,13 @@ def schema_ids(lanes: Lanes, framed: Mask) -> Integers:
 
 
 def is_framed(lanes: Lanes) -> Mask:
-    """Tell which lanes begin as Confluent's wire format does."""
+    """Return a mask of the lanes in Confluent's wire format."""
     framed: Mask = (lanes.data[lanes.pos] == 0) & (lanes.end > lanes.pos)
     return framed
 
 
 def groups(values: Integers, among: Mask) -> Iterator[tuple[int, Integers]]:
-    """Yield each value that there is, and the lanes that have it."""
+    """Yield each distinct value, with the lanes of the value."""
     rows = np.flatnonzero(among)
     if not len(rows):
         return

@@ -1,4 +1,4 @@
-"""Records that say which schema they were written with: framing, one reader for each schema, and the books."""
+"""Decoder of records with the id of the writer's schema: framing, a reader for each schema, and bad records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
 
 log = logging.getLogger(__name__)
 
-# So many that numpy's calls cost little next to what they do, so few that all of it stays in the cache.
+# Many enough that numpy's calls cost little by comparison, few enough that all data stays in the cache.
 _ROWS = 12_500
 _BYTES = 32 << 20
 
@@ -29,12 +29,12 @@ Read = Callable[[Lanes], list[pa.Array]]
 
 
 class FramedDecoder(SchemaDecoder, ABC):
-    """Decodes binary records into tables of one Arrow schema; `nullable=False` makes a field required.
+    """Decoder of binary records into tables of an Arrow schema; `nullable=False` makes a field required.
 
     :param schema: columns and their types.
     :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record.
-    :param registry: where schemas come from.
-    :param finer: what becomes of times that are finer than microseconds.
+    :param registry: source of the schemas.
+    :param finer: treatment of times finer than microseconds.
     """
 
     kind: ClassVar[str]
@@ -50,14 +50,14 @@ class FramedDecoder(SchemaDecoder, ABC):
         self.registry, self.finer = registry, finer
         self._readers: dict[Hashable, Read | str] = {}
         self._topic = ""
-        # The fields of which was said that their column has another name.
+        # The fields already logged as having a column of another name.
         self._told: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self.registry, self.finer)
 
     def decode(self, batch: RawBatch) -> Decoded:
-        """Return the rows of a batch, and its bad records. Raises the registry's errors, see `registry.client`."""
+        """Return the rows and the bad records of a batch. Raises the registry's errors, see `registry.client`."""
         self._topic = batch.topic
         tables: list[pa.Table] = []
         rows: list[Integers] = []
@@ -80,7 +80,7 @@ class FramedDecoder(SchemaDecoder, ABC):
             there = values.is_valid().to_numpy(zero_copy_only=False)
             yield from self._tombstones(rows[~there], first, bad)
             lanes, rows = lanes.take(there), rows[there]
-        # What many records have is asked for first: a registry answers only so many questions in vain.
+        # The schemas of many records are requested first: a registry answers only a limited number of vain requests.
         for key, schema_id, found in sorted(self._split(lanes), key=lambda part: -len(part[2])):
             yield from self._read(key, schema_id, lanes.take(found), rows[found], first, bad)
         bad.extend(
@@ -119,19 +119,19 @@ class FramedDecoder(SchemaDecoder, ABC):
         return pa.Table.from_arrays(fitting, schema=self.schema)
 
     def _reader(self, key: Hashable) -> Read | str:
-        """Return the reader for records of this schema, or why there is none."""
+        """Return the reader for records of this schema, or the reason against a reader."""
         if key not in self._readers:
             try:
                 self._readers[key] = self._compile(key)
             except Unfit as unfit:
                 self._readers[key] = str(unfit)
             except SchemaNotFound as error:
-                # Not kept: it may be registered in a moment, and bytes that are no id at all would fill the memory.
+                # Not cached: the schema may be registered soon, and bytes that are not an id would fill the memory.
                 return str(error)
         return self._readers[key]
 
     def _registered(self, schema_id: int) -> RegisteredSchema:
-        """Return a schema of this decoder's kind from the registry. Raises Unfit for one of another."""
+        """Return a schema of this decoder's kind from the registry. Raises Unfit for a schema of another kind."""
         if self.registry is None:
             raise Unfit("the record needs a schema registry, and none is given: set schema_registry")
         schema = self.registry.schema(schema_id)
@@ -142,9 +142,9 @@ class FramedDecoder(SchemaDecoder, ABC):
     def _by_names(
         self, compile_by: Callable[[Naming], Read], names: Callable[[Sequence[RegisteredSchema]], OtherNames]
     ) -> Read:
-        """Return the reader by the names that fields have in their schema, or else in its other versions.
+        """Return the reader by the field names in the schema, or else in further versions of the schema.
 
-        :param names: the other names by these versions, and by the schema itself.
+        :param names: returns the other names by these versions, and by the schema itself.
         """
         naming, read, refused = Naming(names([])), None, None
         try:
@@ -168,9 +168,9 @@ class FramedDecoder(SchemaDecoder, ABC):
 
     @abstractmethod
     def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
-        """Move the lanes over their framing; yield for each schema its key, its id in the registry, and its lanes.
+        """Move the lanes behind the framing; yield each schema's key, registry id and lanes.
 
-        Lanes that fail by then are bad records; what becomes of the others later is not seen in `lanes`.
+        Lanes that fail by then are bad records; later failures are not visible in `lanes`.
         """
 
     @abstractmethod
@@ -179,7 +179,7 @@ class FramedDecoder(SchemaDecoder, ABC):
 
 
 def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield the places [first, last) of pieces of the values that are neither many nor large."""
+    """Yield ranges [first, last) of pieces of the values, limited in number and bytes."""
     first = 0
     while first < len(values):
         last = min(first + _ROWS, len(values))

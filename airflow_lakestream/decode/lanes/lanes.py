@@ -1,8 +1,8 @@
-"""Many byte strings read side by side: each step takes the next item of all of them at once, with numpy.
+"""Many byte strings read at the same time: each step reads the next item of every lane, with numpy.
 
-A binary format has no borders that a columnar reader could trust, but a decoder that goes through it field by field
-needs none: each lane is one record, with a position and an end of its own, and one that fails leaves the others alone.
-Lists and maps are put together from values that were read in another order than that of their records.
+A binary format has no borders that a columnar reader could trust, but a decoder that goes field by field needs none:
+each lane is one record, with its own position and end, and a failed lane leaves the other lanes alone. Lists and maps
+are put together from values that were read in another order than the records'.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-# Reads go a little over the end of a lane before anybody looks whether they did.
+# Reads go a little over the end of a lane before the check of the end.
 _PADDING = 64
 
 _HIGH = np.uint64(0x8080808080808080)
@@ -33,16 +33,16 @@ _STEPS = (
 
 
 class Lanes:
-    """Positions in one buffer, one for each lane; `why` is 0 or tells by which of `reasons` the lane failed.
+    """Positions in a buffer, by lane; `why` is 0 or the index of a failed lane's reason in `reasons`.
 
-    A failed lane is empty and stands at 0: what is read from it has no meaning, and does no harm.
+    A failed lane is empty and at position 0: values read from it have no meaning, and do no harm.
     """
 
     __slots__ = ("data", "end", "pos", "reasons", "why", "words")
 
     def __init__(self, data: Bytes, pos: Integers, end: Integers, why: Integers, reasons: list[str]) -> None:
         self.data = data
-        # Eight bytes at every place, aligned or not, without a copy.
+        # Eight bytes at every position, aligned or not, without a copy.
         self.words = np.ndarray((len(data) - 8,), np.dtype("<u8"), data, strides=(1,))
         self.pos = pos
         self.end = end
@@ -51,7 +51,7 @@ class Lanes:
 
     @classmethod
     def over(cls, values: pa.Array) -> Lanes:
-        """Return a lane for each value of a binary array; a null is an empty one."""
+        """Return a lane for each value of a binary array; a null has an empty lane."""
         _, offsets, data = values.buffers()
         ends = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
         first, last = int(ends[0]), int(ends[-1])
@@ -65,17 +65,17 @@ class Lanes:
         return len(self.pos)
 
     def take(self, rows: Integers | Mask) -> Lanes:
-        """Return some of the lanes; what they read is not seen here before `put`."""
+        """Return a selection of the lanes; the progress of the selection is not visible here before `put`."""
         return self._with(self.pos[rows], self.end[rows], self.why[rows])
 
     def put(self, rows: Integers | Mask, lanes: Lanes) -> None:
-        """Go on where `lanes`, taken from these rows, stand now."""
+        """Continue at the positions of `lanes`, taken from these rows."""
         self.pos[rows] = lanes.pos
         self.end[rows] = lanes.end
         self.why[rows] = lanes.why
 
     def inside(self, starts: Integers, lengths: Integers) -> Lanes:
-        """Return lanes over a part of each of these."""
+        """Return lanes over the given part of each lane."""
         return self._with(starts.copy(), starts + lengths, self.why.copy())
 
     def _with(self, pos: Integers, end: Integers, why: Integers) -> Lanes:
@@ -85,7 +85,7 @@ class Lanes:
         return part
 
     def fail(self, hit: Mask, reason: str) -> None:
-        """Let lanes fail; the first reason stays."""
+        """Mark lanes as failed; the first reason stays."""
         if not hit.any():
             return
         if reason not in self.reasons:
@@ -95,13 +95,13 @@ class Lanes:
         self.end[hit] = 0
 
     def blame(self, lane: int, reason: str) -> None:
-        """Say why a lane failed, instead of what was said before; no reason: it did not."""
+        """Replace the reason of a lane's failure; an empty reason removes the failure."""
         if reason not in self.reasons:
             self.reasons.append(reason)
         self.why[lane] = self.reasons.index(reason)
 
     def fail_with(self, other: Lanes) -> None:
-        """Let lanes fail that failed in `other`, which has as many."""
+        """Mark the failed lanes of `other`, of the same length, as failed here."""
         failed = other.why != 0
         if failed.any():
             self.why[failed & (self.why == 0)] = other.why[failed & (self.why == 0)]
@@ -109,7 +109,7 @@ class Lanes:
             self.end[failed] = 0
 
     def skip(self, count: int | Integers, path: str) -> None:
-        """Move on by so many bytes, which have to be there."""
+        """Move on by `count` bytes; a lane with fewer bytes fails."""
         self.pos = self.pos + count
         self.fail(self.pos > self.end, f"{path}: the value ends early")
 
@@ -140,7 +140,7 @@ class Lanes:
         word = self.words[self.pos]
         stops = ~word & _HIGH
         below = (stops & (~stops + _ONE)) - _ONE
-        # Bytes up to the first without its high bit; 8 where all eight have it.
+        # Bytes up to the first without its high bit; 8 if all eight have it.
         sizes = (np.bitwise_count(below).astype(np.int64) + 1) >> 3
         values = word & below & _LOW
         for low, high, shift in _STEPS:
@@ -162,12 +162,12 @@ class Lanes:
         self.fail(too_long, f"{path}: a number of more than 64 bits")
 
     def zigzags(self, path: str) -> Integers:
-        """Read a signed number, of which small ones are short."""
+        """Read a signed number in zigzag encoding: small numbers are short."""
         values = self.varints(path)
         return ((values >> _ONE) ^ (~(values & _ONE) + _ONE)).view(np.int64)
 
     def spans(self, lengths: Integers, path: str) -> tuple[Integers, Integers]:
-        """Move over so many bytes; return where they start and how many there are: none in lanes that failed."""
+        """Move over `lengths` bytes; return the starts and the lengths, with length 0 in failed lanes."""
         starts = self.pos
         bad = (lengths < 0) | (lengths > self.end - starts)
         if bad.any():
@@ -181,7 +181,7 @@ class Lanes:
         """Return the bytes of these spans."""
         empty = lengths == 0
         if empty.any():
-            # An empty span is anywhere: let it stand where it does not spoil the order.
+            # An empty span may be anywhere: its position must not spoil the order.
             ends = np.maximum.accumulate(np.where(empty, 0, starts + lengths))
             starts = np.where(empty, ends, starts)
         if np.all(starts[1:] >= starts[:-1] + lengths[:-1]):
@@ -194,7 +194,7 @@ class Lanes:
         return self._ordered(starts[order], lengths[order], places)
 
     def _ordered(self, starts: Integers, lengths: Integers, places: Integers) -> pa.Array:
-        # An array of the spans and of what is between them, over the very same buffer: Arrow copies each span at once.
+        # An array of the spans and of the gaps between them, over the very same buffer: Arrow copies each span at once.
         offsets = np.zeros(2 * len(starts) + 1, np.int32)
         offsets[0:-1:2] = starts
         offsets[1::2] = starts + lengths
@@ -203,14 +203,14 @@ class Lanes:
         return pa.Array.from_buffers(pa.binary(), 2 * len(starts), buffers).take(pa.array(places))
 
     def rows_of_bytes(self, starts: Integers, size: int) -> Bytes:
-        """Return `size` bytes from each start, as a table of bytes; those of a failed lane have no meaning."""
+        """Return `size` bytes from each start, as a table of bytes; the rows of failed lanes have no meaning."""
         return self.data[np.minimum(starts, len(self.data) - size)[:, None] + np.arange(size)]
 
 
 def cut(values: pa.Array, before: int, behind: int = 0) -> pa.Array:
-    """Return binary values without so many bytes at their ends, which have to be there; a null stays one.
+    """Return binary values without `before` bytes at the start and `behind` bytes at the end; a null stays null.
 
-    Arrow's own `binary_slice` fails on some arrays ("Negative buffer resize"; 26.0).
+    The values have to be long enough. Arrow's own `binary_slice` fails on some arrays ("Negative buffer resize"; 26.0).
     """
     lanes = Lanes.over(values)
     there = values.is_valid().to_numpy(zero_copy_only=False)
@@ -229,7 +229,7 @@ def merged(parts: list[pa.Array], order: Integers, kind: pa.DataType) -> pa.Arra
 
 
 def offsets_of(lengths: Integers) -> Integers:
-    """Return where each list of these lengths begins, and where the last one ends."""
+    """Return the start of each list of these lengths, and the end of the last list."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -250,13 +250,13 @@ def map_array(entries: pa.Array, lengths: Integers, kind: pa.DataType) -> pa.Arr
 
 
 def last_of_each_key(entries: pa.Array, lengths: Integers) -> tuple[pa.Array, Integers]:
-    """Return the entries without those whose key comes again in the same map, and the new lengths."""
+    """Return the last entry of each key in each map, and the new lengths."""
     if not len(entries):
         return entries, lengths
     keys = entries.field(0).dictionary_encode()
     owners = np.repeat(np.arange(len(lengths)), lengths)
     places = owners * len(keys.dictionary) + keys.indices.to_numpy().astype(np.int64)
-    # The first of each, seen from the end.
+    # The first occurrence of each, seen from the end.
     _, found = np.unique(places[::-1], return_index=True)
     if len(found) == len(places):
         return entries, lengths

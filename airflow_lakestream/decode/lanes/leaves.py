@@ -1,4 +1,4 @@
-"""Values as a binary format holds them, to columns: every fit is exact, and what does not fit lets its lane fail."""
+"""Conversion of a binary format's values to columns: every fit is exact, or else fails the lane."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Fit = Callable[[Lanes, Any], pa.Array]
 
 
 class Unfit(Exception):
-    """No value of this kind can become one of this column; the text tells why."""
+    """Error: no value of this kind can become a value of this column; the text has the reason."""
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type with bytes for UUIDs: Arrow can cast these, but not build them inside lists and maps."""
+    """Return the type with bytes for UUIDs: Arrow can cast bytes to UUIDs, but not build UUIDs inside lists or maps."""
     if t.is_struct(kind):
         return pa.struct([field.with_type(plain(field.type)) for field in kind])
     if t.is_list(kind) or t.is_large_list(kind):
@@ -68,7 +68,7 @@ def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:
         floats = values.astype(kind.to_pandas_dtype())
         large = size > exact
         if large.any():
-            # Larger ones are exact where they end in enough zeros.
+            # Larger integers are exact if they end in enough zeros.
             rows = np.flatnonzero(large)
             large[rows] = [int(float(floats[row])) != int(values[row]) for row in rows]
         lanes.fail(large, f"{path}: an integer that {kind} can't hold exactly")
@@ -136,7 +136,7 @@ def dates(kind: pa.DataType, path: str) -> Fit:
 
 
 def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -> Fit:
-    """Return the fit of a time of day, in units of so many nanoseconds. Raises Unfit."""
+    """Return the fit of a time of day, in units of `nanos` nanoseconds. Raises Unfit."""
     if not (t.is_time64(kind) and kind.unit == "us"):
         return integers(kind, path)
 
@@ -153,14 +153,14 @@ def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -
 
 
 def _in_micros(lanes: Lanes, nanos: Integers, path: str, finer: TimestampsFiner) -> Integers:
-    """Return the microseconds that begin last before these nanoseconds, also before 1970, or at them."""
+    """Return nanoseconds as microseconds, rounded down, also before 1970; a remainder fails the lane unless cut."""
     if finer is TimestampsFiner.REJECT:
         lanes.fail(nanos % 1000 != 0, f"{path}: {value_ranges.FINER_NUMBER}")
     return nanos // 1000
 
 
 def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: TimestampsFiner) -> Fit:
-    """Return the fit of instants, or of local times if not zoned, in units of so many nanoseconds. Raises Unfit."""
+    """Return the fit of instants, or of local times if not zoned, in units of `nanos` nanoseconds. Raises Unfit."""
     if not (t.is_timestamp(kind) and kind.unit == "us"):
         return integers(kind, path)
     if zoned != (kind.tz is not None):
@@ -173,7 +173,7 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: 
         scale = max(nanos // 1000, 1)
         low, high = -(-value_ranges.MIN_MICROS // scale), value_ranges.MAX_MICROS // scale
         lanes.fail((values < low) | (values > high), f"{path}: {value_ranges.NOT_A_YEAR}")
-        # Failed lanes may wrap round here.
+        # Failed lanes may overflow here.
         return pa.array(values * scale).view(pa.timestamp("us", kind.tz))
 
     return fit
@@ -197,7 +197,7 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
             except (Misfit, UnicodeDecodeError) as error:
                 hit = np.zeros(len(values), np.bool_)
                 hit[row] = True
-                # Without the text: each would be a reason of its own.
+                # Without the text: each text would be a reason of its own.
                 known = value_ranges.FINER_TEXT if value_ranges.FINER in str(error) else _NO_INSTANT
                 lanes.fail(hit, f"{path}: {known}")
         return pa.array(micros).view(kind)
@@ -258,7 +258,7 @@ _UNCHECKED = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
 
 
 def _no_texts(values: pa.Array) -> Mask:
-    """Tell which values are no UTF-8: looked at one by one, those apart that are plain ASCII."""
+    """Return a mask of the values with invalid UTF-8; only values beyond ASCII are checked individually."""
     ascii_only = pc.string_is_ascii(pc.cast(values, options=_UNCHECKED)).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(~ascii_only)
     wrong = np.zeros(len(values), np.bool_)
@@ -267,7 +267,7 @@ def _no_texts(values: pa.Array) -> Mask:
 
 
 def not_utf8(value: bytes | None) -> bool:
-    """Whether these are bytes, and no text."""
+    """Return whether the bytes are invalid UTF-8."""
     try:
         (value or b"").decode()
     except UnicodeDecodeError:
@@ -295,7 +295,7 @@ def _uuids(path: str) -> Fit:
 
 
 def fixed_binary(rows: Bytes) -> pa.Array:
-    """Return a table of bytes as an array of its rows."""
+    """Return a table of bytes as an array of the rows."""
     kind = pa.binary(rows.shape[1])
     return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
 
@@ -308,7 +308,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
         raise Unfit(f"{path}: a decimal can't become {kind}")
     if not 0 <= scale <= DECIMAL_DIGITS:
         return _odd_decimals(kind, path, scale)
-    # More fraction digits than the number has fit; whole digits are counted below.
+    # More fraction digits than the number has always fit; whole digits are counted below.
     whole = kind.precision - kind.scale
     out_of_range = f"{path}: out of range for {kind}"
 
@@ -338,7 +338,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
 
 
 def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
-    """Return the fit of numbers whose scale no decimal of Arrow's has: one by one."""
+    """Return the fit of numbers with a scale outside Arrow's range, converted individually."""
 
     def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
         found = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]
@@ -360,7 +360,7 @@ def _decimal_texts(kind: pa.DataType, path: str, scale: int) -> Fit:
 
 
 def _shortened(value: bytes) -> bytes:
-    """Drop leading bytes that only repeat the sign."""
+    """Remove leading bytes that only repeat the sign."""
     number = int.from_bytes(value, "big", signed=True)
     return number.to_bytes(max(16, number.bit_length() // 8 + 1), "big", signed=True)
 
@@ -380,7 +380,7 @@ def _twos_complement(values: pa.Array, lengths: Integers) -> tuple[Integers, Int
 
 
 def _beyond(low: Integers, high: Integers, digits: int) -> Mask:
-    """Tell which numbers have more digits than that."""
+    """Return a mask of the numbers with more than `digits` digits."""
     limit = 10**digits
     top, bottom = np.int64(limit >> 64), np.uint64(limit & (2**64 - 1))
     unsigned = low.view(np.uint64)
@@ -392,7 +392,7 @@ def _beyond(low: Integers, high: Integers, digits: int) -> Mask:
 
 
 def _remainders(low: Integers, high: Integers, digits: int) -> Mask:
-    """Tell which numbers do not end in so many zeros."""
+    """Return a mask of the numbers without `digits` zeros at the end."""
     unit = 10**digits
     small = high == low >> 63
     if unit < 2**63 and small.all():

@@ -1,4 +1,4 @@
-"""Parts of many texts that lie in one buffer: where bytes stand, and what stands at a place, of all of them at once."""
+"""Search in many texts of a shared buffer at once: positions of bytes, and comparison with literals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HIGH = np.uint64(0x8080808080808080)
 
 
 class Texts:
-    """The bytes of all values of an array, one behind the other, with room around them.
+    """The bytes of all values of an array, concatenated, with padding at both ends.
 
     :param values: binary or string, perhaps a part of a longer array.
     """
@@ -36,14 +36,14 @@ class Texts:
         self.quotes, self._is_ascii, self._has_odd = 0, True, False
         if size:
             self._fill(np.frombuffer(data, np.uint8, size, first))
-        # Eight bytes at every place, aligned or not, without a copy.
+        # Eight bytes at every position, aligned or not, without a copy.
         self.words: Words = np.ndarray((len(self.bytes) - 8,), np.dtype("<u8"), self.bytes, strides=(1,))
         ends += PADDING - first
         self.starts: Integers = ends[:-1]
         self.stops: Integers = ends[1:]
 
     def _fill(self, source: Bytes) -> None:
-        """Copy the bytes, and look what there is among them, in pieces that stay in the cache meanwhile."""
+        """Copy the bytes, and note quotes and odd bytes, in pieces small enough for the cache."""
         same = np.empty(min(len(source), _PIECE), np.bool_)
         for at in range(0, len(source), _PIECE):
             piece = self.bytes[PADDING + at : PADDING + min(at + _PIECE, len(source))]
@@ -68,7 +68,7 @@ class Texts:
 
     @cached_property
     def buffer(self) -> pa.Buffer:
-        """The same bytes for Arrow."""
+        """The bytes as a buffer of Arrow."""
         return pa.py_buffer(self.bytes)
 
     @cached_property
@@ -76,11 +76,11 @@ class Texts:
         return np.append(np.flatnonzero(self.bytes == _QUOTE), len(self.bytes))
 
     def next_quote(self, at: Integers) -> Integers:
-        """Return where a quote stands first at or behind each of these ascending places: for texts that are long."""
+        """Return the position of the first quote at or behind each of these ascending positions, for long texts."""
         return self._quotes[np.searchsorted(self._quotes, at)]
 
     def next_place(self, at: Integers, limit: Integers, byte: int) -> Integers:
-        """Return where a byte stands first at or behind each place; anything from `limit` on if not ahead of it."""
+        """Return the position of the first `byte` at or behind each position; any from `limit` on if not found."""
         found = at + leading(self.words[at], byte)
         rows = np.flatnonzero(found - at == 8)
         while len(rows):
@@ -91,7 +91,7 @@ class Texts:
         return found
 
     def behind_last(self, at: Integers, limit: Integers, byte: int) -> Integers:
-        """Return the place behind the last such byte ahead of each place; anything up to `limit` if it is before it."""
+        """Return the position behind the last `byte` ahead of each position; any up to `limit` if not found."""
         found = at - leading(self.words[at - 8].byteswap(), byte)
         rows = np.flatnonzero(at - found == 8)
         while len(rows):
@@ -102,7 +102,7 @@ class Texts:
         return found
 
     def equal(self, at: Integers, literal: bytes) -> Mask | None:
-        """Whether the literal stands at each place; None: at all of them. Raises IndexError outside the bytes."""
+        """Return a mask of the positions with the literal, None if all match. Raises IndexError outside the bytes."""
         size = len(literal)
         windows: npt.NDArray[np.void] = np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, 0, (1,))
         found = windows[at]
@@ -112,10 +112,10 @@ class Texts:
         return same
 
     def cut(self, starts: Integers, stops: Integers) -> pa.Array:
-        """Return these parts, which ascend, as strings that nobody has looked at."""
+        """Return these ascending parts as strings, without validation."""
         bounds = np.empty((len(starts), 2), np.int32)
         bounds[:, 0], bounds[:, 1] = starts, stops
-        # Every other of these is between two parts.
+        # Every second string is a gap between two parts.
         parts = pa.StringArray.from_buffers(max(bounds.size - 1, 0), pa.py_buffer(bounds), self.buffer)
         return parts.take(_even_numbers(len(starts)))
 
@@ -126,8 +126,8 @@ def _even_numbers(count: int) -> pa.Array:
 
 
 def leading(words: Words, byte: int) -> npt.NDArray[np.uint8]:
-    """Return how many bytes stand ahead of the first such byte of each word; 8 if it is not there."""
+    """Return the number of bytes ahead of the first `byte` in each word, or 8 without the byte."""
     others = words ^ (_LOW * np.uint64(byte))
-    # The high bit of the first byte that equals; and perhaps of some behind it.
+    # The high bit of the first equal byte; and perhaps of some bytes behind it.
     hits = (others - _LOW) & ~others & _HIGH
     return np.bitwise_count((hits - _ONE) & ~hits) >> _THREE

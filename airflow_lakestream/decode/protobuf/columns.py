@@ -1,8 +1,8 @@
-"""A message's descriptor and a table's columns to a reader that fills these from many messages side by side.
+"""Readers of many Protobuf messages in lanes, compiled from a descriptor and a table's columns.
 
-Fields come in any order, or not at all: each step takes the smallest tag that stands next in any lane, and reads that
-field in all lanes where it does. Writers keep to the order of numbers, so a step for each field will mostly do.
-What is allowed but rare (a message in two parts, say) lets its lane fail here; see `protobuf` for what becomes of it.
+Fields come in any order, or not at all: each step takes the smallest next tag of all lanes, and reads this field in
+all lanes with the tag. Writers keep to the order of numbers, so a step for each field is mostly enough. Lanes with
+allowed but rare forms (such as a message in two parts) fail here; `protobuf.decoder` tries them again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from airflow_lakestream.decode.values.outcome import no_such_field
 
 _DONE = np.uint64(2**64 - 1)
 _MOST_TAG = np.uint64(2**32)
-# As deep as the official package goes.
+# The limit of the official package.
 _DEEPEST = 100
 
-# Steps for few lanes each: a batch of messages that all have other unknown fields would take one for each of them.
+# Steps for few lanes each: messages that all have different unknown fields would take a step for each field.
 _MOST_SMALL_STEPS = 500
 _SMALL = 64
 _ROUNDS = 16
@@ -36,7 +36,7 @@ _FEW = 256
 
 
 class MessageReader:
-    """Reads messages of one type: all of them are checked as a whole, and the wanted fields become columns."""
+    """Reader of messages of the same type: all fields are checked, and the wanted fields become columns."""
 
     def __init__(self, descriptor: Any, fields: list[pa.Field], path: str, compiler: Compiler) -> None:
         self._name = path or descriptor.full_name
@@ -46,7 +46,7 @@ class MessageReader:
         names = [(field.name, identity_of(field)) for field in descriptor.fields]
         self._wanted = compiler.naming.places(descriptor.full_name, names, [field.name for field in fields], path)
         self._kinds = [leaves.plain(field.type) for field in fields]
-        # To the official package, an entry with more than a key and a value is no entry.
+        # For the official package, an entry with more than a key and a value is not an entry.
         self._ignore_unknown = compiler.ignore_unknown and not descriptor.GetOptions().map_entry
         self._columns: dict[int, Column] = {}
         known = {field.name for field in descriptor.fields}
@@ -65,7 +65,10 @@ class MessageReader:
         return f"{self._path}.{name}" if self._path else name
 
     def _column_of(self, number: int) -> Column | None:
-        """Return how a field is read; made on first use where no column wants it, since a type may hold itself."""
+        """Return the reader of a field, or None if unknown.
+
+        Fields without a column get a reader on first use, since a type may contain itself.
+        """
         if number not in self._columns:
             field = self._descriptor.fields_by_number.get(number)
             if field is None:
@@ -74,7 +77,7 @@ class MessageReader:
         return self._columns[number]
 
     def read(self, lanes: Lanes, depth: int = 0) -> list[pa.Array]:
-        """Read the lanes to their ends; return the columns."""
+        """Read the lanes to the ends; return the columns."""
         if depth > _DEEPEST:
             lanes.fail(np.ones(len(lanes), np.bool_), f"{self._name}: nested deeper than {_DEEPEST} levels")
         run = protobuf_fields.Run(len(lanes))
@@ -111,7 +114,7 @@ class MessageReader:
         if len(rows):
             part = lanes.take(rows)
             found = part.varints(self._name)
-            # No tag is that large; one may not be taken for the sign that there is none.
+            # No tag is this large; a tag must not be taken for _DONE.
             tags[rows] = np.where(part.why == 0, np.minimum(found, _MOST_TAG), _DONE)
             lanes.put(rows, part)
         return tags
@@ -132,7 +135,7 @@ class MessageReader:
             part.fail(np.ones(len(part), np.bool_), f"{self._name}: an unknown field, number {number}")
 
     def _walk(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
-        """Find all fields of this tag that follow one another in each lane, and read them in one step."""
+        """Find all consecutive fields of this tag in each lane, and read the fields in a single step."""
         lanes, starts, behind = protobuf_walk.along(part, tag, self._name)
         items = part.take(lanes)
         items.pos = starts
@@ -158,9 +161,9 @@ class MessageReader:
 
 
 class Compiler:
-    """Makes readers of columns. All its methods raise Unfit where no value of the field can become one of the column's.
+    """Compiler of readers of columns. All methods raise Unfit if no value of the field fits the column.
 
-    :ivar patient: whether any number of steps is all right, and messages come without their groups.
+    :ivar patient: any number of steps is allowed, and messages come without their groups.
     """
 
     def __init__(self, naming: Naming, *, ignore_unknown: bool, finer: TimestampsFiner) -> None:
@@ -175,15 +178,15 @@ class Compiler:
         return MessageReader(descriptor, fields, path, self)
 
     def column(self, field: Any, column: pa.Field, path: str) -> Column:
-        """Return the reader of one column."""
+        """Return the reader of a column."""
         return protobuf_fields.column(field, column, path, self)
 
     def unwanted(self, field: Any, path: str) -> Column:
-        """Return what moves over a field that no column wants, and looks whether it is right."""
+        """Return a reader for a field without a column: validates and skips the values."""
         return protobuf_fields.unwanted(field, path, self)
 
     def checker(self, descriptor: Any) -> MessageReader:
-        """Return a reader that wants no field of the message."""
+        """Return a reader of the message without any column, for validation."""
         if descriptor.full_name not in self._checkers:
             self._checkers[descriptor.full_name] = MessageReader(descriptor, [], "", self)
         return self._checkers[descriptor.full_name]

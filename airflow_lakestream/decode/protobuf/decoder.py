@@ -22,7 +22,7 @@ _MOST_INDEXES = 32
 
 
 class ProtobufDecoder(FramedDecoder):
-    """Decodes Protobuf; each value tells with which message of which schema it was written."""
+    """Decoder of Protobuf; each value names the writer's schema and the message in the schema."""
 
     kind = "PROTOBUF"
 
@@ -55,14 +55,14 @@ class ProtobufDecoder(FramedDecoder):
 
 
 def _messages(lanes: Lanes) -> list[tuple[tuple[int, ...], Integers]]:
-    """Move the lanes over the indexes that say which message of the schema it is; return which are in which lanes."""
+    """Move the lanes behind the message indexes; return the lanes of each message of the schema."""
     counts = lanes.zigzags("message indexes")
     lanes.fail((counts < 0) | (counts > _MOST_INDEXES), "message indexes: too many")
     live = lanes.why == 0
     if live.all() and not counts.any():
         return [((0,), np.arange(len(lanes)))]
     rows = np.flatnonzero(live & (counts > 0))
-    # The first message, by far the most common, is written as no index at all.
+    # The first message, by far the most common, is written without any index.
     found: dict[tuple[int, ...], Integers] = {(0,): np.flatnonzero(live & (counts == 0))}
     if len(rows):
         part, left = lanes.take(rows), counts[rows]
@@ -87,11 +87,11 @@ def _of(paths: list[list[int]], lanes: Lanes) -> list[list[int]]:
 
 
 class _WithSecondTry:
-    """Reads messages side by side; what fails is read and written again by the official package, then tried again.
+    """Reader of messages in lanes; the official package rewrites failed messages for a second try.
 
-    So this reader has to know nothing that is rare (a message in several parts, groups, numbers of closed enums without
-    a name): the official package writes everything in the one form that it does know. And it has the last word on
-    whether the bytes are a message at all.
+    So this reader need not know rare forms (a message in several parts, groups, numbers of closed enums without a
+    name): the official package writes everything in the form that the reader knows. The package also has the last
+    word on whether the bytes are a message at all.
     """
 
     def __init__(self, descriptor: Any, reader: MessageReader, compiler: Compiler) -> None:
@@ -130,17 +130,17 @@ class _WithSecondTry:
         return [column.take(pa.array(places)) for column in both]
 
     def _rewritten(self, value: bytes) -> bytes | str:
-        """Return the message in its usual form, or what is wrong with it."""
+        """Return the message in the usual form, or the error."""
         from google.protobuf.message import DecodeError, EncodeError
 
         try:
             message = self._message.FromString(value)
             if self._compiler.ignore_unknown:
                 message.DiscardUnknownFields()
-            # Says what of it is missing.
+            # Raises EncodeError with the missing fields.
             written: bytes = message.SerializeToString(deterministic=True)
             if self._compiler.ignore_unknown:
-                # Those with a column are refused before.
+                # Groups with a column are refused before.
                 _drop_groups(message)
                 written = message.SerializePartialToString(deterministic=True)
         except (DecodeError, EncodeError, RecursionError) as error:
@@ -149,7 +149,7 @@ class _WithSecondTry:
 
 
 def _drop_groups(message: Any) -> None:
-    """Remove groups, wherever they are."""
+    """Remove groups at any depth."""
     for field, value in message.ListFields():
         items = value if field.is_repeated else [value]
         if field.type == field.TYPE_GROUP:

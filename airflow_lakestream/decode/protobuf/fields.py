@@ -1,4 +1,4 @@
-"""How the columns of messages are put together from what was read of each field, and in which order."""
+"""Columns of messages, made from the values of each field and the order of reading."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _WIDTHS = {FIXED64: 8, FIXED32: 4}
 
 
 class Run:
-    """What one reading of some messages has met: values by field, and the last member of each oneof."""
+    """State of a reading of messages: values by field, and the last member of each oneof."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # What a field that all messages have, once, is added with: that very array.
+        # `add` gets this very array for a field that all messages have once.
         self.everyone = np.arange(count)
         self.values: dict[int, list[tuple[Integers, pa.Array | None]]] = {}
         self.chosen: dict[str, Integers] = {}
 
     def add(self, number: int, rows: Integers, values: pa.Array | None, oneof: str | None) -> None:
-        """Remember values of a field, one for each of these rows."""
+        """Add values of a field, with the row of each value."""
         self.values.setdefault(number, []).append((rows, values))
         if oneof is not None:
             if oneof not in self.chosen:
@@ -43,12 +43,12 @@ class Run:
             self.chosen[oneof][rows] = number
 
     def whole(self, number: int) -> pa.Array | None:
-        """Return the values of a field that all messages have, once; None where that is not so."""
+        """Return the values of a field present once in all messages, or None for another field."""
         met = self.values.get(number, ())
         return met[0][1] if len(met) == 1 and met[0][0] is self.everyone else None
 
     def seen(self, number: int) -> Mask:
-        """Tell which rows have the field."""
+        """Return a mask of the rows with the field."""
         seen = np.zeros(self.count, np.bool_)
         for rows, _ in self.values.get(number, ()):
             seen[rows] = True
@@ -56,7 +56,7 @@ class Run:
 
 
 class Column(ABC):
-    """One field of a message: how a value of it is read, and how the values become a column."""
+    """A field of a message: the reader of values, and the conversion of the values to a column."""
 
     def __init__(self, field: Any, read: Read, path: str) -> None:
         self.number = field.number
@@ -66,7 +66,7 @@ class Column(ABC):
         self.required = field.is_required
         self._read = read
         oneof = field.containing_oneof
-        # One that stands for a single `optional` field has no others to mind.
+        # The oneof of a single `optional` field has no other members.
         self._oneof = oneof.name if oneof is not None and len(oneof.fields) > 1 else None
 
     def take(self, part: Lanes, rows: Integers, run: Run, depth: int) -> None:
@@ -94,10 +94,10 @@ class Column(ABC):
 
     @abstractmethod
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
-        """Return the column, one entry for each of `lanes`."""
+        """Return the column, with an entry for each of `lanes`."""
 
     def _places(self, run: Run) -> tuple[list[pa.Array], Integers, bool]:
-        """Return all values met, and for each row which of them is its last; -1 where there is none."""
+        """Return all values, the position of each row's last value (-1 without), and whether a row has several."""
         parts, places, done, twice = [], np.full(run.count, -1, np.int64), 0, False
         for rows, values in run.values.get(self.number, ()):
             twice = twice or bool((places[rows] >= 0).any()) or len(rows) > run.count
@@ -110,7 +110,7 @@ class Column(ABC):
 
 
 class Single(Column):
-    """A field that comes once at most; the last one counts."""
+    """Field with a single value at most; the last value counts."""
 
     def __init__(self, field: Any, read: Read, path: str, column: pa.Field, default: pa.Array | None) -> None:
         super().__init__(field, read, path)
@@ -121,7 +121,7 @@ class Single(Column):
         self._presence = field.has_presence
 
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
-        """Return the column; a field that is not there has its default, or is null if it says whether it is there."""
+        """Return the column; a missing field has the default, or is null if the field has presence."""
         if self._oneof is None and (whole := run.whole(self.number)) is not None:
             return whole
         parts, places, twice = self._places(run)
@@ -153,7 +153,7 @@ class Single(Column):
 
 
 class Repeated(Column):
-    """A field that comes any number of times."""
+    """Field with any number of values."""
 
     def __init__(self, field: Any, read: Read, path: str, column: pa.Field) -> None:
         super().__init__(field, read, path)
@@ -170,7 +170,7 @@ class Repeated(Column):
         return values, np.bincount(owners, minlength=run.count)
 
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
-        """Return the lists; a field that is not there is an empty one."""
+        """Return the lists; a missing field is an empty list."""
         values, lengths = self._all(run, self._kind.value_type)
         return list_array(values, lengths, self._kind)
 
@@ -183,16 +183,16 @@ class Mapped(Repeated):
         self._entry = pa.struct([("key", self._kind.key_type), ("value", self._kind.item_type)])
 
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
-        """Return the maps; of several entries with one key the last counts."""
+        """Return the maps; of several entries with the same key the last counts."""
         entries, lengths = last_of_each_key(*self._all(run, self._entry))
         return map_array(entries, lengths, self._kind)
 
 
 class Unwanted(Column):
-    """A field that no column wants."""
+    """Field without a column."""
 
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
-        """Never asked for."""
+        """Refuse a call: the field has no column."""
         raise AssertionError("a field without a column")
 
 
@@ -212,7 +212,7 @@ def column(field: Any, column: pa.Field, path: str, compiler: Compiler) -> Colum
 
 
 def value(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> tuple[Read, pa.Array | None]:
-    """Return the reader of one value of a field, and the default of the column. Raises Unfit."""
+    """Return the reader of a field's values, and the default of the column. Raises Unfit."""
     if field.type == field.TYPE_MESSAGE:
         return protobuf_messages.reader(field.message_type, kind, path, compiler), None
     read, default = scalar(field, leaves.plain(kind), path)
@@ -222,7 +222,7 @@ def value(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> tuple
 def _entry(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read:
     if not t.is_map(kind):
         raise Unfit(f"{path}: a map can't become {kind}")
-    # An entry whose value is a message and is not there stands for an empty message: null until then, and refused.
+    # An entry whose value is a message and is missing means an empty message: here it is null, and refused.
     entry = [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type, nullable=False)]
     inner = compiler.message(field.message_type, entry, f"{path}{{}}")
     _, key = scalar(field.message_type.fields_by_name["key"], leaves.plain(kind.key_type), path)
@@ -232,20 +232,20 @@ def _entry(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read
 
     def read(lanes: Lanes, depth: int) -> pa.Array:
         keys, items = protobuf_messages.inside(inner, lanes, depth, path)
-        # Where the entry failed; Arrow's maps can't be made with such keys at all.
+        # Null in failed lanes; Arrow's maps can't be made with null keys at all.
         return pa.StructArray.from_arrays([keys.fill_null(key[0]), items], fields=fields)
 
     return read
 
 
 def unwanted(field: Any, path: str, compiler: Compiler) -> Column:
-    """Return what moves over a field, and checks it as far as the official package does."""
+    """Return a reader for skipping a field, with the checks of the official package."""
     if field.type == field.TYPE_GROUP:
         return Unwanted(field, _refused(path), path)
     if field.type == field.TYPE_MESSAGE:
 
         def message(lanes: Lanes, depth: int) -> None:
-            # Made only now: a message may hold itself.
+            # Created only now: a message may contain itself.
             protobuf_messages.inside(compiler.checker(field.message_type), lanes, depth, path)
 
         return Unwanted(field, message, path)

@@ -1,4 +1,4 @@
-"""Messages inside messages, and those that stand for a value of their own."""
+"""Readers of inner messages, and of well-known types with a value: timestamps, wrappers, JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NANOS = 1_000_000_000
 
 
 def inside(reader: MessageReader, lanes: Lanes, depth: int, path: str) -> list[pa.Array]:
-    """Read a message that stands in each lane behind its length; return its columns."""
+    """Read a message in each lane, behind the message's length; return the columns."""
     starts, lengths = span(lanes, path)
     part = lanes.inside(starts, lengths)
     columns = reader.read(part, depth + 1)
@@ -40,7 +40,7 @@ def reader(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler) ->
     if name == TIMESTAMP and t.is_timestamp(kind):
         return _timestamp(descriptor, kind, path, compiler)
     if name in WRAPPERS:
-        # The value is not null just because it is the default: only where the wrapper is missing.
+        # The value is null only if the wrapper is missing, not if it is the default.
         inner = compiler.message(descriptor, [pa.field("value", kind)], path)
         return lambda lanes, depth: inside(inner, lanes, depth, path)[0]
     if name in JSON_TYPES and (t.is_string(kind) or t.is_large_string(kind)):
@@ -61,7 +61,7 @@ def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler
 
     def read(lanes: Lanes, depth: int) -> pa.Array:
         columns = inside(inner, lanes, depth, path)
-        # A missing part of it is its default, and no null, but where the message failed.
+        # A missing part is the default, not null; nulls come from failed lanes.
         filled = (column.fill_null(0) if column.null_count else column for column in columns)
         seconds, nanos = (column.to_numpy().astype(np.int64, copy=False) for column in filled)
         lanes.fail((seconds < low) | (seconds > high), f"{path}: {value_ranges.NOT_A_YEAR}")
@@ -87,7 +87,7 @@ def _json(name: str, kind: pa.DataType, path: str) -> Read:
 
     def read(lanes: Lanes, depth: int) -> pa.Array:
         starts, lengths = span(lanes, path)
-        # One by one: such values hold themselves, and are seldom.
+        # One by one: such values contain themselves, and are rare.
         texts = pa.array([text(value) for value in lanes.binary(starts, lengths).to_pylist()], kind)
         if texts.null_count:
             lanes.fail(texts.is_null().to_numpy(zero_copy_only=False), f"{path}: no value that JSON can show")

@@ -1,4 +1,4 @@
-"""What readers of messages and of their fields know of each other: a message has fields, and a field may be one."""
+"""Protocols between readers of messages and readers of fields: a field may be a message, too."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from airflow_lakestream.decode.lanes.lanes import Lanes
 
 
 class MessageReader(Protocol):
-    """Reads messages of one type; see `protobuf_columns`."""
+    """Reader of messages of the same type; see `protobuf.columns`."""
 
     def read(self, lanes: Lanes, depth: int = 0) -> list[pa.Array]:
-        """Read the lanes to their ends; return the columns."""
+        """Read the lanes to the ends; return the columns."""
 
 
 class Compiler(Protocol):
-    """Makes readers of columns; see `protobuf_columns`."""
+    """Compiler of readers of columns; see `protobuf.columns`."""
 
     patient: bool
     finer: TimestampsFiner
@@ -27,4 +27,4 @@ class Compiler(Protocol):
         """Return the reader of a message's fields. Raises Unfit."""
 
     def checker(self, descriptor: Any) -> MessageReader:
-        """Return a reader that wants no field of the message."""
+        """Return a reader of the message without any column, for validation."""

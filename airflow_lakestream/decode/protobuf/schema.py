@@ -1,4 +1,4 @@
-"""Protobuf schemas: their text to descriptors, and the columns that their messages stand for."""
+"""Protobuf schemas: compilation to descriptors, and the table columns of messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.exceptions import MissingExtra as MissingExtra
 
-# No file that a schema imports is called so.
+# No imported file has this name.
 _MAIN = "lakestream-main.proto"
 _PROTOC_SECONDS = 60
 
@@ -31,7 +31,7 @@ WRAPPERS = frozenset(
 
 
 class CompilerTimedOut(LakestreamError, Transient):
-    """Google's compiler did not end in time; the schema may be good, so no record is bad for it."""
+    """Timeout of Google's compiler; no record is bad for this reason, as the schema may be good."""
 
     def __init__(self) -> None:
         super().__init__(f"protoc took more than {_PROTOC_SECONDS} s for a schema. Is the worker overloaded?")
@@ -39,13 +39,13 @@ class CompilerTimedOut(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Proto:
-    """A compiled schema: the descriptors of its messages, and the class of any of them."""
+    """A compiled schema: the pool of descriptors, and the file with the messages."""
 
     pool: Any
     messages: Any
 
     def all_messages(self) -> list[Any]:
-        """Return the descriptors of all messages of the file, those inside others too."""
+        """Return the descriptors of all messages of the file, including inner messages."""
         found, inside = [], [self.pool.FindMessageTypeByName(name) for name in self._names]
         while inside:
             message = inside.pop()
@@ -59,9 +59,9 @@ class Proto:
         return [f"{package}.{one.name}" if package else one.name for one in self.messages.message_type]
 
     def descriptor(self, path: Sequence[int]) -> Any:
-        """Return a message's descriptor: which of the file's messages, which of those inside it, and so on.
+        """Return a message's descriptor, by the message's index in the file and the indexes of inner messages.
 
-        Raises SchemaRefused where there is none.
+        Raises SchemaRefused for a message unknown to the schema.
         """
         found, inside, name = None, self.messages.message_type, self.messages.package
         for index in path:
@@ -77,10 +77,10 @@ class Proto:
 
 @lru_cache(maxsize=256)
 def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> Proto:
-    """Return the descriptors of a .proto file, given all files that it imports as (name, text).
+    """Return the descriptors of a .proto file, given all imported files as (name, text).
 
-    Google's own compiler does it, in a process of its own: nothing else knows the language to the letter.
-    Raises SchemaRefused with what the compiler says, CompilerTimedOut, and MissingExtra.
+    Google's own compiler does the work, in a separate process: no other program knows the language to the letter.
+    Raises SchemaRefused with the compiler's message, CompilerTimedOut, and MissingExtra.
     """
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool
@@ -115,7 +115,7 @@ def _run_protoc(folder: Path) -> bytes:
     output = folder / "descriptors"
     arguments = [f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={output}", _MAIN]
     command = [sys.executable, "-m", "grpc_tools.protoc", *arguments]
-    # No shell, and nothing of the schema in the command.
+    # No shell, and no part of the schema in the command.
     try:
         done = subprocess.run(  # noqa: S603  # our own interpreter and our own file names
             command, capture_output=True, text=True, timeout=_PROTOC_SECONDS, check=False, cwd=folder
@@ -129,9 +129,9 @@ def _run_protoc(folder: Path) -> bytes:
 
 
 def messages_in(text: str, references: Iterable[tuple[str, str]] = (), *, nested: bool = False) -> int:
-    """Return how many messages a .proto file has; raises as `compile_proto`.
+    """Return the number of messages in a .proto file; raises the errors of `compile_proto`.
 
-    :param nested: those inside others count too, entries of maps apart.
+    :param nested: count messages inside messages, too, except the entries of maps.
     """
     messages = compile_proto(text, tuple(references)).messages.message_type
     inner = [one for message in messages for one in message.nested_type if not one.options.map_entry]
@@ -139,9 +139,9 @@ def messages_in(text: str, references: Iterable[tuple[str, str]] = (), *, nested
 
 
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message: Sequence[int] = (0,)) -> pa.Schema:
-    """Return the columns that a table for messages of this schema has; all of them may be null.
+    """Return the columns of a table for messages of this schema, all nullable.
 
-    :param message: which of the file's messages, as the wire format counts them (default: the first).
+    :param message: path of the message in the file, by indexes of the wire format (default: the first message).
 
     Raises SchemaRefused, with the field's path.
     """
@@ -173,7 +173,7 @@ def _type(field: Any, path: str, above: tuple[str, ...]) -> pa.DataType:
 
 
 def is_map(field: Any) -> bool:
-    """Whether the field is a map, which is a list of entries on the wire."""
+    """Whether the field is a map, on the wire a list of entries."""
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 

@@ -1,4 +1,4 @@
-"""Protobuf's scalar fields, as they stand on the wire, to columns."""
+"""Columns from Protobuf's scalar fields on the wire."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _WIRE = {
 
 
 def wire_type(field: Any) -> int:
-    """Return how a single value of the field begins on the wire."""
+    """Return the wire type of a single value of the field."""
     return _WIRE.get(field.type, VARINT)
 
 
 def _int32(values: Words) -> Any:
-    # A negative one is written with 64 bits; whatever the others say, the lower 32 count.
+    # A negative number is written with 64 bits; only the lower 32 count.
     return values.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
@@ -57,9 +57,9 @@ _NUMBERS: dict[int, Callable[[Words], Any]] = {
 
 
 def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
-    """Return the reader of one value of the field, and what the column has where none is written.
+    """Return the reader of a value of the field, and the column's default for a missing field.
 
-    That is None where the column can't hold the default. Raises Unfit.
+    The default is None if the column can't represent it. Raises Unfit.
     """
     if field.type in (_STRING, _BYTES):
         return _span(field, kind, path)
@@ -121,6 +121,6 @@ def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | No
 
 
 def span(lanes: Lanes, path: str) -> Any:
-    """Move over a length and so many bytes; return where they start, and how many there are."""
-    # A length of 2**63 or more is a negative one, and as wrong.
+    """Move over a length and as many bytes; return the starts and the lengths."""
+    # A length of 2**63 or more becomes negative, and is as wrong.
     return lanes.spans(lanes.varints(path).view(np.int64), path)

@@ -1,4 +1,4 @@
-"""Along Protobuf's wire format: over a field that nobody knows, and from one field to the next of the same tag."""
+"""Steps along Protobuf's wire format: over an unknown field, and to the next field of the same tag."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def skip(wire: int, lanes: Lanes, path: str) -> None:
 
 
 def along(lanes: Lanes, tag: int, path: str) -> tuple[Integers, Integers, Integers]:
-    """Return all values behind this tag that follow one another: whose each is, where it starts, and where all end.
+    """Return the consecutive values behind this tag: lane and start of each value, and the end in each lane.
 
-    The lanes stand behind the first tag already.
+    The lanes are already behind the first tag.
     """
     data, wire = memoryview(lanes.data.data), tag & 7
     written = varint(tag)
@@ -64,7 +64,7 @@ def _behind(data: memoryview, place: int, end: int, wire: int) -> int:
 
 
 def varint(number: int) -> bytes:
-    """Return a number as Protobuf writes it."""
+    """Return a number in Protobuf's encoding."""
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)
@@ -73,7 +73,7 @@ def varint(number: int) -> bytes:
 
 
 def packed_varints(lanes: Lanes, starts: Integers, lengths: Integers, path: str) -> tuple[Integers, Integers]:
-    """Return where each number in these spans starts, and whose it is."""
+    """Return the start and the lane of each number in these spans."""
     within = np.arange(int(lengths.sum())) - np.repeat(offsets_of(lengths)[:-1], lengths)
     owners = np.repeat(np.arange(len(lanes)), lengths)
     places = starts[owners] + within

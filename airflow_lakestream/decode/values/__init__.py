@@ -1,1 +1,1 @@
-"""Single values, and what a decoder answers."""
+"""Single values, and the result of a decoder."""

@@ -1,4 +1,4 @@
-"""Decimals of any precision and scale: the type of their column, and their text."""
+"""Decimals of any precision and scale: the column's type, and the text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pyarrow as pa
 # Most digits that a decimal column holds.
 DECIMAL_DIGITS = 38
 
-# No database has a larger scale, PostgreSQL has this one. The text of one without a bound would fill the memory.
+# No database has a larger scale; PostgreSQL has this scale. The text of an unlimited scale would fill the memory.
 MOST_SCALE = 16_383
 
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
-# The largest scale of a declared type of PostgreSQL's. Debezium writes one below 0 as 2048 less it, with as many zeros.
+# The largest scale of a declared type of PostgreSQL. Debezium writes a scale of -n as 2048 - n, with as many zeros.
 _MOST_DECLARED = 1000
 
 
 def column_type(precision: int, scale: int) -> pa.DataType:
-    """Return the type of a column for such decimals; text where no column of decimals holds them.
+    """Return the type of a column for these decimals, or text if no decimal column fits.
 
     With a scale below 0 numbers end in zeros: these are digits, too.
     """
@@ -37,7 +37,7 @@ def decimal_text(unscaled: bytes | None, scale: int | None) -> str | None:
 
 
 def fitting_decimal(unscaled: bytes, scale: int, most_digits: int, most_fraction: int) -> Decimal | None:
-    """Return a decimal; None where it has no bytes, or more digits than a column of decimals has."""
+    """Return a decimal, or None without bytes, or with more digits than the column allows."""
     exact = Decimal(int.from_bytes(unscaled, "big", signed=True)).scaleb(-scale, _EXACT)
     units = exact.scaleb(most_fraction, _EXACT)
     whole = int(units)

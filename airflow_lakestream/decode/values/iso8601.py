@@ -1,7 +1,7 @@
-"""ISO 8601 text to the integers that Arrow stores: microseconds and days since the epoch.
+"""Conversion of ISO 8601 text to Arrow's integers: microseconds and days since the epoch.
 
-Nothing is rounded. What is finer than a microsecond is refused, or cut where somebody asks for that: what is left is
-the microsecond before, also before 1970.
+Nothing is rounded. A value finer than a microsecond is refused, or cut on request: the result is the microsecond
+before, also before 1970.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZONE = r"(Z|([+-])(\d\d)(?::?(\d\d))?)"
 _DATE = re.compile(_DAY, re.ASCII)
 _TIME = re.compile(_CLOCK, re.ASCII)
 _DATE_TIME = re.compile(f"{_DAY}(?:[T ]{_CLOCK}{_ZONE}?)?", re.ASCII)
-# What is left of a text is as much a time as it was, and no other text has a part like it.
+# The cut text is a time if the text was a time, and no other text has such a part.
 _FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
 
 
@@ -37,7 +37,7 @@ _UNITS = {10: Epoch.SECONDS, 13: Epoch.MILLISECONDS, 16: Epoch.MICROSECONDS, 19:
 
 
 def epoch_unit(text: str) -> Epoch | None:
-    """Return the unit in which a number, by its integer part, is likely to be a time since the epoch; None if none."""
+    """Return the likely unit of a number as a time since the epoch, by the integer part, or None."""
     # Java writes the exponent of a large double.
     whole = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]
     unit = _UNITS.get(len(whole))
@@ -47,23 +47,23 @@ def epoch_unit(text: str) -> Epoch | None:
 
 
 def epoch_hint(text: str) -> str:
-    """Return what a number, where a date-time is to stand, is likely to be, and what to do; empty if nothing is."""
+    """Return a hint about a number in place of a date-time: likely unit and remedy; empty if unlikely."""
     unit = epoch_unit(text)
     return f' (likely {unit.words}: in schema, "timestamp from {unit}" makes times of such numbers)' if unit else ""
 
 
 def cut_text(text: str) -> str:
-    """Return a date-time or a time without the digits behind its microseconds."""
+    """Return a date-time or a time without the digits behind the microseconds."""
     return re.sub(_FINER, r"\1", text, count=1)
 
 
 def cut(texts: pa.Array) -> pa.Array:
-    """Return texts likewise."""
+    """Return texts without the digits behind the microseconds."""
     return pc.replace_substring_regex(texts, _FINER, r"\1", max_replacements=1)
 
 
 def days(text: str) -> int:
-    """Return the days since the epoch of a date such as 2026-11-20."""
+    """Return the days since the epoch of a date like 2026-11-20."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise Misfit(f"{quoted(text)} is not a date (YYYY-MM-DD)")
@@ -71,7 +71,7 @@ def days(text: str) -> int:
 
 
 def micros_of_day(text: str, *, cuts: bool = False) -> int:
-    """Return the microseconds since midnight of a time such as 05:05:00.123; hours and minutes are required."""
+    """Return the microseconds since midnight of a time like 05:05:00.123; hours and minutes are required."""
     match = _TIME.fullmatch(text)
     if match is None or match[2] is None:
         raise Misfit(f"{quoted(text)} is not a time (HH:MM:SS.ffffff)")

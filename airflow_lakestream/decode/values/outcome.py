@@ -1,6 +1,6 @@
-"""What a decoder makes of a batch: rows, and the records that can't become one, each with its reason.
+"""Result of a decoder for a batch: rows, and the bad records with reasons.
 
-A value that does not fit its column is told with its place in the document, without dumping the document.
+The reason contains the value's path in the document, without dumping the document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATH = 160
 
 
 class Misfit(ValueError):
-    """A value that a column can't hold without loss; `path` grows while the error passes up through the document."""
+    """Error: a column can't represent a value without loss; `path` grows while the error passes up the document."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -31,13 +31,13 @@ class Misfit(ValueError):
         self.path: list[str] = []
 
     def inside(self, step: str) -> Misfit:
-        """Return this misfit as seen from one level further out."""
+        """Return this misfit as seen from the next outer level."""
         self.path.append(step)
         return self
 
     @property
     def reason(self) -> str:
-        """The field's path and what is wrong there, of bounded length."""
+        """Path of the field and the problem, of bounded length."""
         if not self.path:
             return self.problem
         path = "".join(reversed(self.path)).removeprefix(".")
@@ -45,11 +45,11 @@ class Misfit(ValueError):
 
 
 class SchemaRefused(LakestreamError, Terminal, ValueError):
-    """A writer's schema that is not one, or that no table can be made for."""
+    """Error: a writer's schema is invalid, or unfit for a table."""
 
 
 class SchemaDecoder:
-    """What every decoder keeps: the columns it makes, and what becomes of fields without one."""
+    """Base of the decoders: the columns, and the policy for fields without a column."""
 
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str) -> None:
         if not len(schema):
@@ -66,7 +66,7 @@ def shorten(text: str, limit: int = _EXCERPT) -> str:
 
 
 def excerpt(value: object, limit: int = 100) -> str:
-    """Return a value on one line, cut to `limit` characters; what is not printable is escaped."""
+    """Return a value in a single line, cut to `limit` characters, with unprintable characters escaped."""
     if isinstance(value, bytes):
         value = value[: 4 * limit].decode(errors="backslashreplace")
     text = str(value)[: 4 * limit]
@@ -74,7 +74,7 @@ def excerpt(value: object, limit: int = 100) -> str:
 
 
 def near_name(name: str, others: Iterable[str]) -> str | None:
-    """Return a name among others that differs in case, `_` or `-` only; None without any."""
+    """Return the first of `others` that differs in case, `_` or `-` only, or None."""
     wanted = _folded(name)
     return next((other for other in others if _folded(other) == wanted), None)
 
@@ -84,7 +84,7 @@ def _folded(name: str) -> str:
 
 
 def no_such_field(name: str, written: Collection[str], whose: str) -> str:
-    """Say that a required column is not among the fields that were written, and which name comes close."""
+    """Return the problem of a required column without a written field, with the closest name."""
     near = near_name(name, written)
     has = "" if near is None else f"; it has {quoted(near)}, and names match exactly"
     return f"the column is required, and the writer's {whose} has no such field{has}"
@@ -97,7 +97,7 @@ def quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A record that can't become a row without losing something: which of the batch, and why."""
+    """Bad record, without a lossless row: the position in the batch, and the reason."""
 
     index: int
     reason: str
@@ -106,7 +106,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One row for each record of a batch that is not bad, in the order of the records.
+    """Rows of the good records of a batch, in the order of the records, and the bad records.
 
     `bad` is in that order, too; every record is a row or bad, so `len(rows) + len(bad)` is the length of the batch.
     """
@@ -116,7 +116,7 @@ class Decoded:
 
     @classmethod
     def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> Decoded:
-        """Return columns of all records, without those that are bad by these reasons."""
+        """Return the columns as rows, with the records in `reasons` as bad records."""
         if reasons:
             kept = pa.array(good_ones(len(columns[0]), reasons))
             columns = [column.filter(kept) for column in columns]
@@ -126,23 +126,23 @@ class Decoded:
     def refined(
         self, places: npt.NDArray[np.int64], reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema
     ) -> Decoded:
-        """Return other columns of the rows, without those that turned out to be bad.
+        """Return the result with new columns, and with the rows in `reasons` moved to the bad records.
 
-        :param places: where the rows' records stand in the batch.
+        :param places: positions of the rows' records in the batch.
         """
         rest = Decoded.without(reasons, columns, schema)
         bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in rest.bad)]
         return Decoded(rest.rows, sorted(bad, key=lambda row: row.index))
 
     def whole(self, batch: RawBatch) -> pa.Table:
-        """Return the rows of the batch that was decoded. Raises BadRecord for the first record that is bad."""
+        """Return the rows of the whole batch. Raises BadRecord for the first bad record."""
         for bad in self.bad:
             raise BadRecord(batch.topic, batch.partition, batch.offsets[bad.index], bad.reason)
         return self.rows
 
 
 def good_ones(count: int, bad: Iterable[int]) -> npt.NDArray[np.bool_]:
-    """Tell of each of `count` records whether it is not among the bad ones."""
+    """Return a mask of the good records among `count` records."""
     good = np.ones(count, np.bool_)
     good[list(bad)] = False
     return good
@@ -152,7 +152,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def pick(batch: RawBatch, indices: Sequence[int] | Indices) -> RawBatch:
-    """Return the records at these places, which rise."""
+    """Return the records at these ascending positions."""
     places = np.asarray(indices, np.int64)
     taken = pa.array(places)
     return replace(
@@ -166,10 +166,10 @@ def pick(batch: RawBatch, indices: Sequence[int] | Indices) -> RawBatch:
 
 
 def _picked(numbers: Sequence[int], places: Indices) -> Sequence[int]:
-    # As numbers of Python again: those of NumPy are none for JSON.
+    # As Python's numbers again: JSON can't have NumPy's.
     return array("q", np.asarray(numbers, np.int64)[places].tobytes())
 
 
 def all_but(count: int, indices: Sequence[int] | Indices) -> Indices:
-    """Return the places of `count` records without these."""
+    """Return the positions of `count` records without these."""
     return np.delete(np.arange(count, dtype=np.int64), indices)

@@ -1,1 +1,1 @@
-"""The compare-and-set of a Delta table: one version, or nothing."""
+"""Compare-and-set commits of a Delta table: each commit is a version, or is not applied."""

@@ -1,7 +1,7 @@
-"""The compare-and-set: a landing is made for one head, and becomes the next version or nothing.
+"""Compare-and-set: a landing is made for a head, and becomes the next version or is not applied.
 
-Where the version is taken, or the answer was lost, the file itself is looked at: it names the landing that wrote it.
-Two files of one landing can't both come to be: the second is made for a head that shows whether the first one did.
+If the version is taken, or the answer was lost, the version's file is read: it names the landing that wrote it. A
+landing can't get two files: the second would be made for a head that shows whether the first was written.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 COMMIT_TRIES = 20
 RETRY_PAUSE = 0.05
-# As Delta's other writers do, unless the table says otherwise.
+# The default of Delta's other writers.
 CHECKPOINT_INTERVAL = 10
 
 
 class CommitOutcomeUnknown(LakestreamError, Transient):
-    """The store did not say whether the commit's file was written, and could not be asked afterwards."""
+    """Commit with an unknown outcome: the store gave no answer, and could not be read afterwards."""
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
 
 
 class CommitRefused(LakestreamError, Transient):
-    """Other writers were faster again and again; nothing was applied."""
+    """Failure of all commit attempts, since another writer was faster each time; the table is unchanged."""
 
     def __init__(self, table: str) -> None:
         super().__init__(
@@ -49,17 +49,16 @@ class CommitRefused(LakestreamError, Transient):
 
 
 class Committer:
-    """Commits one landing.
+    """Commit of a landing, with retries.
 
-    :param make: returns the actions of the landing for a head, None for a table that is not there; raises what
-        refuses it.
+    :param make: returns the landing's actions for a head (None without a table), or raises to refuse the landing.
     """
 
     def __init__(
         self, tables: Tables, table: str, landing_id: str, make: Callable[[Head | None], Sequence[Action]]
     ) -> None:
         self._tables, self._table, self._landing_id, self._make = tables, table, landing_id, make
-        # Versions that were asked for without an answer: each may be this landing's, or may yet be.
+        # Versions requested without an answer: each may be this landing's, or may yet be.
         self._open: list[int] = []
         self.head: Head | None = None
 
@@ -68,11 +67,11 @@ class Committer:
         return self._tables.store(self._table)
 
     def may_be_applied(self) -> bool:
-        """Tell whether a request without an answer may have been, or may yet be, applied."""
+        """Return whether an unanswered request may have been applied, or may yet be."""
         return bool(self._open)
 
     def commit(self) -> int:
-        """Return the landing's version. Raises what `make` raises, CommitOutcomeUnknown and CommitRefused."""
+        """Return the landing's version. Raises the errors of `make`, CommitOutcomeUnknown and CommitRefused."""
         unknown: BaseException | None = None
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
@@ -80,7 +79,7 @@ class Committer:
             except LakestreamError:
                 raise
             except Exception as e:
-                # The store's client may raise anything: it goes on if nothing was sent; else the outcome is looked up.
+                # The store's client may raise any error: raised if nothing was sent; else the outcome is looked up.
                 if not self._open:
                     raise
                 log.warning("%s: the store did not say whether the commit was written: %r", self._table, e)
@@ -94,7 +93,7 @@ class Committer:
 
     def _try(self) -> int | None:
         self.head = self._tables.open(self._table)
-        # After the head was read: what it has in it of this landing is then found.
+        # After the head was read: if the head has this landing, it is then found.
         if (landed := self._landed()) is not None:
             return landed
         version = 0 if self.head is None else self.head.version + 1
@@ -102,7 +101,7 @@ class Committer:
         self._open.append(version)
         if put_commit(self._store, version, actions):
             return version
-        # Perhaps this very one, which the store's client sent twice.
+        # The version may be this landing's: the store's client may have sent the request twice.
         return self._landed()
 
     def _landed(self) -> int | None:
@@ -118,7 +117,7 @@ class Committer:
 
 
 def look_after(tables: Tables, table: str, version: int) -> None:
-    """Write a checkpoint where one is due, and let the log go that is older than the table wants; never raises."""
+    """Write a checkpoint if due, and delete log files older than the table's retention; never raises."""
     try:
         head = tables.open(table)
         if head is None or head.delta is None:
@@ -133,7 +132,7 @@ def look_after(tables: Tables, table: str, version: int) -> None:
 
 
 def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
-    """Return what a commit says of itself."""
+    """Return the `commitInfo` action of a commit."""
     return {
         "commitInfo": {
             "timestamp": time.time_ns() // 1_000_000,

@@ -1,4 +1,4 @@
-"""A Delta table's log that was cut or damaged: found before a record is read, and reported with a remedy."""
+"""Damage of a Delta table's log: found before a record is read, and reported with a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ELSEWHERE = "Without one, land in another table."
 
 
 class DamagedLog(LakestreamError, Terminal):
-    """A file of a table's log is missing, or was written in part."""
+    """Missing or incomplete file of a table's log."""
 
     def __init__(self, table: str, file: str, problem: str, remedy: str) -> None:
         self.table, self.file = table, file
@@ -32,7 +32,7 @@ class DamagedLog(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class _Log:
-    """The sizes of a log's files: of its versions, and of the parts of its checkpoints by version."""
+    """Sizes of a log's files: of versions, and of the parts of checkpoints by version."""
 
     commits: Mapping[int, int]
     checkpoints: Mapping[int, Mapping[str, int]]
@@ -43,14 +43,14 @@ class _Log:
         return max([*self.commits, *self.checkpoints], default=-1)
 
     def is_whole_from(self, base: int) -> bool:
-        """Tell whether every version after `base` is there."""
+        """Return whether every version after `base` exists."""
         return self.newest >= 0 and all(version in self.commits for version in range(base + 1, self.newest + 1))
 
 
 def check_log(store: Any, table: str) -> None:
-    """Refuse a log with an empty version, which readers pass over, and its files with it. Raises DamagedLog.
+    """Refuse a log with an empty version: readers would skip all files of the version. Raises DamagedLog.
 
-    :param store: whose root is the table's folder.
+    :param store: its root is the table's folder.
     """
     base = _last_checkpoint(store)
     log = _listed(store, f"{LOG}/{max(0, base):020}")
@@ -60,9 +60,9 @@ def check_log(store: Any, table: str) -> None:
 
 
 def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
-    """Return what is damaged in a log that can't be opened; None where nothing is to be seen.
+    """Return the damage of an unreadable log, or None if no damage is found.
 
-    :param error: what delta-rs says.
+    :param error: the error of delta-rs.
     """
     log, base = _listed(store), _last_checkpoint(store)
     if base >= 0 and base not in log.checkpoints:
@@ -102,7 +102,7 @@ def _of_commit(version: int) -> str:
 
 
 def _last_checkpoint(store: Any) -> int:
-    """Return the version that the log is read from; -1 where nothing says so, as readers do."""
+    """Return the version of the last checkpoint, the readers' start, or -1 if no checkpoint is named."""
     try:
         return int(json.loads(bytes(obstore.get(store, _LAST).bytes()))["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -134,8 +134,8 @@ def _is_whole(store: Any, file: str) -> bool:
         if file.endswith(".parquet"):
             pq.read_table(io.BytesIO(data))
             return True
-        # Not by splitlines(): text in JSON may have what Unicode takes for the end of a line.
-        # And as UTF-8, where `json` would guess.
+        # Not by splitlines(): text in JSON may contain characters that Unicode takes for the end of a line.
+        # And as UTF-8: `json` would guess the encoding.
         actions = [json.loads(line.decode()) for line in data.split(b"\n") if line.strip()]
     except (ValueError, OSError, pa.ArrowException, RecursionError):
         return False

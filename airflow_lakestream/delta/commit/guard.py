@@ -1,4 +1,4 @@
-"""What a head has to be like for a landing to be made for it, and the actions that are then its version."""
+"""Commit guard of a Delta table: checks of a head before a landing, and the actions of the landing's version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_UUID = "the table was dropped and created again"
 
 @dataclass(frozen=True)
 class Target:
-    """What files are written for: the table at the last look, `fields` as Delta's JSON with the change in them.
+    """Target of written files: the table at the last look; `fields` as Delta's JSON, including the schema change.
 
     `base` is None for a table that the commit creates.
     """
@@ -37,7 +37,7 @@ class Target:
 
 
 def check_fit(head: Head | None, target: Target, table: str) -> None:
-    """Refuse files that were written for another table, schema or partitioning. Raises StaleFiles."""
+    """Refuse files written for another table, schema or partitioning. Raises StaleFiles."""
     if target.base is None or head is None:
         if head is not None:
             raise StaleFiles(table, "another run created the table")
@@ -54,7 +54,7 @@ def check_fit(head: Head | None, target: Target, table: str) -> None:
 
 
 def check_ledger(head: Head | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool) -> None:
-    """Refuse what the ledgers at the head forbid. Raises LedgerConflict."""
+    """Refuse a landing forbidden by the ledgers at the head. Raises LedgerConflict."""
     if head is None:
         return
     others = {} if allow_group_overlap else ledger_store.other_ledgers(head, consumer_group)
@@ -71,9 +71,9 @@ def landing_actions(
     notes: Mapping[str, str],
     gone: Sequence[str] = (),
 ) -> list[Action]:
-    """Return a version: its own words, the ledger in the table's properties, the group's transaction, the files.
+    """Return the actions of a version: commit info, protocol, properties with the ledger, transaction, files.
 
-    `notes` are further properties, `gone` are those that it removes. Raises what forbids the landing besides the table.
+    `notes` are further properties, `gone` the names of removed properties. Raises the errors of the precondition.
     """
     landing.check_precondition()
     changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()

@@ -1,4 +1,4 @@
-"""Which Delta tables can be written here: those that ask of a writer only what is done here."""
+"""Protocol of Delta tables: refusal of features unsupported here, and the protocol of new versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import uses_ntz
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# They ask nothing of a writer that appends rows of a given schema, or only what is checked below.
+# Features without duties for a writer that appends rows of a given schema, or with duties checked below.
 _HARMLESS = frozenset(
     {
         *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"),
@@ -23,7 +23,7 @@ _HARMLESS = frozenset(
     }
 )
 NTZ_FEATURE = "timestampNtz"
-# What a protocol's version means in features, each with all below it: a table that has features names them all.
+# Features by protocol version, in addition to the features of lower versions: a table with features names all.
 # https://github.com/delta-io/delta/blob/master/PROTOCOL.md#table-features
 _OF_WRITERS = {
     2: ("appendOnly", "invariants"),
@@ -39,16 +39,16 @@ _COLUMN_RULES = ("delta.generationExpression", "delta.identity.start", "delta.in
 
 
 class UnfitTable(LakestreamError, Terminal):
-    """A Delta table with a feature that a writer has to respect, and that is unknown here."""
+    """Delta table with a writer feature unsupported here."""
 
     def __init__(self, table: str, what: str, remedy: str) -> None:
         super().__init__(f"{table}: {what}. Nothing was written. {remedy}")
 
 
 def unreadable(table: str, error: str) -> UnfitTable:
-    """Return the refusal of a table that delta-rs does not read.
+    """Return the refusal of a table unreadable by delta-rs.
 
-    :param error: what delta-rs says.
+    :param error: the error of delta-rs.
     """
     if "catalog-managed table" in error:
         return UnfitTable(table, "its commits are its catalog's (catalogManaged)", "Land in a table without it.")
@@ -57,13 +57,13 @@ def unreadable(table: str, error: str) -> UnfitTable:
         return UnfitTable(table, f"it has columns of timestamp_ntz without the table feature {NTZ_FEATURE}", remedy)
     if found := re.search(r"Unsupported: (.*)", error):
         return UnfitTable(table, f"delta-rs can't read it: {found[1]}", "Drop it: ALTER TABLE ... DROP FEATURE.")
-    # A trace of calls may stand behind it.
+    # A stack trace may follow.
     said = " ".join(re.split(r"\n\s*(?:\d+: |stack backtrace)", error)[0].split())[:_LONGEST]
     return UnfitTable(table, f"delta-rs can't read it: {said}", "Correct what is named; or land in another table.")
 
 
 def check_writable(head: Head) -> None:
-    """Refuse a table whose rules rows written here would break. Raises UnfitTable."""
+    """Refuse a table with rules that a plain append would break. Raises UnfitTable."""
     unknown = sorted(head.features - _HARMLESS) if head.writer_version == 7 else []
     if unknown or head.writer_version > 7:
         what = f"table features {', '.join(unknown)}" if unknown else f"writer version {head.writer_version}"
@@ -79,9 +79,9 @@ def check_writable(head: Head) -> None:
 
 
 def protocol_of(head: Head | None, fields: Sequence[Mapping[str, Any]]) -> list[Action]:
-    """Return the action for the table's protocol in a version that gives it these columns; none where it stays.
+    """Return the protocol action of a version with these columns; empty if the protocol stays.
 
-    Readers refuse a whole table that has a `timestamp_ntz` without the feature: it comes in the version of the column.
+    Readers refuse a table that has a `timestamp_ntz` without the feature: it comes in the version of the column.
     """
     held = Head("", -1, "", pa.schema([]), (), ()) if head is None else head
     reader, writer = held.reader_version, held.writer_version
@@ -105,7 +105,7 @@ def _named(features: Mapping[int, Sequence[str]], version: int) -> Iterator[str]
 
 
 def check_removable(head: Head) -> None:
-    """Refuse a table that rows can't be taken out of here. Raises UnfitTable, CannotReplace."""
+    """Refuse a table if removing rows is not supported here. Raises UnfitTable, CannotReplace."""
     for key, what in (
         ("delta.appendOnly", "it is append-only"),
         ("delta.enableChangeDataFeed", "its change data feed would show rows as changed that only move"),
@@ -116,7 +116,7 @@ def check_removable(head: Head) -> None:
 
 
 def check_no_dead_rows(head: Head) -> None:
-    """Refuse a table with rows that are deleted and still in its files. Raises CannotReplace."""
+    """Refuse a table with deletion vectors: deleted rows are still in the files. Raises CannotReplace."""
     assert head.delta is not None, "the table is really there"
     if dead := pa.table(head.delta.deletion_vectors()).num_rows:
         raise CannotReplace(

@@ -1,1 +1,1 @@
-"""What a replace takes out of a Delta table, and its commit."""
+"""Replace of rows in a Delta table: takeout and commit."""

@@ -1,4 +1,4 @@
-"""A landing that replaces: in one version the rows of its ranges go out, and those read again come in."""
+"""Replacing landing: a single version removes the rows of ranges, and adds the rows read again."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from airflow_lakestream.tables.guards import check_replace, completed, replaced_
 
 @dataclass
 class Replacement:
-    """The actions of a landing that replaces, for one head after the other.
+    """Actions of a replacing landing, made for each new head.
 
-    :param since: the version that this run first saw.
-    :param own: the landings that this run made itself.
+    :param since: the version at the run's first look.
+    :param own: the ids of this run's landings.
     """
 
     store: Any
@@ -37,12 +37,12 @@ class Replacement:
     since: int
     own: Collection[str]
     notes: dict[str, str] = field(default_factory=dict)
-    # As it was last made: with the counts of what was taken out.
+    # The last landing made, with the counts of removed rows.
     made: Landing | None = None
     _takeout: Takeout | None = None
 
     def make(self, head: Head | None) -> list[Action]:
-        """Return them. Raises Conflict, ReplacedMeanwhile, CannotReplace, UnfitTable."""
+        """Return the actions for a head. Raises Conflict, ReplacedMeanwhile, CannotReplace, UnfitTable."""
         if head is None:
             raise StaleFiles(self.table, "the table was dropped")
         _, ranges = what_it_replaces(self.landing)
@@ -62,7 +62,7 @@ class Replacement:
         )
 
     def unneeded(self, is_committed: bool) -> list[Add]:
-        """Return the files of rows that stay which are in no version."""
+        """Return the files of remaining rows outside of all versions."""
         return self.finder.unneeded(self._takeout if is_committed else None)
 
     def _landings_since(self, head: Head, ranges: RangeSet) -> Iterator[Landing]:

@@ -1,4 +1,4 @@
-"""The live files of a Delta table, and how `tables.takeout` looks for rows in them."""
+"""Live files of a Delta table, for the search by `tables.takeout`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Takeout = takeout.Takeout[Add, Add]
 
 
 class DeltaFiles(takeout.HeadFiles[Add, Add]):
-    """`tables.takeout.HeadFiles` of a Delta table; `store` is that of its folder."""
+    """`tables.takeout.HeadFiles` of a Delta table; `store` is the store of the table's folder."""
 
     def __init__(self, store: Any, head: Head) -> None:
         self._store, self._head = store, head
@@ -31,16 +31,16 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
         return list(live_files(self._head))
 
     def of_new(self, file: Add) -> Add:
-        """Return a file that is to come into the table."""
+        """Return a new file of the commit as a live file."""
         return file
 
     def key(self, file: Add) -> str:
-        """Return what a file is known by."""
+        """Return the path as a file's key."""
         path: str = file["path"]
         return path
 
     def may_hold(self, file: Add, ranges: RangeSet) -> bool:
-        """Tell by a file's statistics whether it may hold a row of the ranges."""
+        """Return by a file's statistics whether rows of the ranges are possible."""
         return may_hold(file, ranges)
 
     def rows(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -48,7 +48,7 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
         yield from read_parts(self._store, file, self._head.schema, columns)
 
     def rows_with_coordinates(self, files: Sequence[Add]) -> tuple[int, Sequence[str]]:
-        """Count the rows whose coordinates all have values, and name the files in which some have not."""
+        """Return the number of rows with values in all coordinates, and the names of files with further rows."""
         known, lacking = 0, []
         for add in files:
             nulls = [add["stats"]["nullCount"].get(name) for name in COORDINATES]
@@ -64,13 +64,13 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
 
 
 def live_files(head: Head) -> Iterator[Add]:
-    """Yield the live files as `add` actions, `stats` as a mapping. Raises CannotReplace where rows in them are dead."""
+    """Yield the live files as `add` actions, `stats` as a mapping. Raises CannotReplace if files have deleted rows."""
     check_no_dead_rows(head)
     yield from adds_of(head)
 
 
 def adds_of(head: Head) -> Iterator[Add]:
-    """Yield the live files as `add` actions, `stats` as a mapping; rows in them may be dead."""
+    """Yield the live files as `add` actions, `stats` as a mapping; files may have deleted rows."""
     assert head.delta is not None, "the table is really there"
     table = pa.table(head.delta.get_add_actions(flatten=False))
     for row in table.to_pylist():
@@ -89,7 +89,7 @@ def adds_of(head: Head) -> Iterator[Add]:
 
 
 def bounds_of(add: Add, name: str) -> tuple[Any, Any] | None:
-    """Return a column's bounds in a file, both ends included; None where the log has none."""
+    """Return a column's bounds in a file, both ends included, or None if missing in the log."""
     if (text := add["partitionValues"].get(name)) is not None:
         value = text if name == TOPIC else int(text)
         return value, value
@@ -104,7 +104,7 @@ def _text(value: Any) -> str | None:
 
 
 def remove_action(add: Add) -> dict[str, Any]:
-    """Return the action that takes a live file out, now."""
+    """Return the action for removing a live file now."""
     return {
         "remove": {
             "path": add["path"],
@@ -118,6 +118,6 @@ def remove_action(add: Add) -> dict[str, Any]:
 
 
 def may_hold(add: Add, ranges: RangeSet) -> bool:
-    """Tell by a file's statistics whether it may have rows of the ranges; without any it may."""
+    """Return by a file's statistics whether rows of the ranges are possible; True without statistics."""
     low, high = add["stats"]["minValues"].get(OFFSET), add["stats"]["maxValues"].get(OFFSET)
     return any(overlapping(ranges.intervals(*key), low, high) for key in ranges.partitions)

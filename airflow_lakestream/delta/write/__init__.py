@@ -1,1 +1,1 @@
-"""Rows to the Parquet files of a Delta table."""
+"""Parquet files of a Delta table, written from rows."""

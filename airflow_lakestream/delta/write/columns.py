@@ -1,4 +1,4 @@
-"""Arrow columns as Delta's, and rows brought into a table's columns."""
+"""Arrow columns as Delta columns, and rows conformed to a table's columns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PRIMITIVES = (
     (arrow.is_binary, "binary"),
     (arrow.is_date32, "date"),
 )
-# Without column mapping no name may have them.
+# Refused in names by Delta, unless the table maps columns.
 REFUSED_CHARACTERS = " ,;{}()\n\t="
 
 
 def delta_fields(schema: Iterable[pa.Field], argument: str = "schema", path: str = "") -> list[dict[str, Any]]:
-    """Return columns as Delta's JSON. Raises InvalidArgument for a name or a type that Delta does not have."""
+    """Return columns as Delta's JSON. Raises InvalidArgument for a name or type unknown to Delta."""
     fields, taken = [], dict[str, str]()
     for field in schema:
         if bad := sorted(set(REFUSED_CHARACTERS) & set(field.name)):
@@ -45,7 +45,7 @@ def delta_fields(schema: Iterable[pa.Field], argument: str = "schema", path: str
 
 
 def merged(held: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return Delta's JSON of `held` with the columns that only `wanted` has behind them, in structs, too."""
+    """Return Delta's JSON of `held` followed by the further columns of `wanted`, also within structs."""
     new = {column["name"]: column for column in wanted}
     fields = [
         {**column, "type": _merged_type(column["type"], new.pop(column["name"], column)["type"])} for column in held
@@ -63,12 +63,12 @@ def _merged_type(held: Any, wanted: Any) -> Any:
 
 
 def uses_ntz(fields: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether a column, or one in it, is a timestamp without zone: a feature of its own."""
+    """Return whether a column or nested field is a timestamp without zone: a table feature."""
     return '"timestamp_ntz"' in json.dumps(list(fields))
 
 
 def narrow_integers(fields: pa.Schema | pa.DataType, path: str = "") -> Iterator[str]:
-    """Yield the columns, and fields in them, of Delta's byte or short."""
+    """Yield the columns and struct fields of Delta's types byte and short."""
     for field in fields:
         if arrow.is_int8(field.type) or arrow.is_int16(field.type):
             yield path + field.name
@@ -77,7 +77,7 @@ def narrow_integers(fields: pa.Schema | pa.DataType, path: str = "") -> Iterator
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table's columns in its order: null where the rows have none. Raises InvalidArgument."""
+    """Return rows with the table's columns in the table's order; missing columns are null. Raises InvalidArgument."""
     if strangers := [name for name in rows.column_names if name not in schema.names]:
         raise InvalidArgument("rows", f"the table has no column {', '.join(map(repr, strangers))}.")
     columns = []

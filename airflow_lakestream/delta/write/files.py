@@ -1,4 +1,4 @@
-"""Parquet files of a Delta table, each described by its `add` action: rows are written, unneeded files are deleted.
+"""Parquet files of a Delta table, described by `add` actions: rows are written, unneeded files are deleted.
 
 Nothing is committed here.
 """
@@ -31,9 +31,9 @@ from airflow_lakestream.tables.row_buffer import culprits
 
 log = logging.getLogger(__name__)
 
-# The first columns have statistics, as many as with Delta's other writers.
+# Number of leading columns with statistics, as in Delta's other writers.
 COLUMNS_WITH_STATISTICS = 32
-# A longer string would need a bound that is cut short upwards.
+# Longer strings have no bounds: an upper bound can't just be cut short.
 LONGEST_BOUND = 64
 ROW_GROUP = 512 * 1024
 
@@ -50,7 +50,7 @@ def write_files(
     counter: Iterator[int],
     folder: str = "",
 ) -> list[Add]:
-    """Write rows, a file for each partition. Those of this call are deleted before an error goes on."""
+    """Write rows, a file for each partition. Before an error is raised, the files of this call are deleted."""
     adds: list[Add] = []
     try:
         for values, part in arrange(conform(rows, schema), partitions, order):
@@ -66,9 +66,9 @@ def write_files(
 def unwritable(
     schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], rows: pa.Table
 ) -> dict[int, str]:
-    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+    """Return the unwritable rows with reasons, by trials without a file. Unknown columns are left out.
 
-    Raises what writing raises where it is not the rows' fault.
+    Raises errors of writing that no row causes.
     """
     write = partial(_write_nowhere, schema, partitions, order)
     return culprits(rows.select([name for name in rows.column_names if name in schema.names]), write)
@@ -77,9 +77,9 @@ def unwritable(
 def proof_of(
     schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]]
 ) -> tuple[object, Callable[[], object]]:
-    """Return what of a table decides whether files can be made for it, and what tries that, with one row.
+    """Return the shape of a table's files, and a function to write a single row on trial.
 
-    What the latter raises is the table's fault, whatever the records are.
+    An error of the function is the table's fault, independent of the records.
     """
     shape = schema, tuple(partitions), tuple(order)
     return shape, lambda: _write_nowhere(*shape, one_row(schema))
@@ -94,7 +94,7 @@ def _write_nowhere(
 
 
 def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
-    """Delete files as well as it goes; return those that may be left. Never raises."""
+    """Delete files if possible; return the paths possibly left. Never raises."""
     left = []
     for add in adds:
         try:
@@ -107,7 +107,7 @@ def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
 
 
 def beside(written: Iterable[Add], kept: Iterable[Add]) -> list[Add]:
-    """Return the files written but for those that are kept."""
+    """Return the written files except the kept files."""
     names = {add["path"] for add in kept}
     return [add for add in written if add["path"] not in names]
 
@@ -118,7 +118,7 @@ def path_of(add: Add) -> str:
 
 
 class _Ranges(RangedFile):
-    """A file of a store, of which only what is asked for is fetched."""
+    """File of a store, read by ranges."""
 
     def __init__(self, store: Any, add: Add) -> None:
         super().__init__(int(add["size"]))
@@ -133,14 +133,14 @@ class _Ranges(RangedFile):
 
 
 def open_file(store: Any, add: Add) -> Any:
-    """Open a file for reading, of which only what is asked for is fetched."""
+    """Open a file for reading; only the ranges read are fetched."""
     return _Ranges(store, add)
 
 
 def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """Yield a file's rows in the table's columns, those of its partition and those that came later included.
+    """Yield a file's rows in the table's columns, including partition columns and columns added later.
 
-    :param columns: those to read; only they are fetched. Default: all.
+    :param columns: the columns to read; only these are fetched. Default: all.
     """
     names = list(columns or schema.names)
     with pq.ParquetFile(_Ranges(store, add), pre_buffer=True) as file:
@@ -150,13 +150,13 @@ def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] =
 
 
 def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.Table:
-    """Return the same rows at once."""
+    """Return the rows of `read_parts` as a single table."""
     wanted = pa.schema([schema.field(name) for name in columns or schema.names])
     return pa.concat_tables([no_rows(wanted), *read_parts(store, add, schema, columns)])
 
 
 def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return rows as a file holds them in the table's columns, those of its partition and those that came later too."""
+    """Return a file's rows in the table's columns, including partition columns and columns added later."""
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     count = rows.num_rows
     arrays = {name: rows[name] for name in rows.column_names}
@@ -197,7 +197,7 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
     lowest, highest, nulls = {}, {}, {}
     for field in list(rows.schema)[:COLUMNS_WITH_STATISTICS]:
         if arrow.is_nested(field.type):
-            # Readers want the counts of its parts there, or none.
+            # Readers expect counts of all its parts there, or no counts.
             continue
         column = rows[field.name]
         nulls[field.name] = column.null_count
@@ -207,7 +207,7 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
 
 
 def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    # Not of floats: what a NaN does to their bounds is another question for each reader.
+    # Not of floats: each reader treats NaN in bounds differently.
     plain = (arrow.is_integer, arrow.is_string, arrow.is_date32, arrow.is_timestamp)
     if not any(test(kind) for test in plain) or column.null_count == len(column):
         return None
@@ -217,7 +217,7 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
         if isinstance(low, datetime):
             return _milliseconds(low), _milliseconds(high + timedelta(microseconds=999))
     except (OverflowError, ValueError):
-        # A time that Python has no value for.
+        # A time out of Python's range.
         return None
     if isinstance(low, date):
         return low.isoformat(), high.isoformat()
@@ -231,15 +231,15 @@ def _milliseconds(at: datetime) -> str:
     return f"{text}Z" if at.tzinfo else text
 
 
-# At most, between the store's clock and a writer's.
+# Largest difference between the clocks of a store and a writer.
 CLOCKS_APART_MS = 3_600_000
 
 
 def delete_unreferenced(store: Any, head: Head | None, folder: str) -> tuple[int, int]:
-    """Delete the files below a folder that no version has added; return how many are deleted, and are left.
+    """Delete files below a folder never added by a version; return the numbers of deleted and of remaining files.
 
-    Looked through are the versions since the oldest of the files. Where the log does not go back so far, nothing is
-    deleted: another version may need a file that the head no longer has.
+    The versions since the oldest of the files are read. If the log does not go back that far, nothing is deleted:
+    another version may need a file that the head no longer has.
     """
     there = {
         item["path"]: int(item["last_modified"].timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""Files as one worker hands them to another: their `add` actions, and the table that they were written for."""
+"""Handover of files between workers: `add` actions, with the state of the target table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_lakestream.delta.write.files import delete_files, path_of
 
 @dataclass(frozen=True)
 class Outline:
-    """What one process tells another of a table, existing or new; also a store that knows this table alone."""
+    """Outline of a table, existing or new, for another process; also `Tables` with this table only."""
 
     table: str
     options: Mapping[str, str] = field(repr=False)
@@ -30,7 +30,7 @@ class Outline:
     partitions: tuple[str, ...]
 
     def open(self, table: str) -> Head | None:
-        """Return the table; None for any other."""
+        """Return the table, or None for another table."""
         if table != self.table:
             return None
         return Head(
@@ -43,44 +43,44 @@ class Outline:
         )
 
     def store(self, table: str) -> Any:
-        """Return the object store whose root is the table's folder."""
+        """Return the object store with the table's folder as root."""
         return DeltaStorage(self.options).store(table)
 
 
 def outline(tables: Tables, table: str, target: Target, schema: pa.Schema) -> Outline:
-    """Return what another process needs to write files for a target."""
+    """Return the outline of a target, for writing files in another process."""
     assert isinstance(tables, DeltaStorage | Outline), "there are no others"
     return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
 
 
 def beside(tables: Tables, table: str, columns: pa.Schema) -> Outline:
-    """Return the outline of a table that is nowhere, whose files lie below the folder of another one."""
+    """Return the outline of a staging table, with files below the folder of `table`."""
     assert isinstance(tables, DeltaStorage), "the driver has the table itself"
     return Outline(table, dict(tables.options), "", columns, delta_fields(columns), ())
 
 
 def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
-    """Open a handed file of such a table, for reading."""
+    """Open a handed file of a staging table for reading."""
     return pa.BufferReader(pa.py_buffer(obstore.get(outline.store(outline.table), path_of(file)).bytes()))
 
 
 def uri(outline: Outline, file: Mapping[str, Any]) -> str:
-    """Return where a handed file of such a table is."""
+    """Return the URI of a handed file of a staging table."""
     return f"{outline.table.rstrip('/')}/{path_of(file)}"
 
 
 def rows_in(file: Mapping[str, Any]) -> int:
-    """Return how many rows a handed file of such a table has."""
+    """Return the number of rows in a handed file of a staging table."""
     return int(json.loads(file["stats"])["numRecords"])
 
 
 def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Delete handed files of such a table as well as it goes; return those that may be left. Never raises."""
+    """Delete handed files of a staging table if possible; return the paths possibly left. Never raises."""
     return delete_files(outline.store(outline.table), files)
 
 
 def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:
-    """Return files that were written for the target, with what tells whether they still fit it."""
+    """Return files written for the target as JSON, with the data for `misfit`."""
     return {
         "table_id": _id(target),
         "schema": _fingerprint(target),
@@ -90,14 +90,14 @@ def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:
 
 
 def misfit(target: Target, store: Any, handed: Mapping[str, Any]) -> str | None:
-    """Say why handed files can't go into the table; None if they can."""
+    """Return the reason why handed files do not fit the table, or None."""
     if handed["table_id"] != _id(target):
         return "the table was dropped and created again since they were written"
     if handed["schema"] != _fingerprint(target):
         return "the table's schema was changed since they were written"
     if handed["partitions"] != list(target.partitions):
         return "the table's partitioning was changed since they were written"
-    # An earlier try of the commit may have swept them; a table must never refer to what is not there.
+    # An earlier try of the commit may have swept them; a table must never refer to missing files.
     gone = next((path_of(add) for add in handed["files"] if not _exists(store, path_of(add))), None)
     return None if gone is None else f"they are gone, such as {gone}"
 

@@ -1,4 +1,4 @@
-"""Which rows go into which file of a Delta table, and in which order."""
+"""Layout of a Delta table: the partition of each row, and the order of rows in files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTITION_TYPES = (
 
 
 def check_partitions(schema: pa.Schema | None, partition_by: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns to partition by. Raises InvalidArgument; without a schema only the form is looked at."""
+    """Return the columns to partition by. Raises InvalidArgument; without a schema only the form is checked."""
     columns = tuple(partition_by or ())
     for column in columns:
         if "(" in column:
@@ -49,7 +49,7 @@ def check_partitions(schema: pa.Schema | None, partition_by: Sequence[str] | Non
 
 
 def check_layout(schema: pa.Schema, held: Sequence[str], table: str, partition_by: Sequence[str] | None) -> None:
-    """Refuse a table that is partitioned in another way than asked for; None asks for nothing."""
+    """Refuse a table with partitions different from `partition_by`; None accepts all."""
     if partition_by is not None and check_partitions(schema, partition_by) != tuple(held):
         wanted, there = (", ".join(names) or "nothing" for names in (partition_by, held))
         raise InvalidArgument(
@@ -81,7 +81,7 @@ def check_order(schema: pa.Schema | None, sort_order: Sequence[str] | None) -> l
 def arrange(
     rows: pa.Table, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]]
 ) -> Iterator[tuple[Mapping[str, str | None], pa.Table]]:
-    """Yield partition values, as Delta writes them, and the rows of each, sorted, without the partitions' columns."""
+    """Yield partition values in Delta's text form, with the rows of each, sorted, without partition columns."""
     rows = _sorted(rows, order)
     if not partitions:
         yield {}, rows

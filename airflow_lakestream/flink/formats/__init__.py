@@ -1,1 +1,1 @@
-"""How Flink reads the records of each format, and what is made of its values so that the table has the extract's."""
+"""Flink's reading of each format, and the expressions for the same values in the table as the extract's."""

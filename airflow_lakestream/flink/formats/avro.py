@@ -1,8 +1,8 @@
-"""By which way the values of an Avro schema get into columns: where Flink's decoder and SQL make what ours makes.
+"""Encodings of an Avro schema's values for which Flink's decoder and SQL make the same columns as our decoder.
 
-A *way* says how the values of one place are written, as far as it matters to who reads them: Avro's own resolution of
-schemas asks for types only, and would take milliseconds for microseconds. So each writer's schema has to have the same
-ways as those that a job was submitted with, in all places of the columns.
+A *way* is the encoding of the values of one place, as far as it matters to readers: Avro's own resolution of schemas
+compares types only, and would take milliseconds for microseconds. So each writer's schema must have the same ways as
+the schemas that a job was submitted with, in all places of the columns.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from airflow_lakestream.registry.schemas import RegisteredSchema
 
 # A way to a list's items, and to a map's values.
 ITEM, VALUE = "[]", "{}"
-# The way of a place that has others below it.
+# The way of a place that has other places below it.
 WHOLE = "whole"
 _ENUM = "enum "
 
 
 class WayRefused(ValueError):
-    """Flink would make something else of the values than the extract does, or nothing."""
+    """Error of an encoding that Flink decodes otherwise than the extract, or not at all."""
 
 
 @dataclass
 class Ways:
-    """The ways to the places of the columns, such as `{"at": "timestamp-millis", "tags[]": "string"}`.
+    """The ways of the places of the columns, such as `{"at": "timestamp-millis", "tags[]": "string"}`.
 
-    :param symbols: by name, those of the enums; a job that does not know one fails at it.
+    :param symbols: the symbols of the enums, by name; a job fails at a symbol that it does not know.
     """
 
     places: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, place: str, way: str) -> None:
-        """Take down a way. Raises WayRefused where there is another one."""
+        """Add the way of a place. Raises WayRefused for a second, different way of the place."""
         if (known := self.places.setdefault(place, way)) != way:
             raise WayRefused(f"{place} is written as {way} by one schema of the topic, and as {known} by another")
 
     def lacks(self, other: Ways) -> str | None:
-        """Say which way of another schema is not among these; None where all are."""
+        """Return the first difference between another schema's ways and these ways; None without a difference."""
         for place, way in other.places.items():
             if (known := self.places.get(place)) != way:
                 return f"{place} is written as {way}, and the job reads {known or 'none'}"
@@ -53,7 +53,7 @@ class Ways:
 
 
 def ways_of(columns: Schema, schemas: Iterable[RegisteredSchema]) -> Ways:
-    """Return the ways to the columns, of all these schemas. Raises WayRefused, and SchemaRefused for what is none."""
+    """Return the ways of the columns in all these schemas. Raises WayRefused, SchemaRefused for malformed schemas."""
     found = Ways()
     for schema in schemas:
         if schema.kind != "AVRO":
@@ -68,7 +68,7 @@ def ways_of(columns: Schema, schemas: Iterable[RegisteredSchema]) -> Ways:
 def _fields(record: Record, fields: Iterable[iceberg.NestedField], path: str, found: Ways) -> None:
     written = dict(record.fields)
     for one in fields:
-        # A field that a schema lacks is NULL, as it is for the extract.
+        # A field that a schema lacks is NULL, as in the extract.
         if one.name in written:
             place = f"{path}.{one.name}" if path else one.name
             _take(one.field_type, written[one.name], place, found)
@@ -124,14 +124,14 @@ def _of_enum(node: Enum, found: Ways) -> str:
 
 
 def enum_of(way: str) -> str | None:
-    """Return the name of the enum that a way is of."""
+    """Return the name of a way's enum; None for other ways."""
     return way.removeprefix(_ENUM) if way.startswith(_ENUM) else None
 
 
-# By the column's type: what is written, with its logical type, and the way; None for any logical type.
+# By the column's type: the written type with its logical type, and the way; None for no logical type.
 _PRIMITIVES: Mapping[IcebergType, Mapping[tuple[str, str | None], str]] = {
     iceberg.BooleanType(): {("boolean", None): "boolean"},
-    # Days and clocks fit as the integers that they are.
+    # Days and times of day fit as plain integers.
     iceberg.IntegerType(): dict.fromkeys((("int", None), ("int", "date"), ("int", "time-millis")), "int"),
     iceberg.FloatType(): {("float", None): "float"},
     iceberg.DoubleType(): dict.fromkeys((("double", None), ("float", None)), "double"),
@@ -139,7 +139,7 @@ _PRIMITIVES: Mapping[IcebergType, Mapping[tuple[str, str | None], str]] = {
     iceberg.TimestamptzType(): {("long", way): way for way in ("timestamp-millis", "timestamp-micros")},
     iceberg.TimestampType(): {("long", way): way for way in ("local-timestamp-millis", "local-timestamp-micros")},
 }
-# Columns that take values whatever is said of them beside their type.
+# Columns that take values of a type with any logical type.
 _ANY: Mapping[IcebergType, Mapping[str, str]] = {
     iceberg.LongType(): {"int": "long", "long": "long"},
     iceberg.StringType(): {"string": "string"},

@@ -1,7 +1,7 @@
-"""What Flink's Avro is told: the reader's schema, its fields, and the expressions that make columns of them.
+"""Options of Flink's Avro format: the reader's schema, its fields, and the expressions for columns.
 
-Every field of the reader's schema may be null, and is null where a writer's schema lacks it. A timestamp is read as the
-number that it is: Flink's own takes all for milliseconds. SQL makes it a time again.
+Every field of the reader's schema may be null, and is null if a writer's schema lacks it. A timestamp is read as a
+plain number, since Flink takes all timestamps for milliseconds. SQL makes it a time again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from airflow_lakestream.flink.formats.types import quoted, type_of
 from airflow_lakestream.registry.config import RegistryConfig
 
 _FORMAT = "avro-confluent"
-# Of the client that Flink has of the registry.
+# Options of Flink's client of the registry.
 _TRUST = f"{_FORMAT}.properties.schema.registry.ssl.truststore"
-# By way: the type in the reader's schema, and Flink's for it.
+# By way: the type in the reader's schema, and Flink's type.
 _PLAIN: Mapping[str, tuple[Any, str]] = {
     "boolean": ("boolean", "BOOLEAN"),
     "int": ("int", "INT"),
@@ -41,9 +41,9 @@ _PLAIN: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class _Field:
-    """One place of the reader's schema.
+    """A place of the reader's schema.
 
-    :param make: makes the column's value of a reference to the field's; None where it is that already.
+    :param make: returns the column's value for a reference to the field; None if the field is the value.
     """
 
     schema: Any
@@ -52,7 +52,7 @@ class _Field:
 
 
 def avro_reading(columns: Schema, ways: Ways, registry: RegistryConfig) -> Reading:
-    """Return how records of these ways are read. Raises WayRefused."""
+    """Return the reading of records with these ways. Raises WayRefused."""
     return _Reader(ways).reading(columns, registry)
 
 
@@ -76,7 +76,7 @@ class _Reader:
         return Reading({name: one.flink for name, one in read.items()}, options, made)
 
     def _field(self, kind: IcebergType, place: str) -> _Field | None:
-        """Return the reader's field of a place; None where no schema has it."""
+        """Return the reader's field of a place; None if no schema has the place."""
         way = self._ways.places.get(place)
         if way is None:
             return None
@@ -98,7 +98,7 @@ class _Reader:
         return _Field("long", "BIGINT", partial(_time, way, type_of(kind, place)))
 
     def _plain(self, kind: IcebergType, place: str) -> _Field:
-        """Return the field of a list's items or a map's values, which SQL can't make others of."""
+        """Return the field of a list's items or a map's values, without an SQL expression. Raises WayRefused."""
         found = self._field(kind, place)
         assert found is not None, "who has the list has its items"
         if found.make is not None:
@@ -121,7 +121,7 @@ class _Reader:
         return _Field(schema, flink, partial(_row, found, kind, type_of(kind, place)))
 
     def _enum(self, name: str) -> Any:
-        # A name is defined where it stands first.
+        # A name is defined at its first use.
         if name in self._enums:
             return name
         self._enums.add(name)
@@ -149,15 +149,15 @@ def _row(found: Mapping[str, _Field | None], kind: iceberg.StructType, flink: st
         for one in kind.fields
     )
     row = f"CAST(ROW({', '.join(values)}) AS {flink})"
-    # Flink takes no ROW inside of CASE or IF. What a map has no key for is NULL.
+    # Flink allows no ROW inside of CASE or IF. A map without the key returns NULL.
     return f"MAP[TRUE, {row}][{reference} IS NOT NULL]"
 
 
 def _time(way: str, kind: str, reference: str) -> str:
-    """Return the time that a number of milliseconds or microseconds since 1970 is; sessions are in UTC."""
+    """Return the expression of a time from a number of milliseconds or microseconds since 1970; sessions are in UTC."""
     if way.endswith("millis"):
         return f"CAST(TO_TIMESTAMP_LTZ({reference}, 3) AS {kind})"
-    # No function takes microseconds. The remainder has the sign of the number, and days before 1970 have one, too.
+    # No function takes microseconds. The remainder has the number's sign, also for days before 1970.
     micros = f"MOD(MOD({reference}, 1000) + 1000, 1000)"
     millis = f"TO_TIMESTAMP_LTZ(({reference} - {micros}) / 1000, 3)"
     text = f"CONCAT(DATE_FORMAT({millis}, 'yyyy-MM-dd HH:mm:ss.SSS'), LPAD(CAST({micros} AS STRING), 3, '0'))"
@@ -165,7 +165,7 @@ def _time(way: str, kind: str, reference: str) -> str:
 
 
 def _registry_options(registry: RegistryConfig) -> dict[str, str]:
-    """Return how Flink reaches the registry. Flink shows options of these names as asterisks."""
+    """Return the options of the registry. Flink masks options of these names."""
     found = {f"{_FORMAT}.url": registry.url.rstrip("/")}
     if registry.ca_file:
         found |= {f"{_TRUST}.type": "PEM", f"{_TRUST}.certificates": _text_of(registry.ca_file)}

@@ -1,12 +1,12 @@
-"""Which formats Flink's landing reads, and why no others. Imports nothing that a DAG's parser would wait for."""
+"""Formats of Flink's landing, and the reasons against other formats. Without imports, to keep a DAG's parser fast."""
 
 from __future__ import annotations
 
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
-# What Flink has a decoder for that takes what the extract takes, or whose records can be looked at again.
+# Formats whose decoder in Flink takes the same records as the extract, or whose records can be read again.
 FORMATS = ("json", "avro", "raw")
-# Those that it has a decoder for, too, and why that is not used.
+# Formats with a decoder in Flink that is not used, and the reasons.
 _REFUSED = {
     "csv": (
         "is not read by Flink's landing: Flink's own makes NULL of an empty text in quotes (or a text of an empty "

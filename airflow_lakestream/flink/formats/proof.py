@@ -1,11 +1,11 @@
-"""The proof of what Flink has decoded: each record is decoded again by ours, and the rows are compared.
+"""Proof of Flink's rows: our decoder decodes each record again, and the rows are compared.
 
-Flink's Avro leaves bytes behind a record in its buffer and takes them for the beginning of the next one, makes a text
-of what is no UTF-8, and NULL of a decimal that is too long. Its JSON makes NULL of such a decimal, too, 1 of 1.5, and
-`false` of any text. A record that ours takes is none of these. A key that comes twice shifts its columns, it rounds
-large numbers, and prints JSON anew that is kept as text: this the rows show.
+Flink's Avro leaves bytes behind a record in its buffer and takes them for the beginning of the next record, makes a
+text of bytes that are not UTF-8, and NULL of a decimal that is too long. Its JSON makes NULL of such a decimal, too, 1
+of 1.5, and `false` of any text. Our decoder rejects all these records. Flink's JSON also shifts the columns of a
+repeated key, rounds large numbers, and formats JSON kept as text: the comparison of rows finds these.
 
-A statement's rows are nothing that we can make: with one only the records are decoded again.
+The rows of a user's statement can't be compared: with a statement the records are only decoded again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from airflow_lakestream.run.publication import DecodedAgain
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema
 
-# By whether it reads keys, and headers.
+# Returns a reader with or without keys, and with or without headers.
 MakeReader = Callable[..., Reader]
 
 
 class SchemaMoved(JobSpoilt):
-    """Records were written with a schema that the job was not submitted for: it may have taken them for others."""
+    """Error of records with a schema unknown at the job's submit: the job may have misread them."""
 
     def __init__(self, schema_id: int, why: str) -> None:
         super().__init__(
@@ -50,11 +50,11 @@ class SchemaMoved(JobSpoilt):
 
 @dataclass(frozen=True)
 class Reads:
-    """How a job reads, as it was submitted.
+    """A job's way of reading, as submitted.
 
-    :param format: "" of a job that was submitted before formats were written down, whose records nobody looks at again.
-    :param places: of the ways of Avro.
-    :param begins: by partition, where it began; a job that goes on with the state of another one has that one's.
+    :param format: "" for a job submitted before formats were noted, whose records are not decoded again.
+    :param places: the ways of Avro.
+    :param begins: by partition, the job's start; a job with the state of another job has that job's start.
     """
 
     format: str = ""
@@ -63,7 +63,7 @@ class Reads:
 
     @classmethod
     def parse(cls, text: str) -> Reads:
-        """Return what was written down by `str`."""
+        """Return the way of reading written by `str`."""
         if not text:
             return cls()
         name, places, begins = json.loads(text)
@@ -76,10 +76,10 @@ class Reads:
 def proof_of(
     columns: Schema, reads: Reads, reader: MakeReader, registry: SchemaSource | None, *, compares: bool, share: float
 ) -> Proof:
-    """Return the proof of what a job has read.
+    """Return the proof of the records read by a job.
 
-    :param columns: of the records.
-    :param registry: for Avro.
+    :param columns: the columns of the records.
+    :param registry: the registry, for Avro.
     :param compares: see `DecodedAgain`; so is `share`.
     """
     is_raw = reads.format == "raw"
@@ -94,7 +94,7 @@ def proof_of(
     wanted = arrow_schema(columns)
 
     def decoder(table: pa.Schema) -> Decoder:
-        """Decode into the table's own types: they may be wider by now than what the job was told."""
+        """Return a decoder into the table's own types, which may have become wider than the job's types."""
         known = set(table.names) if compares else set[str]()
         return make(pa.schema([table.field(one.name) if one.name in known else one for one in wanted]))
 
@@ -110,7 +110,7 @@ def proof_of(
 
 @dataclass(frozen=True)
 class _Framed:
-    """Decodes Avro as Flink reads it: a value by the id in it, whatever a header says."""
+    """A decoder of Avro as Flink reads Avro: by the schema id in each value, regardless of headers."""
 
     decoder: AvroDecoder
 
@@ -124,7 +124,7 @@ class _Framed:
 
 
 class _OfTheseWays:
-    """A registry that gives a decoder only schemas whose values a job has read right."""
+    """A registry limited to schemas whose values a job has read right."""
 
     def __init__(self, columns: Schema, registry: SchemaSource, ways: Ways) -> None:
         self._columns = columns
@@ -135,16 +135,16 @@ class _OfTheseWays:
         return type(self), (self._columns, self._registry, self._ways)
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Return nothing: a job reads a record by its own schema alone."""
+        """Return no versions: a job reads a record by the record's own schema alone."""
         return []
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id. Raises SchemaMoved, and what the registry raises."""
+        """Return the schema of this id. Raises SchemaMoved, and the registry's errors."""
         found = self._registry.schema(schema_id)
         try:
             why = self._ways.lacks(ways_of(self._columns, [found]))
         except SchemaRefused:
-            # The decoder says what is wrong with it.
+            # The decoder reports the schema's fault.
             return found
         except WayRefused as refused:
             why = str(refused)

@@ -1,4 +1,4 @@
-"""How Flink reads records: the fields that its own format fills, and the expressions that make columns of them."""
+"""Flink's reading of records: the fields of a format, and the expressions for columns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TEXTS = (iceberg.BinaryType(), iceberg.StringType())
 
 @dataclass(frozen=True)
 class Reading:
-    """What Flink is told of the records of a format.
+    """The reading of a format's records by Flink.
 
-    :param fields: by name, the type that the format fills.
-    :param options: of the table; secrets included.
-    :param made: by column, the expression that makes it of the fields; None where the fields are the columns.
+    :param fields: the types that the format fills, by name.
+    :param options: options of the table; secrets included.
+    :param made: by column, the expression of its value from the fields; None if the fields are the columns.
     """
 
     fields: Mapping[str, str]
@@ -29,10 +29,10 @@ class Reading:
 
 
 def json_reading(columns: Schema, *, passes: bool = False) -> Reading:
-    """Return how JSON is read.
+    """Return the reading of JSON.
 
-    :param passes: what does not fit a column is NULL, and no JSON is no row: somebody else lands these records. Else
-        they fail the job, and no record is left out.
+    :param passes: a value unfit for its column is NULL, a record that is not JSON has no row; the extract lands these
+        records. Otherwise they fail the job, and no record is left out.
     """
     ignored = "true" if passes else "false"
     return Reading(
@@ -42,7 +42,7 @@ def json_reading(columns: Schema, *, passes: bool = False) -> Reading:
 
 
 def text_reading() -> Reading:
-    """Return how keys and values are read for a statement that takes them apart, and Kafka's time of the record."""
+    """Return the reading of keys and values as text, and of the record's time, for a statement to parse the texts."""
     return Reading(
         {"key": "BYTES", "value": "BYTES"},
         {"value.format": "raw", "key.format": "raw", "key.fields": "key", "value.fields-include": "EXCEPT_KEY"},
@@ -55,7 +55,7 @@ def text_reading() -> Reading:
 
 
 def raw_reading(columns: Schema) -> Reading:
-    """Return how keys and values are read as they are. Raises InvalidArgument."""
+    """Return the reading of unchanged keys and values. Raises InvalidArgument."""
     for one in columns.fields:
         if one.name not in ("key", "value") or one.field_type not in _TEXTS:
             problem = f"raw records have no {one.name} of type {one.field_type}."

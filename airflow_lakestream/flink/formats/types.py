@@ -1,4 +1,4 @@
-"""Flink's names of the types that a table's columns have."""
+"""Flink's names of the types of a table's columns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PLAIN: Mapping[IcebergType, str] = {
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name as quoted in SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 @singledispatch
 def type_of(kind: IcebergType, column: str) -> str:
-    """Return Flink's name of a type. Raises InvalidArgument for one that no format of its own can fill."""
+    """Return Flink's name of a type. Raises InvalidArgument for a type that no format of Flink can fill."""
     if kind not in _PLAIN:
         raise InvalidArgument(
             "columns", f"{column!r} is of type {kind}, which Flink's landing can't fill.", "Take a string."

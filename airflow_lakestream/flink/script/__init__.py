@@ -1,1 +1,1 @@
-"""Flink SQL of the user's own: read, submitted as one job, supervised. It has no ledger."""
+"""The user's own Flink SQL: read, submitted as one job, supervised. Without a ledger."""

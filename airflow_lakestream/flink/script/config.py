@@ -1,4 +1,4 @@
-"""The configuration of a script's job, validated at once."""
+"""Configuration of a script's job, validated on construction."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ APP = "flink_script"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptConfig(JobConfig):
-    """What to run, and by which Flink. See `FlinkScriptOperator`.
+    """The script or program of a job, and the Flink cluster. See `FlinkScriptOperator`.
 
-    :param name: of the stream; the checkpoint belongs to it for good.
+    :param name: name of the stream; the checkpoint belongs to it for good.
     :param database: options of Flink's CDC connectors; may hold secrets.
-    :param jar: a file with a program, in the place of a script; `jar_digest` tells it from another one of its name.
+    :param jar: a file with a program, in place of a script; `jar_digest` distinguishes it from a file of the same name.
     """
 
     app: str = APP
@@ -53,33 +53,33 @@ class ScriptConfig(JobConfig):
 
     @property
     def job_name(self) -> str:
-        """What Flink's dashboard shows of the job."""
+        """The job's name on Flink's dashboard."""
         return f"lakestream {self.name}"
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the checkpoint belongs to for good."""
+        """The permanent inputs of the checkpoint."""
         return {"app": APP, "name": self.name}
 
     @property
     def places(self) -> dict[str, Any]:
-        """Which Kafka, catalog, Flink and database it is, without their secrets."""
+        """The identities of Kafka, catalog, Flink and database, without secrets."""
         database = [self.database.get(name) for name in ("hostname", "port", "database-name")]
         return {**super().places, **({"database": database} if self.database else {})}
 
     @property
     def state_of(self) -> str:
-        """A text that is equal for two configurations if a job of one can go on with the state of the other."""
-        # Offsets of one Kafka or database are none of another's; Flink itself may have moved.
+        """A fingerprint, equal for two configurations if a job may continue from the state of either."""
+        # Offsets of one Kafka or database mean nothing in another; Flink itself may have moved.
         places = {name: place for name, place in self.places.items() if name != "flink"}
         if self.jar:
-            # Another version of it may go on: whether it can, Flink itself says.
+            # Another version of the jar may continue from the state: Flink itself checks that.
             return fingerprint_of({"class": self.entry_class, **places})
         return fingerprint_of({"script": [self.parsed.before, self.parsed.inserts], **places})
 
     @property
     def program(self) -> str:
-        """A text that is equal for two configurations if a job of one does what the other wants."""
+        """A fingerprint, equal for two configurations if a job of either does the same work."""
         program = f"{self.state_of}/{self.parallelism}/{self.checkpoint_interval}"
         if not self.jar:
             return program

@@ -1,4 +1,4 @@
-"""A program of the user's own, in a jar beside the driver."""
+"""The user's own program, in a jar on the driver's machine."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
-# It stands in the head of a form.
+# The name becomes part of a form's header.
 _NAME = re.compile(r"[\w.+ -]+\.jar")
 
 
 class JarReplaced(LakestreamError, Transient):
-    """The file is another one than when the task began."""
+    """Error of a jar replaced since the task began."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} was replaced while its job was to be started. The next try takes the new one.")
 
 
 def check_jar(path: str) -> None:
-    """Refuse what is no name of a jar. Raises InvalidArgument."""
+    """Refuse a path without the name of a jar. Raises InvalidArgument."""
     if not _NAME.fullmatch(Path(path).name):
         remedy = "Write the path of a .jar file on the workers; its name has letters, digits and . _ - + alone."
         raise InvalidArgument("jar", f"{path!r} is no name of a jar.", remedy)
 
 
 def read_jar(path: str) -> bytes:
-    """Return what is in it. Raises InvalidArgument."""
+    """Return the content of a jar. Raises InvalidArgument."""
     check_jar(path)
     try:
         return Path(path).read_bytes()
@@ -37,5 +37,5 @@ def read_jar(path: str) -> bytes:
 
 
 def digest_of(content: bytes) -> str:
-    """Return what is equal for equal content alone."""
+    """Return the digest of a content."""
     return hashlib.sha256(content).hexdigest()

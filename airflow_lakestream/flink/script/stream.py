@@ -1,4 +1,4 @@
-"""The driver of a script's or a program's job. What the job writes is between Flink and its sinks."""
+"""The driver of a script's or a program's job. The job's rows are between Flink and its sinks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class StateLost(LakestreamError, Terminal):
-    """A job had checkpoints, and none of them is there any more."""
+    """Error of a job whose checkpoints are all gone."""
 
 
 class ScriptAtDamage(LakestreamError, Terminal):
-    """The job can't read a batch of records; Flink has tried again by itself."""
+    """Error of a job at an unreadable batch of records, after Flink's own retries."""
 
     def __init__(self, job: str, told: DamageTold) -> None:
         super().__init__(
@@ -37,18 +37,18 @@ class ScriptAtDamage(LakestreamError, Terminal):
 
 
 class ScriptFinished(LakestreamError, Terminal):
-    """The job of this checkpoint has come to its end in an earlier run."""
+    """Error of a checkpoint whose job has finished in an earlier run."""
 
 
 class ScriptStream(JobStream):
-    """One script. Nobody but Flink's state knows how far it is: it is never begun anew where there was a state."""
+    """A script's job. Only Flink's state has the job's progress: once a state exists, no job begins without it."""
 
     def __init__(self, config: ScriptConfig, lease: Lease) -> None:
         super().__init__(config, Jobs(config), lease)
         self._script = config
 
     def start(self) -> str:
-        """Submit a job with the state of the one before."""
+        """Submit a job with the state of the job before."""
         self.lease.check()
         state = self._state_to_begin_with()
         job = self._submit_program(state) if self._script.jar else self.jobs.submit_by(self._run, state)
@@ -56,19 +56,19 @@ class ScriptStream(JobStream):
         return job
 
     def run(self) -> None:
-        """Refuse another script before the job of the old one is touched, then look after the stream."""
+        """Refuse a changed script before the old script's job is touched, then supervise the stream."""
         self._check_script()
         super().run()
 
     def moved(self, job: str, checkpoint: int) -> bool:
-        """Note that there is a state, without which no job may begin from here on."""
+        """Note that a state exists, without which no job may begin from now on."""
         note = self.jobs.note()
         if note is not None and not note.moved:
             self.jobs.write(replace(note, moved="yes"))
         return True
 
     def ended(self, job: str, state: JobState) -> None:
-        """Take a job that has come to the end of bounded sources for done. Raises JobEnded for any other."""
+        """Note a job as finished at the end of bounded sources. Raises JobEnded for any other end."""
         if state is not JobState.FINISHED:
             raise self.why(job, state)
         note = self.jobs.note()
@@ -77,9 +77,9 @@ class ScriptStream(JobStream):
         log.info("Job %s has finished.", job)
 
     def why(self, job: str, state: JobState) -> LakestreamError:
-        """Return the error of a job that has ended; at a damaged batch one that ends the stream."""
+        """Return the error of an ended job; at a damaged batch a terminal error."""
         told = DamageTold.of("\n".join(self.jobs.manager.causes(job)))
-        # Without a place it may be a record that a broker has refused to take.
+        # Without a place the damage may be a record that a broker has refused.
         return ScriptAtDamage(job, told) if told is not None and told.topic else super().why(job, state)
 
     def _check_script(self) -> None:
@@ -135,7 +135,7 @@ class ScriptStream(JobStream):
             try:
                 session.run(statement)
             except FlinkRefused as e:
-                # The cause alone, not the statement: it may hold the connection's secrets.
+                # The cause alone, not the statement, which may hold the connection's secrets.
                 if told := next(
                     (cause for cause in e.causes if "ValidationException" in cause or "Parse" in cause), ""
                 ):

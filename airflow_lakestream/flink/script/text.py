@@ -1,4 +1,4 @@
-"""A script of Flink SQL: its statements one by one, with those that write as the last."""
+"""A script of Flink SQL, split into statements, with the INSERTs at the end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from airflow_lakestream.flink import statements
 # Replaced by the options of a connection, so that no password has to be in a script.
 KAFKA = "${kafka}"
 DATABASE = "${database}"
-# Texts, quoted names and comments, in which a semicolon ends nothing. A hint is no comment.
+# Texts, quoted names and comments, in which a semicolon does not end a statement. A hint is not a comment.
 _PARTS = re.compile(r"'(?:[^']|'')*'|`(?:[^`]|``)*`|--[^\n]*|/\*(?!\+).*?\*/|;|[^'`;/-]+|.", re.DOTALL)
 _BEFORE = ("SET", "CREATE", "ALTER", "DROP", "USE", "LOAD", "ADD")
-# What the operator answers for.
+# Settings that the operator is responsible for.
 _OURS = (
     "pipeline.name",
     "$internal.",
@@ -32,14 +32,14 @@ _AS_SELECT = re.compile(r"CREATE\s+(OR\s+REPLACE\s+)?TABLE\b.*\bAS\s+(SELECT|WIT
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What comes before, and the INSERTs, which are one job."""
+    """The statements before the INSERTs, and the INSERTs, which are one job."""
 
     before: tuple[str, ...]
     inserts: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Script:
-        """Read a script. Raises InvalidArgument for what can't be supervised as one job."""
+        """Read a script. Raises InvalidArgument for statements that can't be supervised as one job."""
         before: list[str] = []
         inserts: list[str] = []
         for statement in split(text):
@@ -60,7 +60,7 @@ class Script:
         return cls(tuple(before), tuple(inserts))
 
     def statements(self, kafka: Mapping[str, str], database: Mapping[str, str]) -> Iterator[str]:
-        """Return what is run, one after the other; the last of them submits the job. Secrets are in it.
+        """Yield the statements to run, in order; the last statement submits the job. With secrets.
 
         :param kafka: librdkafka's configuration, for `${kafka}`.
         :param database: options of Flink's CDC connectors, for `${database}`.
@@ -77,7 +77,7 @@ class Script:
 
 
 def split(text: str) -> Iterator[str]:
-    """Return the statements of a text, without comments."""
+    """Yield the statements of a text, without comments."""
     parts: list[str] = []
     for part in _PARTS.findall(text + ";"):
         if part == ";":
@@ -85,7 +85,7 @@ def split(text: str) -> Iterator[str]:
                 yield statement
             parts = []
         else:
-            # A comment stands between two words.
+            # A comment separates words, as a space does.
             parts.append(" " if part.startswith(("--", "/*")) and not part.startswith("/*+") else part)
 
 

@@ -1,1 +1,1 @@
-"""Landings of an Iceberg table whose rows are checked on a branch before one commit publishes them."""
+"""Checked landings of an Iceberg table: the rows are checked on a branch, then published by a single commit."""

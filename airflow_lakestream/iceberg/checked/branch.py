@@ -1,8 +1,8 @@
-"""The branch on which a landing's rows wait for their checks: it has these rows alone, and no other snapshot below.
+"""Branch for a landing's rows during the checks, with these rows alone and no older snapshot below.
 
-So whoever looks at it sees what was checked; it holds no file of main back from expiry, and nobody can fast-forward
-main to it past the ledger. The branch is also what makes publishing safe: the commit that puts its files on main
-asserts that it is there, and removes it. Once it is dropped, nobody can publish it any more, so its files may go.
+A reader of the branch sees exactly the checked rows. The branch holds no file of main back from expiry, and main can't
+be fast-forwarded to it past the ledger. It also makes publishing safe: the commit that puts its files on main asserts
+the branch, and removes it. Once it is dropped, nobody can publish it any more, so its files may go.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from airflow_lakestream.tables.tries import tries
 log = logging.getLogger(__name__)
 
 PREFIX = "lakestream_checks_"
-# In the summary of a branch's snapshot. None of them is the ledger's: these rows have not landed.
+# Keys in the summary of a branch's snapshot, other than the ledger's: these rows have not landed.
 GROUP, RUN_ID, RANGES, HANDED, REPLACES = (
     f"lakestream.checks.{name}" for name in ("group", "run-id", "ranges", "handed", "replaces")
 )
@@ -50,29 +50,29 @@ DROP_TRIES, PAUSE = 5, 0.2
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch with a landing's rows, at the snapshot that has them."""
+    """Branch with a landing's rows, and the snapshot of these rows."""
 
     name: str
     snapshot: Snapshot
 
     @property
     def group(self) -> str:
-        """The consumer group that it was written for."""
+        """The consumer group of the landing."""
         return self._summary.get(GROUP, "")
 
     @property
     def ranges(self) -> RangeSet:
-        """The offsets of its rows, and of the records beside them that became none."""
+        """The offsets of the rows, and of records without a row."""
         return RangeSet(OffsetRange(*one) for one in json.loads(self._summary.get(RANGES, "[]")))
 
     @property
     def replaces(self) -> bool:
-        """Whether its rows are to take the place of others, of offsets that the ledger has."""
+        """Whether the rows are to replace rows of landed offsets."""
         return REPLACES in self._summary
 
     @property
     def owns_files(self) -> bool:
-        """Whether nobody else may commit its files: those that other tasks handed over may be committed again."""
+        """Whether only this landing may commit the files. Files handed over by another task may be committed again."""
         return HANDED not in self._summary
 
     @property
@@ -80,26 +80,26 @@ class Branch:
         return ledger_store.summary_of(self.snapshot)
 
     def is_in(self, metadata: TableMetadata) -> bool:
-        """Tell whether the branch is there, and as it was made."""
+        """Return whether the branch exists, unchanged."""
         ref = metadata.refs.get(self.name)
         return ref is not None and ref.snapshot_id == self.snapshot.snapshot_id
 
     def requirement(self) -> TableRequirement:
-        """Return what keeps a commit from being applied without the branch."""
+        """Return the requirement for a commit to fail without the branch."""
         asserted = {"type": "assert-ref-snapshot-id", "ref": self.name, "snapshot-id": self.snapshot.snapshot_id}
         return AssertRefSnapshotId.model_validate(asserted)
 
     def removal(self, metadata: TableMetadata) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch, and its snapshot: an engine's expiry might delete its files."""
+        """Return the updates for removing branch and snapshot: an engine's expiry might delete the snapshot's files."""
         ref = RemoveSnapshotRefUpdate.model_validate({"action": "remove-snapshot-ref", "ref-name": self.name})
         return (ref, *(retention.removals([self.snapshot.snapshot_id]) if self._is_named_once(metadata) else ()))
 
     def is_removed_by(self, removal: Sequence[TableUpdate]) -> bool:
-        """Tell whether updates of `removal` remove the snapshot, too."""
+        """Return whether updates of `removal` remove the snapshot, too."""
         return any(isinstance(update, RemoveSnapshotsUpdate) for update in removal)
 
     def described_by(self, io: FileIO) -> list[str]:
-        """Return the files that describe the snapshot, for deletion once it is gone."""
+        """Return the manifests and the manifest list of the snapshot, for deletion after the snapshot's removal."""
         return [*(manifest.manifest_path for manifest in self.snapshot.manifests(io)), self.snapshot.manifest_list]
 
     def _is_named_once(self, metadata: TableMetadata) -> bool:
@@ -107,7 +107,7 @@ class Branch:
 
 
 class _Through:
-    """The catalog, with commits by compare and set."""
+    """Catalog with compare-and-set commits."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -124,7 +124,7 @@ class _Through:
 def stage(
     catalog: Catalog, current: Table, group: str, landing: Landing, files: Sequence[DataFile], *, handed: bool
 ) -> Branch:
-    """Put a landing's files on a branch of its own. Raises what the catalog raises.
+    """Put a landing's files on a new branch. Raises the catalog's errors.
 
     :param handed: other tasks wrote some of the files.
     """
@@ -150,7 +150,7 @@ def stage(
 
 
 def kept(table: Table, group: str) -> Iterator[Branch]:
-    """Yield a group's branches whose rows are not published, but for those that somebody has committed to."""
+    """Yield a group's branches with unpublished rows, except branches changed by another writer."""
     for name in sorted(table.metadata.refs):
         snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
         if name.startswith(PREFIX) and snapshot is not None and (found := Branch(name, snapshot)).group == group:
@@ -158,7 +158,7 @@ def kept(table: Table, group: str) -> Iterator[Branch]:
 
 
 def drop(catalog: Catalog, name: str, branch: Branch) -> None:
-    """Remove a branch, whose files nobody can publish then, and what describes its snapshot; not its data files."""
+    """Remove a branch with the snapshot's manifests, without the data files; publishing is impossible then."""
     for number in tries(DROP_TRIES, PAUSE):
         table = catalog.load_table(name)
         if not branch.is_in(table.metadata):
@@ -178,9 +178,10 @@ def drop(catalog: Catalog, name: str, branch: Branch) -> None:
 def drop_superseded(
     catalog: Catalog, name: str, group: str, but: Branch | None, ranges: RangeSet, seen: Table | None
 ) -> None:
-    """Drop a group's kept branches with any of these offsets, or landed ones, and delete their rows; never raises.
+    """Drop a group's branches with any of these offsets, or landed offsets, and delete the rows; never raises.
 
-    :param seen: the table, where somebody has looked at it just now.
+    :param but: the branch to keep.
+    :param seen: the table, if it was loaded just now.
     """
     try:
         table = seen or catalog.load_table(name)
@@ -188,7 +189,7 @@ def drop_superseded(
             return
         done = union([ranges, *(entry.held for entry in ledger_store.read_ledger(table, group).topics.values())])
         for branch in others:
-            # Windows that a watermark closes are rows of no offset.
+            # A branch without offsets has rows of windows that a watermark closed.
             if branch.ranges & (ranges if branch.replaces else done) or not branch.ranges:
                 _drop_with_rows(catalog, name, branch)
     except Exception as e:  # noqa: BLE001  # the landing is decided; a branch left over harms nobody
@@ -199,7 +200,7 @@ def _drop_with_rows(catalog: Catalog, name: str, branch: Branch) -> None:
     table = catalog.load_table(name)
     paths = {file.file_path for file in added_files(table, branch.snapshot)} if branch.owns_files else set[str]()
     drop(catalog, name, branch)
-    # Somebody may have put them on main by hand.
+    # The files may have been put on main by hand.
     after = catalog.load_table(name)
     unneeded = paths - referenced(after, paths, since=(branch.snapshot.sequence_number or 0) - 1)
     left = delete_files(table.io, sorted(unneeded))

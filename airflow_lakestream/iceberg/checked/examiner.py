@@ -1,4 +1,4 @@
-"""The files of a landing in an Iceberg table, as they are checked."""
+"""Examiner of a landing's files in an Iceberg table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 
 
 class IcebergExaminer(Examiner):
-    """`Examiner` of what one group lands in an Iceberg table."""
+    """`Examiner` of a group's landings in an Iceberg table."""
 
     def __init__(self, auditor: Auditor, catalog: Catalog, table: str, consumer_group: str) -> None:
         super().__init__(auditor, table)
@@ -27,9 +27,9 @@ class IcebergExaminer(Examiner):
         self._group = consumer_group
 
     def written(self, landing: Landing, schema: Schema, io: FileIO, files: Sequence[DataFile]) -> Written:
-        """Return what is to be examined.
+        """Return the landing's rows and files for the checks.
 
-        :param schema: the table's, as the commit makes it.
+        :param schema: the table's schema after the commit.
         """
         return Written(
             arrow_schema(schema) if files else pa.schema([]),

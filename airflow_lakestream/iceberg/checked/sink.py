@@ -1,4 +1,4 @@
-"""An Iceberg table whose landings are written on a branch, checked there, and published by one guarded commit."""
+"""Sink of an Iceberg table with checks: rows are written on a branch, checked, and published by a guarded commit."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Done = TypeVar("Done")
 
 
 class PublishGuard(CommitGuard):
-    """The compare-and-set of a landing on a branch: rows and ledger get on main, and the branch goes, or nothing.
+    """Commit guard of a landing on a branch: a single commit brings rows and ledger to main and removes the branch.
 
-    Without a branch it is any landing's.
+    Without a branch it is the guard of any landing.
     """
 
     branch: Branch | None = None
-    # The files that describe the branch's snapshot.
+    # The manifests and the manifest list of the branch's snapshot.
     described: Sequence[str] = ()
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse what the ledger forbids, and rows whose branch is gone: their files may be gone, too."""
+        """Refuse landings forbidden by the ledger, and rows of a missing branch: the files may be gone, too."""
         super().check_ledger(current)
         if self.branch is not None and not self.branch.is_in(current.metadata):
             raise Refused(BranchDropped(ledger_store.name_of(current), self.branch.name))
@@ -54,9 +54,9 @@ class PublishGuard(CommitGuard):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit as every landing does; then what described the branch is deleted."""
+        """Commit like the base class, then delete the manifests of the branch's snapshot."""
         response = super().commit_table(table, requirements, updates)
-        # Not before: what expires with the landing is told by the snapshots that there were.
+        # Not before the commit: expiry within the commit reads the manifests of the earlier snapshots.
         if self.branch is not None and response.metadata.snapshot_by_id(self.branch.snapshot.snapshot_id) is None:
             delete_files(table.io, self.described)
         return response
@@ -71,19 +71,19 @@ class PublishGuard(CommitGuard):
 
 
 class PublishReplaceGuard(PublishGuard, ReplaceGuard):
-    """The same of a replace."""
+    """Commit guard of a replace on a branch."""
 
 
 class CheckedSink(IcebergSink):
-    """`IcebergSink` that commits only rows which have passed the checks.
+    """`IcebergSink` with checks of all rows before publication.
 
-    :param auditor: checks them.
-    :param options: of the sink without checks.
+    :param auditor: has the checks.
+    :param options: options of `IcebergSink`.
     """
 
     _append_guard = PublishGuard
     _replace_guard = PublishReplaceGuard
-    # The branch that a commit under way publishes.
+    # The branch that the current commit publishes.
     _branch: Branch | None = None
 
     def __init__(
@@ -93,15 +93,15 @@ class CheckedSink(IcebergSink):
         self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and whether the checks fit its columns, where these are known before the records."""
+        """Load the table again, and refuse checks in contradiction to the columns, if known before the records."""
         state = super().load(run_id)
         self._examiner.check_columns(self._design, self._change)
         return state
 
     def commit(self, landing: Landing) -> int:
-        """Write the rows on a branch, check them, and publish them with the landing; see `core.ports.Sink`.
+        """Write the rows on a branch, check the branch, and publish rows and landing; see `core.ports.Sink`.
 
-        Raises ChecksFailed, after which the branch stays.
+        Raises ChecksFailed; the branch then stays.
         """
         if not brings_any(landing):
             return super().commit(landing)
@@ -110,7 +110,7 @@ class CheckedSink(IcebergSink):
         return self._checked(landing, partial(super().commit, landing))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Do the same with rows that take the place of others; also where there are none: main would lose these."""
+        """Check the rows on a branch, then replace; an empty batch is checked, too: main would lose the old rows."""
         return self._checked(landing, partial(super().replace, landing))
 
     def _checked(self, landing: Landing, publish: Callable[[], Done]) -> Done:
@@ -150,10 +150,10 @@ class CheckedSink(IcebergSink):
         self._examiner.examine(landing, written, None if branch is None else branch.name)
 
     def _begin(self, landing: Landing) -> None:
-        """Write down where the group begins, in a snapshot without rows that creates a new table.
+        """Commit the group's first offsets in a snapshot without rows; creates a missing table.
 
-        A branch needs a table with a snapshot. And a first landing that fails must not leave it open where the group
-        begins: "latest" would be another place in the next run, and the records up to it would never land.
+        A branch needs a table with a snapshot. And a first landing that fails must not leave the group's first offsets
+        open: "latest" would be other offsets in the next run, and the records up to these would never land.
         """
         topics = {one: TopicEntry(origin=entry.origin, epochs=entry.epochs) for one, entry in landing.topics.items()}
         has_snapshot = self._table is not None and self._table.metadata.snapshots
@@ -164,7 +164,7 @@ class CheckedSink(IcebergSink):
             self._target(None)
             attempt: Attempt = self._attempt(first)
         else:
-            # Columns that the records bring wait for the checks.
+            # New columns of the records wait for the checks.
             metadata, overlap = self._table.metadata, self._allow_group_overlap
             guard = CommitGuard(self._catalog, self._group, first, metadata, allow_group_overlap=overlap)
             attempt = AppendAttempt(self._catalog, self._name, guard, self._summary(first))
@@ -187,7 +187,7 @@ class CheckedSink(IcebergSink):
             raise
 
     def _withdraw(self, branch: Branch) -> None:
-        """Drop a branch that is not to be published any more; its files are discarded by whoever discards them."""
+        """Drop a branch after a failure before publication; `discard` deletes the files."""
         try:
             branches.drop(self._catalog, self._name, branch)
         except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise

@@ -1,1 +1,1 @@
-"""The compare-and-set of an Iceberg table: one snapshot with rows and ledger, or nothing."""
+"""Compare-and-set commits of an Iceberg table, with rows and ledger in the same snapshot."""

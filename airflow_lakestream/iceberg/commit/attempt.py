@@ -1,7 +1,7 @@
-"""One landing's way through PyIceberg's transaction: it appends to a table, changes its files, or creates it.
+"""Commit attempts of a landing through PyIceberg's transaction: append, rewrite of files, or creation of a table.
 
 An attempt can be committed again after an unknown outcome: every request asserts the head that it was made for, so at
-most one of them is ever applied, and the guard knows the landing by its id whichever it was.
+most one request is ever applied, and the guard recognizes the landing by its id in any case.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from airflow_lakestream.tables.schema.change import SchemaChange
 
 
 class LandingTransaction(Transaction):
-    """A transaction that computes its metadata once for each change; nobody writes into metadata, so it is shared.
+    """Transaction with metadata computed once per change and shared, since metadata are never modified.
 
     PyIceberg's own applies the staged updates again at each look, and deep-copies the result, every snapshot of the
     table included: some twenty times for a bare append, most of the time of a commit on a table of some hundred.
 
-    :param change: a change of the schema to make first; what is staged later is staged with it.
+    :param change: a change of the schema to make first; later updates are staged on top of it.
     """
 
     _seen: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
@@ -69,21 +69,21 @@ log = logging.getLogger(__name__)
 
 
 class Attempt(Protocol):
-    """What the sink does with either kind."""
+    """Interface of the commit attempts of a landing."""
 
     @property
     def reached_catalog(self) -> bool:
-        """Whether a commit was ever sent; before that a failure leaves no doubt."""
+        """Whether a commit was ever sent; before the first request a failure leaves no doubt."""
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Commit, or find that an earlier try was applied; return the landing's snapshot id."""
+        """Commit, or find an earlier commit of the landing; return the landing's snapshot id."""
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests of tries that can't be applied any more: all but the last one of snapshot `keep`."""
+        """Delete the manifests of failed tries: all except the last manifests of snapshot `keep`."""
 
 
 class AppendAttempt:
-    """A landing in a table that is there."""
+    """Commit of a landing to an existing table."""
 
     def __init__(self, catalog: Catalog, name: str, guard: CommitGuard, summary: Mapping[str, str]) -> None:
         self._catalog, self._name, self._guard, self._summary = catalog, name, guard, dict(summary)
@@ -117,12 +117,12 @@ class AppendAttempt:
         append_files(transaction, files, self._summary | transaction.notes, self._producers)
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests of the tries that were not applied."""
+        """Delete the manifests of failed tries."""
         _clean(self._producers, keep)
 
 
 class CreateAttempt:
-    """A landing that creates its table."""
+    """Commit of a landing together with the creation of the table."""
 
     def __init__(
         self, new: NewTable, guard: CommitGuard, summary: Mapping[str, str], change: SchemaChange | None = None
@@ -136,11 +136,11 @@ class CreateAttempt:
         return self._guard.asked
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Create the table with its first snapshot; the transaction keeps its updates for another try."""
+        """Create the table with the first snapshot; the transaction keeps the updates for another try."""
         self._new.table.catalog = self._guard.as_catalog()
         if not self._producers:
             if self._change is not None:
-                # Private in PyIceberg: columns that came up after the table was staged.
+                # Private in PyIceberg: columns that appeared after the table was staged.
                 self._new.transaction._stage(self._change.updates())
             append_files(self._new.transaction, files, self._summary, self._producers)
         self._new.transaction.commit_transaction()
@@ -154,7 +154,7 @@ class CreateAttempt:
 def append_files(
     transaction: Transaction, files: Sequence[DataFile], summary: Mapping[str, str], producers: list[Producer]
 ) -> None:
-    """Stage a snapshot that puts files in; its producer is noted."""
+    """Stage a snapshot with new files, and note the producer."""
     update = transaction.update_snapshot(snapshot_properties=dict(summary))
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
     producer: Producer = update.merge_append() if merge else update.fast_append()
@@ -165,14 +165,14 @@ def append_files(
 
 
 def note(producer: Producer, producers: list[Producer]) -> None:
-    """Note a producer before it is used: writing its manifests may fail halfway."""
+    """Note a producer before the first use: writing manifests may fail halfway."""
     ManifestWriters(producer)
     producers.append(producer)
 
 
 @contextmanager
 def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
-    """Yield the producer of a snapshot that takes files out and puts others in; written when the context ends."""
+    """Yield the producer of a snapshot with removed and new files, written at the end of the context."""
     producer: Producer = RowDelta(transaction, dict(summary))
     note(producer, producers)
     with producer:
@@ -188,7 +188,7 @@ def _landed(guard: CommitGuard, table: Table) -> int:
 
 def _clean(producers: Sequence[Producer], keep: int | None) -> None:
     for producer in producers:
-        # Private in PyIceberg, which calls them itself only where it knows the outcome.
+        # Private in PyIceberg, which calls them itself only if it knows the outcome.
         if producer.snapshot_id != keep:
             producer._clean_all_uncommitted()
         else:
@@ -197,7 +197,7 @@ def _clean(producers: Sequence[Producer], keep: int | None) -> None:
 
 
 def _delete_merged(producer: Producer) -> None:
-    """Delete the manifests that were written and merged into others within one commit, which PyIceberg forgets."""
+    """Delete manifests written and then merged within a commit, since PyIceberg forgets these."""
     written = producer._written_manifests
     if len(written) < 2:
         return
@@ -212,17 +212,17 @@ def _delete_merged(producer: Producer) -> None:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """The files that go out, and those that come in: data files, and delete files."""
+    """Removed and new files of a snapshot: data files and delete files."""
 
     out: Sequence[DataFile]
     new: Sequence[DataFile]
 
 
 class RewriteAttempt(AppendAttempt):
-    """A landing that changes which files an existing table has.
+    """Commit of a landing with rewritten files to an existing table.
 
-    :param rewrite: decides for one head after the other, and writes the new files.
-    :param written: all files that `rewrite` has written, for whatever head; it grows.
+    :param rewrite: returns the files to change for each new head, and writes the new files.
+    :param written: all files that `rewrite` has written, for any head; it grows.
     """
 
     def __init__(
@@ -240,11 +240,11 @@ class RewriteAttempt(AppendAttempt):
         self._io: FileIO | None = None
 
     def new_in(self, snapshot_id: int | None) -> set[str]:
-        """Return the files that a snapshot of this landing has brought."""
+        """Return the paths of files brought by a snapshot of this landing."""
         return {file.file_path for file in self._new.get(snapshot_id, ())} if snapshot_id is not None else set()
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests and files of tries that were not applied."""
+        """Delete the manifests and files of failed tries."""
         super().clean_up(keep)
         if self._io is None:
             return

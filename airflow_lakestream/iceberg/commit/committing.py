@@ -1,4 +1,4 @@
-"""A landing's tries: repeated as long as that can help, and looked up if nobody says what became of one."""
+"""Commit attempts of a landing: repeated if possible, and looked up in the table after an unknown outcome."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RETRY_PAUSE = 0.2
 
 
 class CommitOutcomeUnknown(LakestreamError, Transient):
-    """The catalog did not say whether the commit was applied, and it was not to be found afterwards.
+    """Commit with an unknown outcome: the catalog gave no answer, and the landing was not found afterwards.
 
-    `seen` is what was found instead, a sentence.
+    `seen` is a sentence about the last look at the table.
     """
 
     def __init__(self, table: str, files: int, cause: BaseException, seen: str) -> None:
@@ -37,7 +37,7 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
 
 
 class CommitRefused(LakestreamError, Transient):
-    """The catalog refused the commit again and again, with nothing of it applied."""
+    """Failure of all commit attempts, since the catalog refused each; the table is unchanged."""
 
     def __init__(self, table: str) -> None:
         super().__init__(
@@ -48,16 +48,16 @@ class CommitRefused(LakestreamError, Transient):
 
 
 class Committer:
-    """Commits one landing."""
+    """Commit of a landing, with retries."""
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, landing: Landing, attempt: Attempt) -> None:
         self._catalog, self._table, self._group = catalog, table, consumer_group
         self._landing, self._attempt = landing, attempt
-        # Whether files may be the table's by now, or may yet be: nobody is to delete them then.
+        # Whether files may be in the table, now or later: then they must not be deleted.
         self.may_be_applied = False
 
     def commit(self, files: Sequence[DataFile]) -> int:
-        """Return the landing's snapshot id. Raises what refuses it, CommitOutcomeUnknown and CommitRefused."""
+        """Return the landing's snapshot id. Raises the landing's refusal, CommitOutcomeUnknown and CommitRefused."""
         unknown: BaseException | None = None
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
@@ -68,7 +68,7 @@ class Committer:
             except (CommitFailedException, ValidationException) as e:
                 log.info("Commit to %s not applied (%s), trying again.", self._table, e)
             except Exception as e:
-                # A catalog's client may raise anything: it goes on if nothing was sent; else the outcome is looked up.
+                # A catalog's client may raise any error: raised if nothing was sent; else the outcome is looked up.
                 if not self._attempt.reached_catalog:
                     self._attempt.clean_up(keep=None)
                     raise
@@ -93,7 +93,7 @@ class Committer:
             self._attempt.clean_up(keep=None)
             raise CommitRefused(self._table)
         self.may_be_applied = True
-        # The last try, too, may have been applied and only its answer lost.
+        # The last try, too, may have been applied with its answer lost.
         snapshot_id, seen = self._look_once_more()
         if snapshot_id is not None:
             return self._applied(snapshot_id)

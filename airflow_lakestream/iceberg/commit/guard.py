@@ -1,9 +1,9 @@
-"""The compare-and-set: it stands inside PyIceberg's commit retry, and is asked on every attempt.
+"""Commit guard: the compare-and-set check inside PyIceberg's commit retry, called on every attempt.
 
-PyIceberg replays an append on a moved head without asking (its fast append validates nothing), and deletes the
+PyIceberg replays an append on a moved head without a check (its fast append validates nothing), and deletes the
 manifests of a commit that was reported as failed though it was applied. So the table that commits has this guard for
-a catalog: it refuses what the ledger at the real head forbids, computes the ledger for that head, and never
-lets a commit be called failed before it has looked for its own snapshot.
+a catalog: it refuses landings that the ledger at the real head forbids, computes the ledger for that head, and lets a
+commit fail only after it has looked for its own snapshot.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Kind = TypeVar("Kind")
 
 
 class Refused(ValidationException):
-    """Carries an error of ours through PyIceberg, which deletes its manifests for a ValidationException and stops."""
+    """Carrier of a package error through PyIceberg: a ValidationException ends the retries and deletes manifests."""
 
     def __init__(self, error: LakestreamError) -> None:
         self.error = error
@@ -57,20 +57,20 @@ class Refused(ValidationException):
 
 
 class NotApplied(ValidationException):
-    """The commit was not applied; PyIceberg deletes its manifests and does not send the same changes again."""
+    """Commit without effect; PyIceberg deletes the manifests and does not send the same changes again."""
 
 
 class OutcomeUnknown(Exception):
-    """The commit may have been applied; PyIceberg must delete nothing."""
+    """Commit with an unknown outcome; PyIceberg must not delete files."""
 
 
 class CommitGuard:
-    """A catalog for the commits of one landing; everything but `commit_table` goes to the real one.
+    """Catalog for the commits of a landing; all calls except `commit_table` go to the real catalog.
 
-    It is used for all attempts of a landing, also after an unknown outcome: then the attempts before count as its own.
+    It is used for all attempts of a landing, also after an unknown outcome: earlier attempts then count as its own.
 
-    :param written_for: the table that the files were written for, but for the change.
-    :param change: of that table's schema, to be made in the same commit.
+    :param written_for: the table for which the files were written, without the change.
+    :param change: change of that table's schema, to be made in the same commit.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CommitGuard:
         self._written_for = written_for
         self._change = change or SchemaChange.none(written_for)
         self._allow_group_overlap = allow_group_overlap
-        # Table properties beside the ledger's, for whoever looks at the table later.
+        # Table properties next to the ledger's, for later readers of the table.
         self.notes: Mapping[str, str] = {}
         self.asked = False
 
@@ -97,13 +97,13 @@ class CommitGuard:
         return getattr(self._catalog, name)
 
     def as_catalog(self) -> Catalog:
-        """Return the guard as what PyIceberg takes it for."""
+        """Return the guard with the type of a catalog, for PyIceberg."""
         return cast(Catalog, self)
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit, unless the ledger at the table's head forbids it. Called by PyIceberg on every attempt."""
+        """Commit, unless forbidden by the ledger at the table's head. Called by PyIceberg on every attempt."""
         if any(isinstance(r, AssertCreate) for r in requirements):
             return self._create(table, requirements, updates)
         base_id = _base_of(requirements)
@@ -117,7 +117,7 @@ class CommitGuard:
         if not isinstance(current.metadata, TableMetadataV1) and (
             (snapshot.sequence_number or 0) <= current.metadata.last_sequence_number
         ):
-            # Back at the base by a rollback. A catalog refuses the number, in words that leave open what became of it.
+            # Back at the base by a rollback. A catalog would refuse the number in words that leave the outcome open.
             raise self._not_applied("main moved since the commit was prepared, and was rolled back")
         requirements += self._schema_requirements(current, updates)
         self.check_ledger(current)
@@ -132,11 +132,11 @@ class CommitGuard:
         return response
 
     def landed_in(self, table: Table) -> int | None:
-        """Return the snapshot in which this landing stands in the table's history, if it does."""
+        """Return the snapshot of this landing in the table's history, or None."""
         return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse what the ledger at the table's head forbids."""
+        """Refuse a landing forbidden by the ledger at the table's head."""
         own = ledger_store.read_ledger(current, self._group)
         others = {} if self._allow_group_overlap else ledger_store.other_ledgers(current, self._group)
         try:
@@ -151,7 +151,7 @@ class CommitGuard:
             raise Refused(e) from None
 
     def check_fit(self, current: Table) -> None:
-        """Refuse files that were written for another table, schema or spec: PyIceberg would take them all the same."""
+        """Refuse files written for another table, schema or spec, since PyIceberg would accept the files."""
         name = ledger_store.name_of(current)
         try:
             fitness.check_version(current.metadata, name)
@@ -165,7 +165,7 @@ class CommitGuard:
             raise Refused(StaleFiles(name, "the partition spec was changed"))
 
     def change_at(self, current: Table) -> SchemaChange | None:
-        """Return what is still to be changed in the schema; None where nothing is, or another run has done it."""
+        """Return the remaining change of the schema, or None if already made or empty."""
         return None if not self._change or self._change.is_made_in(current.metadata) else self._change
 
     def _schema_requirements(self, current: Table, updates: tuple[TableUpdate, ...]) -> tuple[TableRequirement, ...]:
@@ -207,7 +207,7 @@ class CommitGuard:
         try:
             return fitness.commit_table(self._catalog, table, requirements, updates)
         except (CommitFailedException, TableAlreadyExistsError) as e:
-            # "Failed" may mean "applied, and the answer lost": only the table itself says which.
+            # "Failed" may mean "applied, and the answer lost": only the table shows the outcome.
             current = self._look_again(table)
             if current is not None and self.landed_in(current) is not None:
                 log.info("The commit was reported as failed (%s), but it had been applied.", e)
@@ -219,7 +219,7 @@ class CommitGuard:
             raise self._not_applied(str(e)) from e
 
     def _not_applied(self, why: str) -> Exception:
-        """Return what tells PyIceberg that nothing was applied; for this one it rebases the files and asks again."""
+        """Return the error for a commit without effect: PyIceberg then rebases the files and tries again."""
         return CommitFailedException(why)
 
     def _look_again(self, table: Table) -> Table | None:
@@ -232,16 +232,16 @@ class CommitGuard:
 
 
 class HeadGuard(CommitGuard):
-    """The compare-and-set of a landing that takes files out: made for one head, and made again for another."""
+    """Commit guard of a landing with removed files: made for a head, and made again for a moved head."""
 
     def _not_applied(self, why: str) -> Exception:
         return NotApplied(why)
 
 
 def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:
-    """Tell whether a request that was reported as failed could still be applied: main is where it asserts it to be.
+    """Return whether a request reported as failed could still be applied: main is at the asserted snapshot.
 
-    So it is with Glue, whose "concurrent modification" may be the client's own first request, still under way.
+    This happens with Glue, whose "concurrent modification" may be the client's own first request, still under way.
     """
     if current is None:
         return True
@@ -251,12 +251,12 @@ def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirem
 
 
 def response_of(table: Table) -> CommitTableResponse:
-    """Return what a catalog answers to a commit whose outcome is the table as it is."""
+    """Return a catalog's response to a commit with the current table as the outcome."""
     return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
 
 
 def _base_of(requirements: tuple[TableRequirement, ...]) -> int | None:
-    """Return the snapshot that main is asserted to be at; other branches may be asserted, too."""
+    """Return the asserted snapshot of main; further branches may be asserted, too."""
     refs = (r for r in requirements if isinstance(r, AssertRefSnapshotId))
     return _only(AssertRefSnapshotId, tuple(r for r in refs if r.ref == MAIN_BRANCH)).snapshot_id
 

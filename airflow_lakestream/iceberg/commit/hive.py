@@ -1,10 +1,10 @@
-"""Commits through Hive's metastore, which is told what a table has to be for them: a lock alone would not do.
+"""Commits through Hive's metastore with the expected location of a table, since a lock alone is not safe.
 
-PyIceberg locks the table, looks where its metadata is, and alters it whatever it is by then. The metastore forgets a
-lock after `metastore.txn.timeout`, and PyIceberg sends no heartbeats. So a commit that is held up for longer, by a
-paused worker or a slow store, would take out what others committed meanwhile, and nobody would notice. A metastore that
-is told the location that was read alters the table only while it is at that (HIVE-26882: Hive 4.0.0 and 2.3.10, other
-makers' elsewhere). An older one does not listen; so each is asked before anything is read.
+PyIceberg locks the table, reads its metadata location, and alters the table even if the location has changed by then.
+The metastore forgets a lock after `metastore.txn.timeout`, and PyIceberg sends no heartbeats. So a commit that is
+delayed for longer, by a paused worker or a slow store, would remove the commits of other writers unnoticed. A metastore
+that gets the expected location alters the table only if it is still at that location (HIVE-26882: Hive 4.0.0 and
+2.3.10, and some other distributions). An older metastore ignores it; so each is tested before anything is read.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 if TYPE_CHECKING:
     from pyiceberg.catalog.hive import HiveCatalog
 
-# What a metastore that compares says: Iceberg's own client knows it by these words, too.
+# The error of a metastore that compares: Iceberg's own client recognizes it by these words, too.
 _MODIFIED = "The table has been modified"
-# Those before 4 say "3.0" whatever they are.
+# Versions before 4 all report "3.0".
 _COMPARES = re.compile(r"(?!.*alpha)([4-9]|\d\d+)\.")
-# Catalogs whose metastore has answered.
+# Catalogs whose metastore has passed the test.
 _comparing: WeakSet[Catalog] = WeakSet()
 
 
 class MetastoreDoesNotCompare(LakestreamError, Terminal):
-    """A metastore in which a commit can be overwritten by one that was held up."""
+    """Metastore without compare-and-set: a delayed commit could overwrite another commit."""
 
     def __init__(self, table: str, problem: str, remedy: str) -> None:
         super().__init__(
@@ -47,12 +47,12 @@ class MetastoreDoesNotCompare(LakestreamError, Terminal):
 
 
 class NotTaken(CommitFailedException):
-    """The metastore was not asked to change anything, or has answered that it did not."""
+    """Commit certainly without effect: the metastore got no request, or refused the request."""
 
 
 def is_hive(catalog: Catalog) -> TypeGuard[HiveCatalog]:
-    """Tell whether a catalog is Hive's, or made of it."""
-    # Not imported where nobody else did: it needs Thrift, which is not installed everywhere.
+    """Return whether a catalog is Hive's, or a subclass of Hive's."""
+    # Not imported here: it needs Thrift, which is not installed everywhere.
     module = sys.modules.get("pyiceberg.catalog.hive")
     return module is not None and isinstance(catalog, module.HiveCatalog)
 
@@ -60,7 +60,7 @@ def is_hive(catalog: Catalog) -> TypeGuard[HiveCatalog]:
 def commit_table(
     catalog: HiveCatalog, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
 ) -> CommitTableResponse:
-    """Commit as the catalog does, and only on the table that it has read. Raises what it raises, and NotTaken."""
+    """Commit like the catalog, but only on the table just read. Raises the catalog's errors, and NotTaken."""
     client = _Client(catalog._client)
     # The catalog itself stays as it is: it may be in use elsewhere.
     comparing = copy.copy(catalog)
@@ -74,16 +74,16 @@ def commit_table(
 
 
 def create_namespace(catalog: HiveCatalog, namespace: tuple[str, ...]) -> None:
-    """Create a namespace, one process after the other. Raises NamespaceAlreadyExistsError.
+    """Create a namespace under a lock. Raises NamespaceAlreadyExistsError.
 
-    Of two that create it at once, the metastore takes the folder away again with the one that it refuses, and with
-    what the other has written there meanwhile.
+    If two processes create it at once, the metastore refuses one and removes its folder, together with the files that
+    the other process has written there meanwhile.
     """
     from hive_metastore.ttypes import LockComponent, LockLevel, LockRequest, LockState, LockType, UnlockRequest
 
     database = catalog.identifier_to_database(namespace)
     component = LockComponent(type=LockType.EXCLUSIVE, level=LockLevel.DB, dbname=database, isTransactional=True)
-    # A connection of its own: the catalog has one, and opens it for each question.
+    # A connection of its own: the catalog's only connection is opened for each request.
     with catalog._create_hive_client(catalog.properties) as client:
         lock = client.lock(LockRequest([component], user=getpass.getuser(), hostname=socket.gethostname()))
         try:
@@ -95,7 +95,7 @@ def create_namespace(catalog: HiveCatalog, namespace: tuple[str, ...]) -> None:
 
 
 def check(catalog: HiveCatalog, name: str) -> None:
-    """Refuse a metastore that alters a table whatever it was told to expect. Raises MetastoreDoesNotCompare."""
+    """Refuse a metastore without checks of the expected location. Raises MetastoreDoesNotCompare."""
     if catalog in _comparing:
         return
     from hive_metastore.ttypes import (
@@ -113,7 +113,7 @@ def check(catalog: HiveCatalog, name: str) -> None:
         except NoSuchObjectException:
             _check_version(name, client.getVersion())
             return
-        # No metastore makes this change. One that compares says that the location is another, and any other that
+        # No metastore makes this change. A metastore that compares answers that the location differs, any other that
         # partition keys can't be changed.
         found.partitionKeys = [*(found.partitionKeys or ()), FieldSchema("lakestream_asks", "string", "")]
         context = EnvironmentContext(properties=_expecting("the location that no table has"))
@@ -129,7 +129,7 @@ def check(catalog: HiveCatalog, name: str) -> None:
 
 
 def _check_version(name: str, version: str) -> None:
-    """Refuse to create a table where the version does not say what the metastore does: there is no table to ask by."""
+    """Refuse a metastore of a version without certain compare-and-set, if no table exists for a test."""
     if not _COMPARES.match(version):
         problem = f"whether Hive's metastore can compare and set a commit, its version ({version}) does not tell."
         remedy = "; where the metastore is 2.3.10, create the table before: then it is asked"
@@ -141,7 +141,7 @@ def _expecting(location: str) -> dict[str, str]:
 
 
 class _Client:
-    """PyIceberg's client of the metastore, but that a table is altered only from what was read of it."""
+    """PyIceberg's client of the metastore, with changes of a table only from the state read before."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -159,17 +159,17 @@ class _Client:
         return getattr(self._open, name)
 
     def create_table(self, table: Any) -> None:
-        """Create a table; the metastore refuses one that is there."""
+        """Create a table; the metastore refuses an existing table."""
         self.sent = True
         self._open.create_table(table)
 
     def alter_table_with_environment_context(
         self, dbname: str, tbl_name: str, new_tbl: Any, environment_context: Any
     ) -> None:
-        """Alter a table that is where it was. Raises NotTaken where it is not."""
+        """Alter a table at the expected location. Raises NotTaken if the table has another location."""
         from hive_metastore.ttypes import MetaException
 
-        # PyIceberg notes in it which location it has read.
+        # PyIceberg notes there the location that it has read.
         environment_context.properties.update(_expecting(new_tbl.parameters[PREVIOUS_METADATA_LOCATION]))
         self.sent = True
         try:

@@ -1,7 +1,7 @@
-"""No manifest is written behind a clean-up's back.
+"""Manifest writers of a snapshot: a clean-up waits for all writers before files are deleted.
 
-PyIceberg writes the manifests of a snapshot side by side in its thread pool, and takes the results one after the
-other: when one fails, the others may be under way, or not begun. What they wrote after the clean-up nobody would know.
+PyIceberg writes the manifests of a snapshot concurrently in its thread pool, and takes the results one after the
+other: if one fails, others may be under way, or not begun. Manifests written after the clean-up would never be deleted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Writer = Any
 
 
 class CleanedUp(Exception):
-    """A manifest was to be written for a snapshot that has been given up; nobody waits for it any more."""
+    """Refusal to write a manifest for a snapshot already given up."""
 
 
 class ManifestWriters:
-    """The manifests that are being written for one snapshot."""
+    """Manifests under way for a snapshot."""
 
     def __init__(self, producer: Producer) -> None:
         self._make = producer.new_manifest_writer
@@ -41,7 +41,7 @@ class ManifestWriters:
         self._lock = threading.Lock()
         self._writing: set[Future[None]] = set()
         self._given_up = False
-        # Methods of the one object: its class is private in PyIceberg, and so are the tasks that call them.
+        # Methods of this object only: its class is private in PyIceberg, and so are the tasks that call them.
         producer.new_manifest_writer = self._new
         producer._clean_all_uncommitted = self._clean_all
 
@@ -67,31 +67,31 @@ class ManifestWriters:
 
 
 def with_optional_values(spec: PartitionSpec) -> PartitionSpec:
-    """Return a partition spec whose values may all be NULL, as Iceberg has it."""
+    """Return a partition spec with all values optional, as Iceberg specifies."""
     return _Optional.model_validate(spec.model_dump())
 
 
 class _Optional(PartitionSpec):
     """See `with_optional_values`.
 
-    PyIceberg requires them where the column is required, and can't write the manifest of a row in which that column is
+    PyIceberg requires a value if the column is required, and can't write the manifest of a row in which that column is
     a field of a struct that is NULL.
     """
 
     def partition_type(self, schema: Schema) -> StructType:
         """Return the type of a file's partition."""
         fields = super().partition_type(schema).fields
-        # Nobody knows the type of a dropped column's. Avro takes no union of null and null, which optional would be.
+        # The type of a dropped column is unknown. Avro allows no union of null and null, which optional would be.
         return StructType(
             *(field.model_copy(update={"required": isinstance(field.field_type, UnknownType)}) for field in fields)
         )
 
 
 def named_apart(writer: Writer) -> None:
-    """Let a manifest's writer give each type of a fixed length a name of its own.
+    """Make a manifest's writer name each type of a fixed length differently.
 
-    PyIceberg gives all UUIDs one name, and all decimals of one precision. Avro takes a name once: DuckDB's process ends
-    on a manifest with two such partition fields.
+    PyIceberg gives all UUIDs one name, and all decimals of one precision. Avro allows a name once: DuckDB's process
+    ends on a manifest with two such partition fields.
     """
     opened = writer.new_writer
 
@@ -127,7 +127,7 @@ def _rename(schema: Any, numbers: Iterator[int]) -> None:
 
 
 class _Noted:
-    """A writer that says when it is through."""
+    """Manifest writer with a signal at the end of writing."""
 
     def __init__(self, writer: Writer, done: Future[None]) -> None:
         self._writer, self._done = writer, done

@@ -1,4 +1,4 @@
-"""A table that the first landing creates: staged, so that it appears together with its first snapshot or not at all."""
+"""New table of a first landing: staged, and created by the same commit as the first snapshot."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ DEFAULT_PROPERTIES = {
 
 
 def planned(schema: Schema, design: TableDesign) -> TableMetadata:
-    """Return the metadata of a table of the design that is nowhere. Raises InvalidArgument."""
+    """Return the metadata of a table of the design without a catalog. Raises InvalidArgument."""
     spec, order = layout.partition_spec(schema, design.partition_by), layout.sort_order(schema, design.sort_order)
     return new_table_metadata(schema, spec, order, "", {**DEFAULT_PROPERTIES, **design.properties})
 
 
 class NewTable:
-    """A create-table transaction, and the namespace that was made for it (namespaces stand outside transactions)."""
+    """Create-table transaction, and the namespace made for the table (namespaces are outside of transactions)."""
 
     def __init__(self, catalog: Catalog, name: str, transaction: CreateTableTransaction, made_namespace: bool) -> None:
         self._catalog = catalog
         self._name = name
         self._made_namespace = made_namespace
         self.transaction = transaction
-        # Private in PyIceberg: the staged table, the only place that tells where its files belong.
+        # Private in PyIceberg: the staged table, which alone has the location of the new files.
         self.table: Table = transaction._table
 
     @classmethod
     def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
         """Stage a table of the design.
 
-        Raises InvalidArgument before anything is made, and StaleFiles where the catalog sees by now that it is there.
+        Raises InvalidArgument before anything is made, and StaleFiles if the catalog has the table by now.
         """
         fitness.check_properties(design.properties)
         refuse_taken(schema, design.argument)
@@ -67,7 +67,7 @@ class NewTable:
                 properties={**DEFAULT_PROPERTIES, **design.properties},
             )
         except TableAlreadyExistsError as e:
-            # Others look only when it is committed.
+            # Most catalogs check this only on commit.
             raise StaleFiles(name, "another run created the table") from e
         except BaseException as e:
             if made:
@@ -87,7 +87,7 @@ class NewTable:
         return staged
 
     def drop_namespace_if_made(self) -> None:
-        """Leave no empty namespace behind when the table did not come to be; never raises."""
+        """Drop an empty namespace if the table was not created; never raises."""
         if self._made_namespace:
             _drop_namespace(self._catalog, self._name)
 
@@ -97,7 +97,7 @@ _WAREHOUSE = "Give the connection a `warehouse` in its extra, such as a bucket o
 
 
 def make_namespace(catalog: Catalog, name: str) -> bool:
-    """Make a table's namespace where it is missing; tell whether it was made here."""
+    """Make a table's namespace if missing; return True if made here."""
     namespace = catalog.namespace_from(name)
     if catalog.namespace_exists(namespace):
         return False
@@ -107,7 +107,7 @@ def make_namespace(catalog: Catalog, name: str) -> bool:
         else:
             catalog.create_namespace(namespace)
     except Exception as e:
-        # Another run made it meanwhile. SqlCatalog then says so by the database's error, not by PyIceberg's.
+        # Another run made it meanwhile. SqlCatalog then raises the database's error, not PyIceberg's.
         if isinstance(e, NamespaceAlreadyExistsError) or catalog.namespace_exists(namespace):
             return False
         raise

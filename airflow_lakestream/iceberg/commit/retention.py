@@ -1,9 +1,9 @@
-"""Which snapshots a landing lets expire, so that a table's metadata stays small however often it is landed into.
+"""Expiry of snapshots by landings, for small metadata of a table with many landings.
 
 Every commit of every engine reads and writes the list of all snapshots. With `lakestream.snapshots.keep` on the table
-(a table that the package creates has it) a landing removes the oldest ones in its own commit. Afterwards it deletes the
-manifests that only they needed, and the data and delete files that they took out: a mirror's merges take many out.
-What a landing that was rolled back, or a killed run, left behind is for the catalog's own removal of orphan files.
+(a table that the package creates has it) a landing removes the oldest snapshots in its own commit. Afterwards it
+deletes the manifests that only these needed, and the data and delete files that they removed: a mirror's merges remove
+many. Files left by a rolled back landing, or by a killed run, are for the catalog's own removal of orphan files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ YOUNGEST_MS = 3_600_000
 
 
 def limit(properties: Mapping[str, str]) -> int | None:
-    """Return how many snapshots the table keeps; None for all. Raises InvalidArgument for what is no such number."""
+    """Return the number of snapshots to keep, or None for all. Raises InvalidArgument."""
     text = properties.get(KEEP, "").strip()
     if text in ("", "all"):
         return None
@@ -46,10 +46,10 @@ def limit(properties: Mapping[str, str]) -> int | None:
 
 
 def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
-    """Return the snapshots that the next landing removes, oldest first: none until it would be a tenth too many.
+    """Return the snapshots for removal by the next landing, oldest first; empty until a tenth is too many.
 
-    Never one that a branch or tag names, nor a commit of another branch than main; so never main's head either, which
-    the landing's own snapshot has for its parent: that would look like the first snapshot of a new table.
+    Snapshots of branches and tags, and commits of branches other than main are never removed, nor is main's head, the
+    parent of the landing's own snapshot: without its parent that would look like the first snapshot of a new table.
     """
     keep = limit(metadata.properties)
     if keep is None or metadata.properties.get(GC_ENABLED, "true").lower() == "false":
@@ -61,11 +61,11 @@ def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
     age = max(_number(metadata, TableProperties.MAX_SNAPSHOT_AGE_MS), (main and main.max_snapshot_age_ms) or 0)
     named = protected(metadata)
     candidates = sorted((s for s in metadata.snapshots if s.snapshot_id not in named), key=_sequence)
-    # With the landing's own snapshot, and main's head until now.
+    # With the landing's own snapshot, and the present head of main.
     over = len(candidates) + 2 - keep
     if over <= max(1, keep // 10):
         return []
-    # A run of the oldest, without gaps: `delete_unneeded_files` relies on it.
+    # The oldest snapshots without gaps: `delete_unneeded_files` relies on it.
     youngest = (int(time.time() * 1000) if now_ms is None else now_ms) - age
     expired = []
     for snapshot in candidates[:over]:
@@ -76,14 +76,14 @@ def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
 
 
 def removals(snapshot_ids: Iterable[int]) -> tuple[RemoveSnapshotsUpdate, ...]:
-    """Return the updates that remove snapshots: one for each, since REST catalogs before Iceberg 1.10 take only one."""
+    """Return an update for the removal of each snapshot: REST catalogs before Iceberg 1.10 accept a single id."""
     return tuple(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [s]}) for s in snapshot_ids)
 
 
 def delete_unneeded_files(before: Table, after: TableMetadata, expired: Collection[int]) -> None:
-    """Delete the files that only snapshots needed which a commit has removed; never raises.
+    """Delete the files needed only by snapshots removed in a commit; never raises.
 
-    Called once the commit is known to be applied. A process that dies here only leaves files that nothing needs.
+    Called once the commit is known to be applied. A process that dies here leaves only files that are not needed.
     """
     there = {s.snapshot_id for s in after.snapshots}
     gone = [s for s in before.metadata.snapshots if s.snapshot_id in expired and s.snapshot_id not in there]
@@ -108,9 +108,9 @@ def delete_unneeded_files(before: Table, after: TableMetadata, expired: Collecti
 
 
 def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now_ms: int | None = None) -> set[str]:
-    """Return the table's own files that expired snapshots of main have taken out, and no snapshot has any more.
+    """Return the table's own files removed by expired snapshots of main, and absent from all snapshots.
 
-    Not those of the last hour: whoever planned a read, or a merge, before that may still open them.
+    Files removed within the last hour are excluded: a read, or a merge, planned before may still open them.
     """
     main = {s.snapshot_id for s in ledger_store.live_ancestors(before.metadata)}
     latest = (int(time.time() * 1000) if now_ms is None else now_ms) - YOUNGEST_MS
@@ -124,7 +124,7 @@ def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now
     removed = {path for path in removed if path.startswith(roots)}
     if not removed:
         return removed
-    # Main's snapshots since then can't have them. The head is asked all the same: a file may have been put in again.
+    # Main's snapshots since then can't have them. The head is read all the same: a file may have been added again.
     since = {s.snapshot_id for s in ledger_store.live_ancestors(after)} - {ledger_store.head_of(after)}
     others = [s for s in after.snapshots if s.snapshot_id not in since]
     for manifest in _listed(before.io, others):
@@ -133,23 +133,23 @@ def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now
 
 
 def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int]) -> list[Snapshot]:
-    """Return kept snapshots that between them list every manifest which any kept one shares with those gone.
+    """Return kept snapshots with all manifests shared by any kept and any removed snapshot.
 
-    A commit lists manifests of its parent and new ones. So what a kept snapshot shares with one gone is also in the
-    first kept snapshot above the one gone, or in the last one below it; where expiry has cut the chain between them,
-    the latter is a protected one, since the oldest of all others go first.
+    A commit lists manifests of its parent and new ones. So a manifest of a kept and of a removed snapshot is also in
+    the first kept snapshot above the removed one, or in the last one below it; if expiry has cut the chain between
+    them, the latter is a protected one, since the oldest of all others go first.
     """
     kept = {s.snapshot_id: s for s in (*before.snapshots, *after.snapshots) if s.snapshot_id not in gone}
     wanted = protected(before) | protected(after)
     wanted |= {s.snapshot_id for s in kept.values() if s.parent_snapshot_id not in kept}
     wanted |= {s.parent_snapshot_id for s in before.snapshots if s.snapshot_id in gone and s.parent_snapshot_id}
-    # `before` tells the true parents of those whose parents this commit took away.
+    # `before` has the true parents of snapshots whose parents this commit removed.
     wanted |= {s.snapshot_id for s in before.snapshots if s.parent_snapshot_id in gone}
     return [snapshot for snapshot_id, snapshot in kept.items() if snapshot_id in wanted]
 
 
 def protected(metadata: TableMetadata) -> set[int]:
-    """Return the snapshots that branches and tags name, and all that other branches than main have of their own."""
+    """Return the snapshots of branches and tags, and all ancestors of branches outside of main."""
     parents = {s.snapshot_id: s.parent_snapshot_id for s in metadata.snapshots}
     on_main = set(_ancestors(parents, metadata.current_snapshot_id))
     found = {ref.snapshot_id for ref in metadata.refs.values()}
@@ -170,13 +170,13 @@ def _manifests_of(io: FileIO, snapshots: Iterable[Snapshot]) -> set[str]:
 
 
 def _listed(io: FileIO, snapshots: Iterable[Snapshot]) -> Collection[ManifestFile]:
-    """Return the manifests of snapshots, each once."""
+    """Return the manifests of snapshots, without duplicates."""
     lists = ExecutorFactory.get_or_create().map(lambda s: s.manifests(io), snapshots)
     return {manifest.manifest_path: manifest for one in lists for manifest in one}.values()
 
 
 def _files_in(io: FileIO, manifest: ManifestFile, *, deleted: bool) -> set[str]:
-    """Return the files that a manifest says are taken out, or those that it says are there."""
+    """Return the files removed in a manifest if `deleted`, else the live files."""
     entries = manifest.fetch_manifest_entry(io, discard_deleted=not deleted)
     return {e.data_file.file_path for e in entries if (e.status == ManifestEntryStatus.DELETED) is deleted}
 
@@ -184,7 +184,7 @@ def _files_in(io: FileIO, manifest: ManifestFile, *, deleted: bool) -> set[str]:
 def _delete(io: FileIO, path: str) -> None:
     try:
         io.delete(path)
-    except FileNotFoundError:  # another tool that let snapshots expire was quicker
+    except FileNotFoundError:  # another tool that lets snapshots expire was quicker
         return
 
 

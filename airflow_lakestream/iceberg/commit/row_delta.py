@@ -1,4 +1,4 @@
-"""A snapshot that takes files out and puts others in, delete files included: PyIceberg's own knows data files only."""
+"""Snapshot with removed and new files, delete files included; PyIceberg's own supports data files only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeleteManifestWriter(ManifestWriterV2):
     """PyIceberg's writer, for a manifest of delete files."""
 
     def content(self) -> ManifestContent:
-        """Return what its files are."""
+        """Return the content type of the manifest: deletes."""
         return ManifestContent.DELETES
 
     @property
@@ -43,9 +43,9 @@ class DeleteManifestWriter(ManifestWriterV2):
 
 
 class RowDelta(_OverwriteFiles):
-    """PyIceberg's overwrite, also of delete files; as an append, it merges manifests where the table wants that.
+    """PyIceberg's overwrite, also of delete files; manifests are merged like in an append, if the table enables merges.
 
-    PyIceberg itself reads each manifest of the base twice, and writes each that changes anew on its own.
+    PyIceberg itself reads each manifest of the base twice, and writes each changed manifest separately.
     """
 
     def __init__(self, transaction: Transaction, summary: dict[str, str]) -> None:
@@ -57,19 +57,19 @@ class RowDelta(_OverwriteFiles):
         self._old_deletes: set[DataFile] = set()
 
     def append_data_file(self, data_file: DataFile) -> RowDelta:
-        """Put a data file, or a delete file, in."""
+        """Add a data file or a delete file."""
         (self._added_data_files if is_data(data_file) else self._new_deletes).append(data_file)
         return self
 
     def delete_data_file(self, data_file: DataFile) -> RowDelta:
-        """Take a data file, or a delete file, out."""
+        """Remove a data file or a delete file."""
         (self._deleted_data_files if is_data(data_file) else self._old_deletes).add(data_file)
         return self
 
     def _manifests(self) -> list[ManifestFile]:
         metadata = self._transaction.table_metadata
         base = metadata.snapshot_by_name(self._target_branch)
-        # Those of which nothing is left tell only what earlier snapshots took out: they would pile up, and merge badly.
+        # Manifests without live files only list files removed by earlier snapshots: they would pile up and merge badly.
         held = [one for one in base.manifests(self._io) if _has_files(one)] if base is not None else []
         data = [one for one in held if one.content == ManifestContent.DATA]
         deletes = [one for one in held if one.content == ManifestContent.DELETES]
@@ -89,7 +89,7 @@ class RowDelta(_OverwriteFiles):
         new: Mapping[int, Sequence[DataFile]],
         open_writer: Callable[[PartitionSpec], ManifestWriter],
     ) -> list[ManifestFile]:
-        """Return manifests without some files and with others; those that change are put together.
+        """Return manifests without the removed files and with the new files; changed manifests are combined.
 
         :param new: files by the id of their partition spec.
         """
@@ -158,7 +158,7 @@ class RowDelta(_OverwriteFiles):
         return max(1, size)
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        """Count the delete files, too."""
+        """Return the summary, with the delete files counted."""
         data = self._added_data_files, self._deleted_data_files
         self._added_data_files, self._deleted_data_files = [*data[0], *self._new_deletes], data[1] | self._old_deletes
         try:
@@ -172,5 +172,5 @@ def _has_files(manifest: ManifestFile) -> bool:
 
 
 def is_data(file: DataFile) -> bool:
-    """Tell a data file from a delete file."""
+    """Return whether a file is a data file and not a delete file."""
     return file.content == DataFileContent.DATA

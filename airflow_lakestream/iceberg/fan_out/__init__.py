@@ -1,1 +1,1 @@
-"""One topic into many Iceberg tables, each record once."""
+"""Fan-out of a topic into many Iceberg tables, each record once."""

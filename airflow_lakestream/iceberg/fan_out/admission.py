@@ -1,6 +1,6 @@
-"""Which tables records may choose: asked for each route before a row is made, and again before one is written.
+"""Admission of tables named by records: checked for each route before a row is made, and again before a write.
 
-What a record's value brings about is the record's own fault, and ends no run: see `decode.routing.Router`.
+An error that a record's value causes is the record's own, and ends no run: see `decode.routing.Router`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from airflow_lakestream.iceberg.fan_out.books import NotItsOwn
 
 log = logging.getLogger(__name__)
 
-# At most this many refused routes, and names without a table, are remembered: records can name any number.
+# Limit of the refused routes and missing tables to remember: records can name any number.
 REMEMBERED = 10_000
-# So many tables are looked for one by one and not found; then the catalog is asked once for all that it has.
+# After this many missing tables, the catalog is asked once for the names of all its tables.
 LOOKS = 100
 
 
 @dataclass(frozen=True)
 class FanOut:
-    """Where records go. `decoding` is all that decides their rows beside schema and template."""
+    """Configuration of a fan-out; `decoding` are all further settings with influence on the rows."""
 
     topic: str
     template: TableTemplate
@@ -35,12 +35,12 @@ class FanOut:
 
 
 class Admission:
-    """Decides on each route once, from one look at the home to the next; several threads may ask.
+    """Decides on each route, once between two looks at the home; thread-safe.
 
-    :param written_down: returns the tables that the home knows, with the routes that name them.
-    :param is_there: looks whether a table is there. Raises NotItsOwn for one that no record may reach.
-    :param names: returns the names of all tables there are, None where the catalog does not tell.
-    :param lock: held while the other three are asked.
+    :param written_down: returns the tables known to the home, with the routes that name them.
+    :param is_there: returns whether a table exists. Raises NotItsOwn for a table that no record may reach.
+    :param names: returns the names of all existing tables, or None if the catalog does not list them.
+    :param lock: held during calls of the other three.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class Admission:
         self._fan_out = fan_out
         self._written_down, self._is_there, self._names = written_down, is_there, names
         self._lock = lock
-        # Routes that are admitted, with their tables: `max_tables` at most, beside those that the home knows.
+        # Admitted routes with their tables; new tables and the tables known to the home count towards `max_tables`.
         self._tables: dict[str, str] = {}
         self._refused: dict[str, str] = {}
-        # Why a table is refused, by its name: many routes may lead to one.
+        # Reasons against a table, by its name: many routes may lead to one table.
         self._strangers: dict[str, str] = {}
-        # The last table that was not there, and is not to be made.
+        # The last missing table that must not be made.
         self._lacking: str | None = None
         self._looked_in_vain = 0
         self._all_names: frozenset[str] | None = None
 
     def refusals(self, routes: Iterable[str]) -> dict[str, str]:
-        """Return why records may not go by routes; those that they may go by are left out.
+        """Return the refused routes with reasons; admitted routes are left out.
 
-        Raises InvalidArgument where new tables are not to be made, and there is none yet: it is not the records then.
+        Raises InvalidArgument if new tables must not be made and no table exists yet: the records are not to blame.
         """
         found = {}
         for route in routes:
@@ -82,7 +82,7 @@ class Admission:
         return found
 
     def table_of(self, route: str) -> str:
-        """Return the table of a route that is admitted."""
+        """Return the table of an admitted route."""
         return self._tables[route]
 
     def _decide(self, route: str) -> str | None:
@@ -96,7 +96,7 @@ class Admission:
         return why
 
     def peek(self, routes: Iterable[str]) -> dict[str, str]:
-        """Return why records may not go by routes as it is now, and admit none of the others."""
+        """Return the presently refused routes with reasons, without admission of any route."""
         with self._lock:
             names = {route: self._fan_out.template.table(route.split(SEPARATOR)) for route in routes}
             decided = {route: self._why_not(name, route) for route, name in names.items()}
@@ -104,7 +104,7 @@ class Admission:
 
     @property
     def admitted(self) -> Mapping[str, str]:
-        """The tables of the routes that are admitted."""
+        """The tables of the admitted routes."""
         return self._tables
 
     def _why_not(self, name: str, route: str) -> str | None:
@@ -142,14 +142,14 @@ _REMEDY = "No value reaches a table that this fan-out did not make. Correct the 
 
 
 def known_tables(written_down: Mapping[str, str | None], admitted: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the tables that the home knows, and those of admitted routes, with their routes."""
+    """Return the tables known to the home and the tables of admitted routes, with the routes."""
     return {**written_down, **{table: route for route, table in admitted.items()}}
 
 
 def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: str) -> str | None:
-    """Return why a record may not go by a route, as far as the tables tell that are known; None if it may.
+    """Return the reason against a route, as far as the known tables decide, or None.
 
-    However many tables are known later, the answer stays a refusal.
+    A refusal stays a refusal, however many tables are known later.
     """
     its = f"its {fan_out.template.describe(route)}"
     # Some catalogs fold case.

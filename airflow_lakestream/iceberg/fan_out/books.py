@@ -1,8 +1,8 @@
-"""What fan-out writes down beside the ledgers: a home's tables, and the configuration under which each is written.
+"""Notes of a fan-out next to the ledgers: a home's tables, and each table's permitted configuration.
 
-Table properties, each written in the commit of a snapshot: properties alone have no compare-and-set. They tell, too,
-whose a table is: a name that comes from outside, from a record's value or a topic's name, may reach any table of its
-namespace, and must reach none that another stream, or anybody else, has filled.
+They are table properties, each written in the commit of a snapshot: properties alone have no compare-and-set. They also
+show the owner of a table: a name from outside, from a record's value or a topic's name, may reach any table of its
+namespace, and must not reach a table that another stream, or another user, has filled.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MEMBER = "lakestream.fan-out.home."
 ROWS = "lakestream.fan-out.rows"
 
 Properties = Mapping[str, str]
-# Returns the properties to set beside those that a table has; raises what refuses the commit.
+# Returns the properties to set in addition to a table's own; raises to refuse the commit.
 Stamp = Callable[[Properties], Properties]
 
 
 class Superseded(LakestreamError, Terminal):
-    """Another configuration has taken over the home since this run began."""
+    """Takeover of the home by another configuration since this run began."""
 
     def __init__(self, home: str) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class Superseded(LakestreamError, Terminal):
 
 
 class Fenced(Conflict):
-    """Another configuration has taken over a target."""
+    """Takeover of a target by another configuration."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"{table} is written under another configuration now.")
@@ -56,11 +56,11 @@ class Fenced(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What a home knows of its fan-out.
+    """Notes of a home on the fan-out.
 
-    `fingerprint` is that of the configuration under which its tables are written. `tables` gives each table that may
-    have rows the route that names it, None where an earlier configuration chose it. Not `settled`: offsets that a dead
-    run half landed under an earlier configuration may be left in them.
+    `fingerprint` is that of the configuration under which the tables are written. `tables` has the route of each table
+    that may have rows, or None if an earlier configuration chose the table. Not `settled`: the tables may have offsets
+    that a dead run half landed under an earlier configuration.
     """
 
     topic: str
@@ -69,13 +69,13 @@ class Books:
     tables: Mapping[str, str | None] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """Return the text of the property."""
+        """Return the value of the property."""
         data = {"version": VERSION, "topic": self.topic, "fingerprint": self.fingerprint, "settled": self.settled}
         return json.dumps({**data, "tables": dict(self.tables)}, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def of(cls, properties: Properties) -> Books | None:
-        """Return a table's books; None for one that is no home. Raises UnreadableLedger."""
+        """Return a table's books, or None if the table is not a home. Raises UnreadableLedger."""
         text = properties.get(BOOKS)
         if text is None:
             return None
@@ -88,22 +88,22 @@ class Books:
             raise UnreadableLedger(f"table property {BOOKS}", f"not as this version writes it ({e!r}).") from e
 
     def claimed(self, fingerprint: str) -> Books:
-        """Return the books as another configuration takes them over."""
+        """Return the books after a takeover by this configuration."""
         if fingerprint == self.fingerprint:
             return self
         return replace(self, fingerprint=fingerprint, settled=False, tables=dict.fromkeys(self.tables))
 
     def with_tables(self, tables: Mapping[str, str]) -> Books:
-        """Return the books with these tables and their routes."""
+        """Return the books with these tables and routes added."""
         return replace(self, tables={**self.tables, **tables})
 
 
 def homes_of(properties: Properties) -> list[str]:
-    """Return the homes of which a table is a target."""
+    """Return the homes of a target."""
     return sorted(key.removeprefix(MEMBER) for key in properties if key.startswith(MEMBER))
 
 
-# The run id of a target's landing says the fingerprint, too: the journal keeps it when the snapshot has expired.
+# A target's run id has the fingerprint, too: the journal keeps the run id after the snapshot has expired.
 _RUN_ID = re.compile(r" \(fan-out ([0-9a-f]+)\)$")
 
 
@@ -113,23 +113,23 @@ def stamped_run_id(run_id: str, fingerprint: str) -> str:
 
 
 def fingerprint_of(run_id: str) -> str | None:
-    """Return the fingerprint that a landing was made under; None for one that is not of a fan-out."""
+    """Return the fingerprint of a landing by a fan-out, or None for another landing."""
     found = _RUN_ID.search(run_id)
     return found and found[1]
 
 
 class StampingGuard(CommitGuard):
-    """A guard that sets properties in the landing's own commit, computed from those of the very head it lands on."""
+    """Commit guard with properties set in the landing's own commit, computed from the properties at the head."""
 
     stamp: Stamp
-    # Looks at the very head that the commit lands on, where there is one; raises a LakestreamError to refuse it.
+    # Checks the head of the commit, if the table exists; raises a LakestreamError to refuse it.
     look: Callable[[Table], None] = staticmethod(lambda table: None)
 
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         is_new = any(isinstance(r, AssertCreate) for r in requirements)
-        # Loaded again, they are at least those of the head that the commit asserts; every change of them moves main.
+        # Loaded again, they are at least as new as at the asserted head; every change of them moves main.
         current = None if is_new else self._catalog.load_table(table.name())
         try:
             if current is not None:
@@ -141,11 +141,11 @@ class StampingGuard(CommitGuard):
 
 
 class StampingReplaceGuard(StampingGuard, ReplaceGuard):
-    """The same for a replace."""
+    """Commit guard of a replace with properties set in the same commit."""
 
 
 class PartOfFanOut(LakestreamError, Terminal):
-    """A table that is one of several of a fan-out: what its group's ledger says is not what it has rows of."""
+    """Refusal of a fan-out's table: the group's ledger covers more records than the table's rows."""
 
     def __init__(self, table: str, note: str) -> None:
         super().__init__(
@@ -155,7 +155,7 @@ class PartOfFanOut(LakestreamError, Terminal):
 
 
 class LandedByFanOut(LakestreamError, Terminal):
-    """A landing of one table alone, where the records of a fan-out go by the same group's ledger."""
+    """Refusal of a landing into a single table by the consumer group of a fan-out."""
 
     def __init__(self, table: str, consumer_group: str, note: str) -> None:
         super().__init__(
@@ -166,7 +166,7 @@ class LandedByFanOut(LakestreamError, Terminal):
 
 
 def note_on(properties: Properties) -> str | None:
-    """Return a sentence on the part that a table has in a fan-out; None for one that has none."""
+    """Return a sentence on the table's part in a fan-out, or None."""
     if (books := Books.of(properties)) is not None:
         tables = ", ".join(sorted(books.tables)) or "none yet"
         return f"it is the home of a fan-out of {books.topic}: the ledger of all its tables, without rows ({tables})."
@@ -176,7 +176,7 @@ def note_on(properties: Properties) -> str | None:
 
 
 class NotItsOwn(LakestreamError, Terminal):
-    """A table that no name from outside may reach; `why` says whose it is, and goes on behind the table's name."""
+    """Table closed to names from outside; `why` names the owner, as a continuation of the table's name."""
 
     def __init__(self, table: str, why: str) -> None:
         self.table, self.why = table, why
@@ -184,7 +184,7 @@ class NotItsOwn(LakestreamError, Terminal):
 
 
 def owner_of(table: Table) -> str | None:
-    """Say whose a table is, to go on behind its name; None for an empty one of nobody."""
+    """Return the owner of a table, as a continuation of the table's name, or None for an empty, free table."""
     properties = table.metadata.properties
     if (books := Books.of(properties)) is not None:
         return f"is the home of a fan-out of {books.topic}"
@@ -202,15 +202,15 @@ def owner_of(table: Table) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamingTopic:
-    """A topic that a regex found, and whose name is part of its table's; another one may come to the same name."""
+    """Topic found by a regex, and used in the table's name; `rival` is a topic with the same table name."""
 
     topic: str
     rival: str | None = None
 
     def check(self, name: str, table: Table | None, consumer_group: str) -> None:
-        """Refuse a table that the group has not landed the topic in, and that is not to be had. Raises InvalidArgument.
+        """Refuse a table of a rival or another owner, unless the group landed the topic here. Raises InvalidArgument.
 
-        :param table: None where there is none of that name yet.
+        :param table: None if no table of that name exists yet.
         """
         if table is not None and self._is_landed(table, consumer_group):
             return
@@ -233,16 +233,16 @@ class NamingTopic:
 
 
 def landed_by_fan_out(table: Table, consumer_group: str) -> bool:
-    """Tell whether a group landed here as one of several tables, and not all of its records in this one."""
+    """Return whether a group landed here as part of a fan-out, rather than all records in this table."""
     if not homes_of(table.metadata.properties) or consumer_group not in ledger_store.groups(table):
         return False
     landings = [one for one in landings_of(table, consumer_group) if one.topics]
-    # Without a landing that metadata still shows, the note on the table is all there is to go by.
+    # Without a landing in the metadata, the note on the table decides.
     return not landings or any(fingerprint_of(one.run_id) for one in landings)
 
 
 def landings_of(table: Table, consumer_group: str) -> Iterable[Landing]:
-    """Return a group's landings, as far as metadata shows them."""
+    """Return a group's landings, as far back as the metadata goes."""
     landings = {landing.landing_id: landing for landing in ledger_store.read(table, consumer_group).landings}
     for snapshot in ledger_store.live_ancestors(table.metadata):
         if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:

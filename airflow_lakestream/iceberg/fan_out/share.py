@@ -1,7 +1,7 @@
-"""What an executor does of a fan-out: it writes the rows of each table into files, and decides nothing.
+"""Share of an executor in a fan-out: rows of each table are written into files, without any decision.
 
-It knows the tables of the routes that were decided about. A chunk with another route is left to the next round, when
-that route is decided about, too: see `core.sharing.rounds`.
+It knows the tables of the decided routes. A batch with another route is left to the next round, when that route is
+decided, too: see `core.sharing.rounds`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from airflow_lakestream.iceberg.write.files import delete_files, write_data_file
 from airflow_lakestream.iceberg.write.trial import unwritable
 from airflow_lakestream.tables.row_buffer import FILE_BYTES, is_of_rows
 
-# In a piece's files: those of each route.
+# In the files of a share: the files by route.
 ROUTES = "routes"
 
 
 @dataclass(frozen=True)
 class FanOutOutline:
-    """What executors are told of a fan-out; also a catalog that knows its home alone.
+    """Outline of a fan-out for executors; also a catalog with the home only.
 
-    `tables` are those of the routes that may be taken, `refused` says why others may not, `known` are all tables that
-    count towards the limit, with their routes. `columns` are the payload's, as rows are decoded into them.
+    `tables` are the tables of admitted routes, `refused` the reasons against other routes, `known` all tables that
+    count towards the limit, with their routes. `columns` are the payload's, into which rows are decoded.
     """
 
     fan_out: FanOut
@@ -51,15 +51,15 @@ class FanOutOutline:
 
     @property
     def io(self) -> FileIO:
-        """What opens the home's files."""
+        """The FileIO of the home."""
         return self.home.io
 
     def load_table(self, name: str) -> Table:
-        """Return the home. Raises NoSuchTableError for any other table."""
+        """Return the home. Raises NoSuchTableError for another table."""
         return self.home.load_table(name)
 
     def refusals(self, routes: Sequence[str], rows: pa.Schema) -> Mapping[str, str]:
-        """Return why records may not go by some of the routes. Raises Undecided if nobody has decided on others."""
+        """Return the refused routes with reasons. Raises Undecided for routes without a decision."""
         found, unknown = dict[str, str](), dict[str, int]()
         for route in routes:
             if route in self.tables:
@@ -76,9 +76,9 @@ class FanOutOutline:
 
 
 class FanOutShare:
-    """Writes routed rows into files of their tables: a part of `core.ports.SharedSink`.
+    """Writer of routed rows into files of the tables: a part of `core.ports.SharedSink`.
 
-    No file is open between two calls. All tables together hold no more rows than one file's, whatever their number.
+    No file is open between two calls. All tables together hold no more rows than one file, for any number of tables.
 
     :param most: bytes of rows to hold.
     """
@@ -92,15 +92,15 @@ class FanOutShare:
         self._files: dict[str, list[DataFile]] = {}
 
     def load(self, run_id: str) -> TableState:
-        """Return the columns to decode into."""
+        """Return a state with the columns for decoding."""
         return TableState(Ledger(self._group), schema=self._outline.columns)
 
     def write_below(self, folder: str) -> None:
-        """Write files below this folder of each table's data from now on."""
+        """Write later files below this folder of each table's data."""
         self._folder = folder
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows with the columns of `decode.routing.Router`."""
+        """Buffer rows with the columns of `decode.routing.Router`."""
         for route, part in by_route(rows):
             part = part.drop_columns(list(ROUTE_COLUMNS))
             self._held.setdefault(route, []).append(part)
@@ -109,10 +109,10 @@ class FanOutShare:
             self._relieve()
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Nothing: it is replacing that needs to know."""
+        """Ignore the offsets: only a replace needs the offsets of records without a row."""
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write out the rows taken, and return the files by route."""
+        """Write all buffered rows, and return the files by route."""
         for route in list(self._held):
             self._write_out(route)
         tables = self._outline.tables
@@ -126,14 +126,14 @@ class FanOutShare:
         self._files.clear()
 
     def _relieve(self) -> None:
-        """Write out the largest tables, so that half the room is free."""
+        """Write the rows of the largest tables, until half of the memory is free."""
         sizes = {route: sum(part.nbytes for part in parts) for route, parts in self._held.items()}
         for route in sorted(sizes, key=lambda route: -sizes[route]):
             if self._bytes <= self._most // 2:
                 break
             self._write_out(route)
             self._bytes -= sizes[route]
-        # What stays are slices, each of which holds the whole chunk that it is of.
+        # The remaining rows are slices, each of which holds a whole batch in memory.
         self._held = {route: [_copied(parts)] for route, parts in self._held.items()}
 
     def _write_out(self, route: str) -> None:
@@ -155,7 +155,7 @@ def _copied(parts: Sequence[pa.Table]) -> pa.Table:
 
 
 def by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each route, in the order that they have."""
+    """Yield the rows of each route, in the original order."""
     routes = rows[ROUTE].combine_chunks()
     names = routes.dictionary.to_pylist()
     order = pc.array_sort_indices(routes.indices)

@@ -1,13 +1,13 @@
-"""Fan-out: one topic into many tables, each record once, without a transaction over them.
+"""Fan-out of a topic into many tables, each record once, without a transaction over the tables.
 
-The rule: a home table holds no rows and has the ledger that planning asks; it commits last. Each target commits before
-it, with a ledger of its own in the same commit as its rows. A run that died in between left targets that hold offsets
-which the home lacks. They are read again, and each target leaves out what it holds already.
+The rule: a home table holds no rows and has the ledger for planning; it commits last. Each target commits before it,
+with a ledger of its own in the same commit as its rows. A run that died in between left targets with offsets that the
+home lacks. They are read again, and each target leaves out offsets that it holds already.
 
-That is right only while the same record goes to the same table as the same row. So the home keeps a fingerprint of
-the configuration. A run with another one takes over: it claims the home, then fences every target that the home knows
-(a target is written down there before it gets its first row), after which no earlier run can commit anywhere; what was
-half landed is then done again by replace, in every target.
+This is correct only if the same record becomes the same row of the same table. So the home keeps a fingerprint of
+the configuration. A run with another configuration takes over: it claims the home, then fences every target that the
+home knows (a target is noted there before its first row), so no earlier run can commit anywhere; half landed ranges
+are then landed again by replace, in every target.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from airflow_lakestream.tables.schema.columns import to_schema
 
 log = logging.getLogger(__name__)
 
-# At most so many tables are looked at because the home has them, when a driver begins.
+# At most this many tables known to the home are loaded when a driver begins.
 MOST_EXPECTED = 1_000
 
 
 class TakenOver(Conflict):
-    """A run has just taken its tables over from another configuration, and looks at them again."""
+    """Takeover of tables from another configuration; the run loads the tables again."""
 
     def __init__(self, home: str) -> None:
         super().__init__(f"{home}: its tables were taken over from another configuration.")
 
 
 class TablesChanged(Conflict):
-    """Another run wrote a table down that this one meant for another value."""
+    """New table, noted by another run for a different value."""
 
     def __init__(self, home: str) -> None:
         super().__init__(f"{home}: another run wrote new tables down first.")
 
 
 class HalfLanded(Conflict):
-    """A table holds offsets that the home lacks: of a run that died, or of another one that is under way."""
+    """Offsets of a table missing in the home: another run has died, or is under way."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         super().__init__(f"{table} holds {ranges}, half landed by another run. One process lands these.")
 
 
 class FanOutSink:
-    """`core.ports.TakingSink` over a home and its targets; takes rows with the columns of `decode.routing.Router`."""
+    """`core.ports.TakingSink` over a home and targets; rows have the columns of `decode.routing.Router`."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class FanOutSink:
         self._group = consumer_group
         self._design = design
         self._allow_group_overlap = allow_group_overlap
-        # The configuration that the home was under when this run first saw it, or that this run put it under.
+        # The home's configuration at this run's first look, or the configuration that this run gave it.
         self._fingerprint: str | None = None
         self._rows: dict[str, Counter[str]] = {}
         self._payload: Schema | None = None
-        # The sinks of the tables that were looked at, whatever is planned again.
+        # The sinks of the loaded tables, kept when the run plans again.
         self._seen: dict[str, TargetSink] = {}
         self._is_alone = False
         self._outline: FanOutOutline | None = None
@@ -101,13 +101,13 @@ class FanOutSink:
 
     @property
     def rows_by_table(self) -> Counter[str]:
-        """The rows that the landings of this run brought, its earlier tries included, by table."""
+        """The rows of this run's landings by table, earlier tries of the run included."""
         return sum(self._rows.values(), Counter[str]())
 
     def refusals(self, routes: Iterable[str], rows: pa.Schema) -> Mapping[str, str]:
-        """Return why records may not go by some of the routes; called by decoders, in several threads.
+        """Return the refused routes with reasons; called by decoders, in several threads.
 
-        :param rows: the columns that rows have, but for those of the routes.
+        :param rows: the columns of rows, without the columns of routes.
         """
         if self._payload is None:
             with self._lock:
@@ -115,7 +115,7 @@ class FanOutSink:
         return self._admission.refusals(routes)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the home again. Raises Superseded, and InvalidArgument where design and home contradict."""
+        """Load the home again. Raises Superseded, and InvalidArgument if design and home contradict."""
         with self._lock:
             return self._load(run_id)
 
@@ -133,14 +133,14 @@ class FanOutSink:
             if self._fingerprint not in (None, books.fingerprint):
                 raise Superseded(self._fan_out.home)
             self._fingerprint = books.fingerprint
-            # A new table gets all columns of the home, also where fewer are given now.
+            # A new table gets all columns of the home, even if fewer are given now.
             self._payload = home.columns(None)[0]
         for snapshot_id, landing in state.landed_by_run:
             self._rows.setdefault(landing.landing_id, home.rows_of(snapshot_id))
         return state
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit. Raises BadRecord for one of a route that decoders had no admission for."""
+        """Buffer rows for the next commit. Raises BadRecord for a route without admission."""
         with self._lock:
             self._take_schema(rows.schema)
             for route, part in by_route(rows):
@@ -148,7 +148,7 @@ class FanOutSink:
             self._read.append(rows.select([ROUTE_PARTITION, ROUTE_OFFSET]))
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Nothing: it is replacing that needs to know."""
+        """Ignore the offsets: only a replace needs the offsets of records without a row."""
 
     def commit(self, landing: Landing) -> int:
         """Commit each target, then the home; see `core.ports.Sink`. Returns the home's snapshot."""
@@ -185,22 +185,22 @@ class FanOutSink:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one process has to land: something is half landed, or the configuration is another one now."""
+        """Whether a single process must land: ranges are half landed, or the configuration has changed."""
         books = self._home.books
         changed = books is not None and not (books.settled and books.fingerprint == self._own_fingerprint())
         return self._is_alone or changed
 
     @property
     def routes(self) -> Sequence[str]:
-        """The routes of the records taken, and those refused; before anything is read, those in the home's books."""
+        """The routes of buffered and of refused records; before the first record, the routes in the home's books."""
         used = [route for route, name in self._admission.admitted.items() if name in self._targets]
         known = [route for route in self._written_down().values() if route is not None]
         return [*used, *self._refused] or known[:MOST_EXPECTED]
 
     def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
-        """Look at the tables of routes that may come up again in these ranges, so that executors know them.
+        """Load the tables of likely routes in these ranges, for the outline of executors.
 
-        Raises what `decide` raises.
+        Raises the errors of `decide`.
         """
         with self._lock:
             self._identity, self._ranges = identity, ranges
@@ -209,7 +209,7 @@ class FanOutSink:
             self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
 
     def decide(self, routes: Sequence[str]) -> None:
-        """Decide about routes that records have. Raises HalfLanded, and what `Admission.refusals` raises."""
+        """Decide on routes of records. Raises HalfLanded, and the errors of `Admission.refusals`."""
         with self._lock:
             self._refused |= self._admission.refusals(routes)
             self._outline = None
@@ -220,7 +220,7 @@ class FanOutSink:
                     raise HalfLanded(name, there)
 
     def outline(self) -> FanOutOutline:
-        """Return what executors need to write for all tables that were decided about."""
+        """Return the outline of all decided tables, for executors."""
         with self._lock:
             if self._outline is None:
                 tables = {route: self._look_at(name)[0] for route, name in self._admission.admitted.items()}
@@ -235,30 +235,30 @@ class FanOutSink:
             return self._outline
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take the files that an executor wrote."""
+        """Add files written by an executor to the next commit."""
         with self._lock:
             for route, handed in files[ROUTES].items():
                 self._target(route, self._identity).take_over(handed)
 
     def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of each table's data that no snapshot has; never raises."""
+        """Delete the uncommitted files below this folder of each table's data; never raises."""
         sinks = (self._home, *self._seen.values())
         for _ in ExecutorFactory.get_or_create().map(lambda sink: sink.sweep(folder), sinks):
             pass
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Refuse: replacing what is landed is not built for several tables yet."""
+        """Refuse: a replace over several tables is not built yet."""
         raise InvalidArgument("replace", "does not go with a table that records choose.")
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say nothing: such tables keep their schemas."""
+        """Return an empty list: the schemas of a fan-out's tables do not change."""
         return ()
 
     def discard(self) -> None:
-        """Delete what was not committed; never raises."""
+        """Delete all uncommitted files; never raises."""
         for target in self._targets.values():
             target.discard()
-        # Others may have been staged for executors.
+        # Further tables may have been staged for executors.
         for sink, _ in self._sinks.values():
             sink.discard()
         self._home.discard()
@@ -283,7 +283,7 @@ class FanOutSink:
         return self._home
 
     def _take_schema(self, rows: pa.Schema) -> None:
-        """Let a home that is missing, and all new tables, have the columns of the first rows."""
+        """Set the columns of a missing home, and of all new tables, to the columns of the first rows."""
         if self._payload is None:
             names = (*self._design.metadata.names, *ROUTE_COLUMNS)
             payload = to_schema(pa.schema([f for f in rows if f.name not in names]))
@@ -346,7 +346,7 @@ class FanOutSink:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def _write_tables_down(self, fingerprint: str) -> None:
-        """Claim the home for this configuration, and write new tables down there before they get their first row."""
+        """Claim the home for this configuration, and note new tables in the home before the first row."""
         books = self._home.books
         if not self._new and (books is None or books.fingerprint == fingerprint):
             return
@@ -354,7 +354,7 @@ class FanOutSink:
         seen, new = self._fingerprint, dict(self._new)
 
         def claimed(properties: Properties) -> Properties:
-            """Return the books before new tables, or another configuration, are written."""
+            """Return the books with the claim and the new tables."""
             books = self._books_in(properties, fingerprint)
             if books.fingerprint not in (seen, fingerprint):
                 raise Superseded(self._fan_out.home)
@@ -373,7 +373,7 @@ class FanOutSink:
         return Books.of(properties) or Books(self._fan_out.topic, fingerprint)
 
     def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
-        """Fence all that earlier configurations may still write to, and look into all of it until it is settled."""
+        """Open all known tables until settled, and fence tables of earlier configurations. Raises TakenOver."""
         books = self._home.books
         known = {} if books is None or books.settled else books.tables
         strangers = []
@@ -381,11 +381,11 @@ class FanOutSink:
             try:
                 target = self._open(name, identity)
             except NotItsOwn as e:
-                # It was dropped, and somebody else made another one: no run of this home can write there.
+                # It was dropped, and another table was made: no run of this home can write there.
                 log.info("%s leaves a table alone that is not its own any more: %s", self._fan_out.home, e)
                 continue
             member = target.sink.member
-            # No run of this home has written to it yet, and none but those of this configuration can any more.
+            # No run of this home has written to it yet, and from now on only runs of this configuration can.
             is_new = member is None and name not in known
             if member != fingerprint and not is_new:
                 strangers.append(target)

@@ -1,4 +1,4 @@
-"""The two kinds of tables of a fan-out, as sinks: the home, which has books and no rows, and the targets."""
+"""Sinks of a fan-out's tables: the home, with books and without rows, and the targets."""
 
 from __future__ import annotations
 
@@ -45,37 +45,37 @@ from airflow_lakestream.tables.schema.columns import payload_schema
 
 log = logging.getLogger(__name__)
 
-# What a catalog answers where the trouble is one table, not the catalog: it is none of Iceberg's, its metadata are gone
-# or of another make, or the connection may not look at it.
+# A catalog's errors about a single table: it is not an Iceberg table, its metadata are gone or of another kind, or the
+# connection may not read it.
 _OF_ONE_TABLE = (BadRequestError, ForbiddenError, NotIceberg, UnreadableTable)
 
 
 class TakenMeanwhile(Conflict):
-    """Another stream filled a table after this run had looked at it, and found it free."""
+    """Free table at this run's look, filled by another stream since."""
 
     def __init__(self, table: str, why: str) -> None:
         super().__init__(f"{table} {why} since this run looked at it.")
 
 
 class _StampingSink(IcebergSink, ABC):
-    """A sink whose commits set table properties, and may say more in the snapshot's summary."""
+    """Sink with table properties in each commit, and further entries in the snapshot's summary."""
 
     _append_guard = StampingGuard
     _replace_guard = StampingReplaceGuard
 
     @abstractmethod
     def _stamp(self, properties: Properties) -> Properties:
-        """Return the properties that the next commit sets; raises a LakestreamError to refuse it."""
+        """Return the properties for the next commit; raises a LakestreamError to refuse the commit."""
 
     def _check_part(self, table: Table) -> None:
-        """Take it: this is the fan-out."""
+        """Accept the table: this is the fan-out."""
 
     def _look(self, table: Table) -> None:
-        """Refuse the head that a commit is about to land on; raises a LakestreamError."""
+        """Check the head of a commit; raises a LakestreamError to refuse the head."""
 
     @property
     def properties(self) -> Properties:
-        """The table's properties as they were at the last look or commit; none for a table that is not there."""
+        """The table's properties at the last look or commit; empty without a table."""
         return {} if self._table is None else self._table.metadata.properties
 
     def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
@@ -86,13 +86,13 @@ class _StampingSink(IcebergSink, ABC):
 
 
 class HomeSink(_StampingSink):
-    """The home: its ledger says what the whole fan-out has landed, its columns are those that all targets have."""
+    """Home of a fan-out: the ledger covers the whole fan-out, the columns are common to all targets."""
 
     change: Stamp
     rows: Counter[str] = Counter()
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again; see `IcebergSink.load`. Raises InvalidArgument for a table that is no home."""
+        """Load the table again; see `IcebergSink.load`. Raises InvalidArgument if the table is not a home."""
         state = super().load(run_id)
         if state.exists and BOOKS not in self.properties:
             raise InvalidArgument(
@@ -104,22 +104,22 @@ class HomeSink(_StampingSink):
 
     @property
     def books(self) -> Books | None:
-        """The books as they were at the last look or commit."""
+        """The books at the last look or commit."""
         return Books.of(self.properties)
 
     def take_schema(self, schema: Schema) -> None:
-        """Create the home with the columns of this payload, should it be missing."""
+        """Set the columns of this payload, for a missing home."""
         self._design = replace(self._design, schema=schema)
 
     def columns(self, given: Schema | None) -> tuple[Schema, pa.Schema]:
-        """Return the payload's columns, as every target has them, and as rows are decoded into them."""
+        """Return the payload's columns in every target, and the columns for decoding rows."""
         whole = self._target(None).schema()
         names = self._design.metadata.names
         payload = Schema(*(f for f in whole.fields if f.name not in names and not f.name.startswith("_kafka_")))
         return payload, payload_schema(whole, names, given)
 
     def rows_of(self, snapshot_id: int) -> Counter[str]:
-        """Return the rows by table that a landing of the home tells of; none once its snapshot has expired."""
+        """Return the rows by table in a landing of the home; empty once the snapshot has expired."""
         snapshot = None if self._table is None else self._table.metadata.snapshot_by_id(snapshot_id)
         return Counter(json.loads(ledger_store.summary_of(snapshot).get(ROWS, "{}")) if snapshot else {})
 
@@ -132,11 +132,11 @@ class HomeSink(_StampingSink):
 
 
 class TargetSink(_StampingSink):
-    """A table of rows. Its commits are refused once another configuration has fenced it off.
+    """Target of a fan-out. Commits are refused once another configuration has fenced the table.
 
-    `known` says that the home has written it down, so that it may hold records of a run that died. `fences` says that
-    the next commit is the one that fences. `read` are the offsets that a replace may take out: all those that were read
-    again, wherever their rows go now.
+    `known`: the home has noted it, so it may hold records of a run that died. `fences`: the next commit is the fence.
+    `read` are the offsets that a replace may remove: all offsets that were read again, even if their rows go to another
+    table now.
     """
 
     home = ""
@@ -146,7 +146,7 @@ class TargetSink(_StampingSink):
     read: Offsets | None = None
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again; see `IcebergSink.load`. Raises NotItsOwn for one that this fan-out did not make."""
+        """Load the table again; see `IcebergSink.load`. Raises NotItsOwn for a table not made by this fan-out."""
         try:
             state = super().load(run_id)
         except _OF_ONE_TABLE as e:
@@ -156,7 +156,7 @@ class TargetSink(_StampingSink):
         except NotItsOwn:
             raise
         except LakestreamError as e:
-            # Its own tables may hold a record already: what is wrong with them is for people to mend.
+            # The fan-out's own tables may hold records already: their errors are for people to correct.
             if self._table is None or self.member is not None or not isinstance(e, Terminal):
                 raise
             raise NotItsOwn(self._name, f"does not fit: {e}") from e
@@ -166,18 +166,18 @@ class TargetSink(_StampingSink):
 
     @property
     def takes_overlap(self) -> bool:
-        """Whether offsets may be landed that another group has landed here."""
+        """Whether offsets of another group may be landed here, too."""
         return self._allow_group_overlap
 
     @property
     def member(self) -> str | None:
-        """The fingerprint under which the home's runs may write the table; None where none has yet."""
+        """The fingerprint of the configuration with the right to write the table, or None before the first."""
         return self.properties.get(MEMBER + self.home)
 
     def landed_by(self, topic: str) -> Mapping[str | None, RangeSet]:
-        """Return the ranges that landings brought, by their configuration's fingerprint, as far as metadata shows them.
+        """Return the landed ranges by fingerprint of the configuration, as far back as the metadata goes.
 
-        None stands for landings that are of no fan-out.
+        The key None is for landings outside of fan-outs.
         """
         found: dict[str | None, RangeSet] = {}
         for landing in () if self._table is None else landings_of(self._table, self._group):
@@ -188,7 +188,7 @@ class TargetSink(_StampingSink):
         return found
 
     def _check_part(self, table: Table) -> None:
-        """Refuse a table that is not of this fan-out, nor of another one of its group. Raises NotItsOwn."""
+        """Refuse a table outside of this fan-out and of further fan-outs of the group. Raises NotItsOwn."""
         if (why := self._whose(table)) is not None:
             raise NotItsOwn(self._name, why)
 

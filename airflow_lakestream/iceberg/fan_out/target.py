@@ -1,4 +1,4 @@
-"""One target within a run: what the run has for it, and how that gets in exactly once, whatever a dead run left."""
+"""Target of a fan-out within a run: rows are landed exactly once, even if an earlier run has died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class LandedOutside(LakestreamError, Terminal):
-    """A table holds offsets that no run of this fan-out landed there."""
+    """Table with offsets landed outside of this fan-out."""
 
     def __init__(self, table: str, ranges: RangeSet, consumer_group: str, home: str) -> None:
         self.ranges = ranges
@@ -37,20 +37,20 @@ class LandedOutside(LakestreamError, Terminal):
 
 
 class ReplacedByAnother(Conflict):
-    """Another run of the same configuration did the half landed ranges again first."""
+    """Half landed ranges, replaced by another run of the same configuration first."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"{table}: another run did the half landed ranges again first.")
 
 
 class Target:
-    """A table, and the rows that a run has read for it since its last commit.
+    """Target table, with the rows read in this run since the last commit.
 
-    Rows of offsets that the table holds already are kept aside: a dead or another run landed these in this table, and
-    died before, or has not yet come to, the commit of the home.
+    Rows of offsets that the table holds already are set aside: a dead or another run landed these in this table, and
+    died before the commit of the home, or has not reached it yet.
 
-    :param open_sink: returns a sink of the table, which is still to look at it.
-    :param opened: a sink that has looked at it, and what it saw.
+    :param open_sink: returns a sink of the table that is not loaded yet.
+    :param opened: a loaded sink, and the state that it loaded.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Target:
 
     @property
     def landed(self) -> RangeSet:
-        """What the table's own ledger holds of the topic."""
+        """The landed ranges of the topic in the table's own ledger."""
         return self._entry.landed
 
     def take(self, rows: pa.Table) -> None:
-        """Take routed rows of one partition for the next commit."""
+        """Buffer routed rows of a partition for the next commit."""
         self.rows += rows.num_rows
         partition = rows[ROUTE_PARTITION][0].as_py()
         intervals = self._entry.landed.intervals(self._identity.topic, partition)
@@ -94,17 +94,18 @@ class Target:
             self.sink.write(rows.drop_columns(list(ROUTE_COLUMNS)), self._identity)
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files of fresh rows that a process of this run wrote."""
+        """Add files of fresh rows, written by a process of this run, to the next commit."""
         count = sum(file["record_count"] for file in files["files"])
         self.rows += count
         self._fresh += count
         self.sink.take_over(files)
 
     def land(self, landing: Landing, after: TopicEntry, fingerprint: str, read: Callable[[], Offsets]) -> None:
-        """Commit what the landing has for this table. `after` is what the home's ledger will say of the topic then.
+        """Commit the landing's part for this table. `after` is the topic's entry in the home's ledger afterwards.
 
-        Ranges that the table holds by the same configuration hold the same rows, and are left out; those by another
-        one are done again. Raises LandedOutside, LandedByAnotherGroup, and what a sink's commit and replace raise.
+        Ranges that the table holds by the same configuration hold the same rows, and are left out; ranges of another
+        configuration are replaced. Raises LandedOutside, LandedByAnotherGroup, and the errors of a sink's commit and
+        replace.
         """
         ranges = landing.topics[self._identity].landed
         self._refuse_landed_by_others(ranges)
@@ -117,7 +118,7 @@ class Target:
         if self._fresh:
             held = self._entry.held
             change = TopicEntry(
-                # Also the home's ranges without a record for this table: it holds all that it is to have of them.
+                # Also the home's ranges without a record for this table: here they are complete.
                 landed=after.landed - held,
                 lost=after.lost - held,
                 counts=Counts(read=self._fresh, written=self._fresh),
@@ -130,9 +131,9 @@ class Target:
         self._aside, self._fresh, self.rows = [], 0, 0
 
     def refuse_doubling(self, after: TopicEntry) -> None:
-        """Refuse another tool's rows in the table, at its first landing: those that the fan-out comes to, now or later.
+        """At the first landing, refuse another tool's rows in ranges of the fan-out, landed now or later.
 
-        `after` is what the home's ledger will say of the topic. Raises RowsUnaccounted.
+        `after` is the topic's entry in the home's ledger afterwards. Raises RowsUnaccounted.
         """
         if self._entry.landed or not self._fresh:
             return
@@ -143,9 +144,9 @@ class Target:
         look(self._state.look_for_rows, Asked(topic, known, after.origin, ranges), self.name, self._group)
 
     def fence(self, fingerprint: str) -> None:
-        """Let no run of another configuration commit here any more; a table that is not there is created for that.
+        """Exclude all except this configuration from commits; a missing table is created for the purpose.
 
-        The target is not to be used afterwards: what it was looked at for has changed.
+        The target must not be used afterwards: the state that it loaded has changed.
         """
         sink = self._open_sink()
         sink.load(self._run_id)
@@ -154,7 +155,7 @@ class Target:
         sink.commit(Landing(f"{name} {self.name}", stamped_run_id(name, fingerprint), {}))
 
     def discard(self) -> None:
-        """Delete what was not committed; never raises."""
+        """Delete all uncommitted files; never raises."""
         self.sink.discard()
 
     def _do_again(self, ranges: RangeSet, landing: Landing, fingerprint: str, read: Offsets) -> None:
@@ -177,12 +178,12 @@ class Target:
             raise
 
     def _within(self, rows: pa.Table, ranges: RangeSet) -> pa.Table:
-        """Return the rows of these ranges among rows of one partition."""
+        """Return the rows in these ranges, from rows of a single partition."""
         intervals = ranges.intervals(self._identity.topic, rows[ROUTE_PARTITION][0].as_py())
         return rows.filter(lies_in(rows[ROUTE_OFFSET], intervals))
 
     def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
-        # The landing of the home and those of its targets are told to be one by their ids.
+        # By their ids, the landings of the targets belong to the landing of the home.
         own_id = f"{landing.landing_id}/{self.name}{suffix}"
         run_id = stamped_run_id(landing.run_id, fingerprint)
         return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)

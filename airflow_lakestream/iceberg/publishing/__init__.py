@@ -1,1 +1,1 @@
-"""The branch that another engine writes, and how its files get on main of an Iceberg table."""
+"""Publication of a branch written by another engine, to main of an Iceberg table."""

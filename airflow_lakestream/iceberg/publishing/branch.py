@@ -1,7 +1,7 @@
-"""A branch of an Iceberg table that another engine appends to: its new files, found from the branch's head.
+"""Branch of an Iceberg table with appends of another engine: new files, found from the branch's head.
 
-The files are those of the head's manifests, so none is missed because a snapshot between has expired. Which of them are
-new is told by their sequence numbers: these rise along a branch, whatever expires.
+The files are in the head's manifests, so none is missed if a snapshot between has expired. New files are found by
+their sequence numbers: these rise along a branch, even if snapshots expire.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from airflow_lakestream.iceberg.publishing.whole import why_not_whole
 
 
 def news(table: Table, branch: str, marker: Published | None, positions: Positions) -> News | None:
-    """Return what came to the branch since the marker; None without such a branch.
+    """Return the new snapshots and files of the branch since the marker, or None without a branch.
 
-    Raises BranchRewritten where something else than the engine's appends has changed it, and BranchCut where some of
-    these have left it.
+    Raises BranchRewritten if anything except the engine's appends has changed it, and BranchCut if some of these have
+    left it.
     """
     head = _head(table.metadata, branch)
     if head is None:
@@ -47,12 +47,12 @@ def news(table: Table, branch: str, marker: Published | None, positions: Positio
 
 
 def _last_of(line: Line, marker: Published | None) -> int | None:
-    """Return the snapshot of the line that was published last; None if nobody knows of one."""
+    """Return the last published snapshot of the line, or None if unknown."""
     return marker.snapshot_id or None if marker is not None and marker.sequence > line.since else None
 
 
 def open_branch(catalog: Catalog, name: str, branch: str) -> None:
-    """Make the branch at main's head, if there is none."""
+    """Make the branch at main's head, if missing."""
     table = fitness.load_table(catalog, name)
     if _head(table.metadata, branch) is not None:
         return
@@ -65,7 +65,7 @@ def open_branch(catalog: Catalog, name: str, branch: str) -> None:
 
 
 def renew_branch(catalog: Catalog, name: str, branch: str) -> None:
-    """Set the branch to main's head, or make it there. Raises CommitFailedException if it moves meanwhile."""
+    """Set a branch to main's head, or make the branch. Raises CommitFailedException if the branch moves meanwhile."""
     table = fitness.load_table(catalog, name)
     at = _head(table.metadata, branch)
     if at is None:
@@ -92,10 +92,10 @@ def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
 
 
 def _own_since(table: Table, branch: str, base: int, positions: Positions) -> list[Snapshot]:
-    """Return the engine's snapshots above a sequence number, newest first, up to where the branch came off main.
+    """Return the engine's snapshots above a sequence number, newest first, up to the branch's start on main.
 
-    Raises BranchRewritten for one of the engine's that is no append, or of a job that is not in the line, and for
-    another's in the midst of them; MainHasBranch where one is in main's own history.
+    Raises BranchRewritten if a snapshot of the engine is not an append, or is of a job outside of the line, or if
+    another writer's snapshot is between them; MainHasBranch if one is in main's own history.
     """
     metadata = table.metadata
     name, at = ledger_store.name_of(table), metadata.refs[branch].snapshot_id
@@ -121,14 +121,14 @@ def _own_since(table: Table, branch: str, base: int, positions: Positions) -> li
 
 
 def _floor(metadata: TableMetadata, head: Snapshot, own: Sequence[Snapshot], base: int) -> int:
-    """Return the sequence number up to which all files of the branch are on main, or were there when it was made."""
+    """Return the highest sequence number of files already on main, or older than the branch."""
     mine = {s.snapshot_id for s in own}
     others = (s for s in ledger_store.ancestors(metadata, head.snapshot_id) if s.snapshot_id not in mine)
     return max([base, *(s.sequence_number or 0 for s in others)])
 
 
 def _files_above(table: Table, branch: str, head: Snapshot, floor: int) -> Iterator[tuple[int, int, BranchFile]]:
-    """Yield the head's data files with a sequence number above, each with the snapshot that added it."""
+    """Yield the head's data files above `floor`, each with snapshot id and sequence number."""
     for manifest in head.manifests(table.io):
         if (manifest.sequence_number or 0) <= floor:
             continue

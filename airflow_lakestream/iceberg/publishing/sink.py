@@ -1,6 +1,6 @@
-"""An Iceberg table whose next commit takes the files that another engine wrote to a branch of it.
+"""Sink of an Iceberg table for the files written by another engine to a branch of the table.
 
-With checks, the rows are looked at where they are: the engine's branch is the one that keeps what did not pass.
+With checks, the rows are checked in place: the engine's branch keeps rows that fail.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from airflow_lakestream.tables.guards import check_columns
 class PublishingSink(IcebergSink):
     """`core.publishing.branch.BranchSink` on an Iceberg table.
 
-    :param auditor: checks the rows before they show; None: nothing does.
+    :param auditor: checks the rows before they become visible; None: no checks.
     """
 
     _branch = ""
@@ -50,16 +50,16 @@ class PublishingSink(IcebergSink):
         self._examiner = None if auditor is None else IcebergExaminer(auditor, catalog, table, consumer_group)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and whether the checks fit its columns."""
+        """Load the table again, and refuse checks in contradiction to the columns."""
         state = super().load(run_id)
         if self._examiner is not None:
             self._examiner.check_columns(self._design, self._change)
         return state
 
     def commit(self, landing: Landing) -> int:
-        """Commit the files taken and the landing in one snapshot, once the rows have passed the checks.
+        """Commit the branch's files and the landing as a snapshot, once the rows have passed the checks.
 
-        Raises ChecksFailed, after which the branch is as it was.
+        Raises ChecksFailed; the branch is unchanged then.
         """
         if self._examiner is None:
             return super().commit(landing)
@@ -70,17 +70,17 @@ class PublishingSink(IcebergSink):
             except FileNotFoundError as e:
                 raise BranchFileGone(self._name, self._branch, str(e.filename or e)) from e
         snapshot_id = super().commit(landing)
-        # Of an extract's, or of Spark's.
+        # The branches of an extract's checks, or of Spark's.
         drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
         return snapshot_id
 
     def news(self, branch: str, marker: Published | None, positions: Positions) -> News | None:
-        """Return what came to the branch since the marker; None without such a branch."""
+        """Return the new snapshots and files of the branch since the marker, or None without a branch."""
         self._branch = branch
         return None if self._table is None else branches.news(self._table, branch, marker, positions)
 
     def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
-        """Read the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
+        """Return the positions of a file's rows. Raises BranchFileGone, ColumnsMoved."""
         parts: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         strange = 0
         for rows in self.rows_of(file, COORDINATES):
@@ -94,11 +94,11 @@ class PublishingSink(IcebergSink):
         return FileRows(positions, count - positions.width, strange)
 
     def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
-        """Take the branch's files for the next commit; those of another partitioning are written anew.
+        """Add the branch's files to the next commit; files of another partitioning are rewritten.
 
-        A commit puts files into one partitioning only, the table's own. Another schema of the table does no harm: rows
-        are read by the ids of their columns, and `rows_of` refuses a file whose names are other columns' now. By
-        checks they are read by name: files with other names are written anew for these.
+        A commit adds files of a single partitioning, the table's own. Another schema of the table does no harm:
+        rows are read by column ids, and `rows_of` refuses a file whose names belong to other columns now. Checks read
+        columns by name: so with checks, files with other names are rewritten, too.
         """
         table = self._there()
         for one in files:
@@ -111,11 +111,11 @@ class PublishingSink(IcebergSink):
                 self.write(rows, identity)
 
     def open_branch(self, branch: str) -> None:
-        """Make the branch at main's head, if there is none."""
+        """Make the branch at main's head, if missing."""
         branches.open_branch(self._catalog, self._name, branch)
 
     def renew_branch(self, branch: str) -> None:
-        """Set the branch to main's head, or make it there."""
+        """Set the branch to main's head, or make the branch."""
         branches.renew_branch(self._catalog, self._name, branch)
 
     def _there(self) -> Table:
@@ -124,7 +124,7 @@ class PublishingSink(IcebergSink):
         return self._table
 
     def rows_of(self, file: BranchFile, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield a file's rows, in the table's columns or in some of them. Raises BranchFileGone, ColumnsMoved."""
+        """Yield a file's rows in the table's columns, or in `columns`. Raises BranchFileGone, ColumnsMoved."""
         self._check_columns_of(file)
         table = self._there()
         try:
@@ -133,7 +133,7 @@ class PublishingSink(IcebergSink):
             raise BranchFileGone(self._name, self._branch, file.path) from e
 
     def _with_right_bounds(self, table: Table, file: BranchFile) -> DataFile:
-        # Of files that an engine took over with their footers alone.
+        # Of files that an engine added by their footers alone.
         try:
             columns = too_narrow(table.io, file.file, table.name_mapping())
         except FileNotFoundError as e:
@@ -141,14 +141,14 @@ class PublishingSink(IcebergSink):
         return without_bounds(file.file, columns) if columns else file.file
 
     def _check_columns_of(self, file: BranchFile) -> None:
-        """Refuse a file with columns whose names others have now: the engine meant those. Raises ColumnsMoved."""
+        """Refuse a file with column names of different columns today. Raises ColumnsMoved."""
         ids = index_by_name(self._there().schema())
         moved = [name for number, name in self._columns_of(file).items() if ids.get(name, number) != number]
         if moved:
             raise ColumnsMoved(self._name, self._branch, file.path, moved)
 
     def _columns_of(self, file: BranchFile) -> dict[int, str]:
-        """Return the columns of a file by their ids, those within others included. Raises BranchFileGone."""
+        """Return the columns of a file by id, nested columns included. Raises BranchFileGone."""
         table = self._there()
         form = ds.OrcFileFormat() if file.file.file_format is FileFormat.ORC else ds.ParquetFileFormat()
         try:
@@ -159,6 +159,6 @@ class PublishingSink(IcebergSink):
         return index_name_by_id(pyarrow_to_schema(found, table.name_mapping(), downcast_ns_timestamp_to_us=True))
 
     def _has_names_of(self, table: Table, file: BranchFile) -> bool:
-        """Tell whether a file has the table's columns, by their names of today, as DuckDB can read it."""
+        """Return whether a file has the table's columns under the present names, readable by DuckDB."""
         is_read = file.file.file_format is FileFormat.PARQUET
         return is_read and self._columns_of(file) == index_name_by_id(table.schema())

@@ -1,7 +1,7 @@
-"""Whether a branch still has all that an engine has written to it, by all snapshots that its table has had since.
+"""Completeness of a branch written by an engine, proved by all snapshots of the table since the last publication.
 
-Sequence numbers are given without a gap, each to one snapshot of the table, in whatever branch. So nothing is missed
-where each number since the last publication is known; those of snapshots that have expired are in older metadata files.
+Sequence numbers are given without a gap, each to one snapshot of the table, on any branch. So nothing is missed if each
+number since the last publication is known; the numbers of expired snapshots are in older metadata files.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _EXPIRED = (
 
 
 def why_not_whole(table: Table, branch: str, base: int, last: int | None, positions: Positions) -> str:
-    """Return why nobody can tell whether the branch has all of the engine's snapshots; empty where it has.
+    """Return the reason why the completeness of the branch is unknown; empty if the branch is complete.
 
-    :param base: the sequence number above which they are.
-    :param last: the one that was published last, of which the branch's head is to be a descendant.
+    :param base: the sequence number above which the engine's snapshots are.
+    :param last: the snapshot that was published last, which must be an ancestor of the branch's head.
 
-    Raises BranchCut where it lacks one of them.
+    Raises BranchCut if the branch lacks a snapshot of the engine.
     """
     newest = ledger_store.newest_sequence(table.metadata)
     seen = _Seen(base, table.metadata.refs[branch].snapshot_id, last)
@@ -43,7 +43,7 @@ def why_not_whole(table: Table, branch: str, base: int, last: int | None, positi
 
 @dataclass
 class _Seen:
-    """What the metadata files looked at so far say of the snapshots above a sequence number."""
+    """Snapshots above a sequence number, known from the metadata files read before."""
 
     base: int
     head: int
@@ -53,7 +53,7 @@ class _Seen:
     parents: dict[int, int] = field(default_factory=dict)
 
     def learn(self, metadata: TableMetadata) -> None:
-        """Take in the next older file: expiry takes snapshots, and by PyIceberg the parents of their children."""
+        """Add the next older file: expiry removes snapshots, and by PyIceberg the parent ids of the children."""
         for one in metadata.snapshots:
             if (one.sequence_number or 0) <= self.base:
                 self.below.add(one.snapshot_id)
@@ -63,21 +63,21 @@ class _Seen:
                 self.parents.setdefault(one.snapshot_id, one.parent_snapshot_id)
 
     def has_all(self, newest: int) -> bool:
-        """Tell whether each sequence number above is known up to the newest."""
+        """Return whether each sequence number above `base` is known, up to the newest."""
         return len({one.sequence_number for one in self.snapshots.values()}) == newest - self.base
 
     @property
     def is_decided(self) -> bool:
-        """Whether the head's ancestors are known down to the first one that is not above."""
+        """Whether the head's ancestors are known down to the first ancestor not above `base`."""
         line, end = self._walk()
         return end == self.last if self.last is not None else end in self.below or self._lowest(line) == 1
 
     def lacking(self, positions: Positions) -> int | None:
-        """Return a snapshot of the engine's that is certainly none of the head's ancestors; None without one."""
+        """Return a snapshot of the engine certainly outside of the head's ancestors, or None."""
         line, end = self._walk()
         if self.last is not None and end != self.last and end in self.below:
             return self.last
-        # Numbers fall along the parents: what is below the last one met may be an ancestor that has expired.
+        # Numbers fall along the parents: a snapshot below the last known ancestor may be an ancestor that has expired.
         lowest = 0 if self.is_decided else self._lowest(line)
         for one in self.snapshots.values():
             is_known = (one.sequence_number or 0) >= lowest and one.snapshot_id not in line
@@ -89,7 +89,7 @@ class _Seen:
         return min((self.snapshots[one].sequence_number or 0 for one in line), default=0)
 
     def _walk(self) -> tuple[set[int], int | None]:
-        """Return the head's ancestors above, and the one behind; None where that is not known."""
+        """Return the head's ancestors above `base`, and the id of the next ancestor, or None if unknown."""
         line: set[int] = set()
         at: int | None = self.head
         while at is not None and at in self.snapshots:

@@ -1,1 +1,1 @@
-"""What a replace or a repair takes out of an Iceberg table, and its commit."""
+"""Replace and repair of rows in an Iceberg table: takeout and commit."""

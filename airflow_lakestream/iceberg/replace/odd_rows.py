@@ -1,4 +1,4 @@
-"""Rows of a topic at what is no position of it: a repair takes them out, since no record can be put in their place."""
+"""Rows of a topic at impossible positions: a repair removes these rows without a replacement."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from airflow_lakestream.tables.coordinates import OFFSET, PARTITION, TOPIC
 
 @dataclass(frozen=True, slots=True)
 class NoPlace:
-    """The rows of a topic that are not in one of its partitions, from offset 0 up to where that ends in `ends`."""
+    """Rows of a topic outside of the partitions' logs, from offset 0 up to each partition's end in `ends`."""
 
     topic: str
     ends: Mapping[int, int]
 
     def beside(self, ledgers: Iterable[Ledger]) -> NoPlace:
-        """Return the same without what a ledger accounts for: the log may have grown since it was looked at."""
+        """Return the same, but without rows of landed offsets: the log may have grown since the look."""
         ends = dict(self.ends)
         for ledger in ledgers:
             for identity, entry in ledger.topics.items():
@@ -32,7 +32,7 @@ class NoPlace:
         return NoPlace(self.topic, ends)
 
     def holds(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell for each row whether it is one of them; never NULL."""
+        """Return a mask of these rows; never NULL."""
         has_place = pa.chunked_array([pa.repeat(False, rows.num_rows)])
         there = pc.unique(rows[PARTITION]).to_pylist()
         for partition, end in self.ends.items():
@@ -44,7 +44,7 @@ class NoPlace:
         return pc.and_(of_topic, pc.invert(has_place))
 
     def may_be_in(self, schema: Schema, file: DataFile) -> bool:
-        """Tell by a data file's statistics whether it may have such rows."""
+        """Return by a data file's statistics whether these rows are possible."""
         topic, partition, offset = (bounds_of(schema, file, name) for name in (TOPIC, PARTITION, OFFSET))
         if topic is not None and not topic[0] <= self.topic <= topic[1]:
             return False

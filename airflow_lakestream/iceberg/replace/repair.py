@@ -1,8 +1,8 @@
-"""A landing that repairs: rows of damaged ranges out, the right ones in, the ledger corrected, in one snapshot.
+"""Repairing landing: damaged rows out, the right rows in, the ledger corrected, in a single snapshot.
 
-Built from the parts of a replace. What differs: the rows of some ranges come from the table itself, one of each of
-those that are there several times; and ranges may come into the ledger that it did not hold. A repair may be planned
-anew at any time, since it puts in what Kafka says, whoever was there first.
+Built from the parts of a replace. The differences: the rows of some ranges come from the table itself, one row of each
+offset; and ranges may be added to the ledger. A repair may be planned again at any time, since it writes what Kafka
+has, independent of earlier landings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OFFSETS_AT_ONCE = 50_000
 
 
 class DoublesDiffer(CannotReplace):
-    """Rows of one record differ, and Kafka can't say any more which is right; `ranges` says where."""
+    """Different rows of a record gone from Kafka: the right row is unknown. `ranges` are the offsets."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -60,7 +60,7 @@ class DoublesDiffer(CannotReplace):
 
 
 class ChangedMeanwhile(Conflict):
-    """What was to be repaired is not any more as it was when it was looked at; `ranges` says where."""
+    """Ranges changed between the audit and the repair; `ranges` are the changed ranges."""
 
     def __init__(self, table: str, ranges: RangeSet, what: str) -> None:
         self.ranges = ranges
@@ -69,10 +69,10 @@ class ChangedMeanwhile(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Repairing:
-    """What a repair changes. `kept` are the ranges whose rows come from the table; `has_missing`: rows were missing.
+    """Changes of a repair. `kept` are ranges with rows from the table; `has_missing`: rows were missing.
 
-    `odd` are rows that no record can have, and go out; `lost` the paths of data files that are gone, and go out of the
-    table's metadata.
+    `odd` are rows that no record can have, to be removed; `lost` the paths of data files that are gone, to be removed
+    from the table's metadata.
     """
 
     landing: Landing
@@ -84,20 +84,20 @@ class Repairing:
 
 @dataclass(frozen=True, slots=True)
 class RepairDone:
-    """The snapshot, and how many rows went out of the table in it."""
+    """Result of a repair: the snapshot, and the number of rows removed in this snapshot."""
 
     snapshot_id: int
     rows_out: int
 
 
 class RepairSink(IcebergSink):
-    """The sink of a repair: takes the rows that were read again, and commits them as one."""
+    """Sink of a repair: commits the rows read again in a single snapshot."""
 
     def repair(self, repairing: Repairing) -> RepairDone:
-        """Commit the rows taken since the last commit, with what is kept of the table, in one snapshot.
+        """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
-        Raises Conflict where the ledger of the ranges has changed since: look again. Raises CannotReplace where rows
-        can't be told apart. Whatever is raised, nothing was changed, and the rows taken are to be discarded.
+        Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't
+        be distinguished. After any error nothing is changed, and the buffered rows are to be discarded.
         """
         landing, table = repairing.landing, self._table
         ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
@@ -122,7 +122,7 @@ class RepairSink(IcebergSink):
 
 
 class RejectingRepairSink(RejectingSink):
-    """The sink of a repair, and the table's reject table: what turns out bad is rejected by the same landing."""
+    """Sink of a repair with the table's reject table: bad records are rejected by the same landing."""
 
     def __init__(
         self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, records: pa.Schema
@@ -131,17 +131,17 @@ class RejectingRepairSink(RejectingSink):
         super().__init__(self._repairing, catalog, table, consumer_group, records)
 
     def repair(self, repairing: Repairing) -> RepairDone:
-        """Write down what was rejected, then repair; rejected records of its ranges are replaced, too."""
+        """Write the rejected records, then repair, including the rejected records of the ranges."""
         done = self._repairing.repair(replace(repairing, landing=self.write_down(repairing.landing)))
         self.settle()
         return done
 
 
 class RepairGuard(ReplaceGuard):
-    """The compare-and-set of a repair: the ledgers of its ranges have to be those that it was planned by."""
+    """Commit guard of a repair: the ledgers of the ranges must be unchanged since the plan."""
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse what another landing, replace or receipt has changed of the ranges."""
+        """Refuse ranges changed by another landing, replace or receipt."""
         name = ledger_store.name_of(current)
         own = ledger_store.read_ledger(current, self._group)
         others = ledger_store.other_ledgers(current, self._group).values()
@@ -162,7 +162,7 @@ class RepairGuard(ReplaceGuard):
 
 
 class RepairAttempt(ReplaceAttempt):
-    """A repair's way through PyIceberg's transaction."""
+    """Commit attempt of a repair."""
 
     def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
         # The ledger counted each record once, however many rows there were.
@@ -171,10 +171,10 @@ class RepairAttempt(ReplaceAttempt):
 
 @dataclass
 class RepairFinder(Finder):
-    """Finds the rows that a repair takes out, and those of them that it puts in again.
+    """Search for the rows removed by a repair, and for the rows to keep.
 
     `kept` are the ranges that were not read again: one row of each of their offsets stays. `odd` rows, and the `lost`
-    files, go out with nothing in their place.
+    files, are removed without a replacement.
     """
 
     kept: RangeSet = RangeSet()
@@ -185,7 +185,7 @@ class RepairFinder(Finder):
     _ones: dict[frozenset[FileKey], list[DataFile]] = field(default_factory=dict)
 
     def find(self, head: Any, landed: int) -> Takeout:
-        """Find it at a head, of `IcebergFiles`. Raises CannotReplace, and Conflict where rows to keep have gone."""
+        """Return the takeout at a head of IcebergFiles. Raises CannotReplace, and Conflict if rows to keep are gone."""
         table = head.table
         self._look_at_ledgers(table)
         ones = self._one_of_each(head) if self.kept else []
@@ -194,7 +194,7 @@ class RepairFinder(Finder):
         return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
 
     def _look_at_ledgers(self, table: Table) -> None:
-        """Spare what has landed at this head: what was looked at for other positions is looked at again."""
+        """Exclude the landed positions of this head from the odd rows; files are read again after a change."""
         ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
         odd = tuple(one.beside(ledgers) for one in self.odd)
         if odd != self._odd_now:
@@ -215,7 +215,7 @@ class RepairFinder(Finder):
         return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
 
     def _check_rows_can_be_told(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
-        # Doubled rows make up for missing ones in any count; so none may be without its place.
+        # Doubled rows make up for missing rows in any count; so each row must have its position.
         if not self.has_missing:
             return
         _, lacking = head.rows_with_coordinates(files)
@@ -250,7 +250,7 @@ class RepairFinder(Finder):
         return self._ones[key]
 
     def _rows_to_keep(self, table: Table, tasks: Sequence[FileScanTask]) -> Iterator[pa.Table]:
-        """Yield the rows of the kept ranges, sorted by offset; all rows of an offset come together."""
+        """Yield the rows of the kept ranges, sorted by offset; all rows of an offset are in the same table."""
         for piece in _pieces(self.kept, OFFSETS_AT_ONCE):
             [(topic, partition)] = piece.partitions
             intervals = piece.intervals(topic, partition)
@@ -271,7 +271,7 @@ class RepairFinder(Finder):
 
 
 def different(rows: pa.Table) -> RangeSet:
-    """Return the offsets whose rows are not all the same; `rows` are of one partition, sorted by offset.
+    """Return the offsets with different rows; `rows` are of a single partition, sorted by offset.
 
     NaN is the same as NaN, NULL as NULL.
     """
@@ -292,14 +292,14 @@ def different(rows: pa.Table) -> RangeSet:
 
 
 def _repeats(rows: pa.Table) -> pa.Array:
-    """Tell for each of the sorted rows whether the one before has the same offset."""
+    """Return for each of the sorted rows whether the row before has the same offset."""
     offsets = rows[OFFSET].combine_chunks()
     again = pc.equal(offsets.slice(1), offsets.slice(0, max(0, len(offsets) - 1)))
     return pa.concat_arrays([pa.array([False] * min(1, len(offsets))), again])
 
 
 def _pieces(ranges: RangeSet, width: int) -> Iterator[RangeSet]:
-    """Cut ranges into parts of one partition and at most so many offsets each."""
+    """Yield parts of the ranges, each of a single partition and of at most `width` offsets."""
     for topic, partition in ranges.partitions:
         piece: list[OffsetRange] = []
         room = width

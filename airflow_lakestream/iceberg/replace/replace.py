@@ -1,7 +1,7 @@
-"""A landing that replaces: in one snapshot the rows of its ranges go out, and those read again come in.
+"""Replacing landing: a single snapshot removes the rows of ranges, and adds the rows read again.
 
-An attempt is made for one head. PyIceberg would send its deletions again to a head that has moved, with remainders
-that may be stale; the guard stops it, and the sink's loop makes the attempt again.
+An attempt is made for one head. PyIceberg would send its deletions again to a moved head, with remainders that may be
+stale; the guard stops it, and the sink's loop makes the attempt again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from airflow_lakestream.tables.schema.change import SchemaChange
 
 @dataclass(frozen=True, slots=True)
 class FirstLook:
-    """A table as a run first saw it, and its ledger's reading; None for a table that was not there."""
+    """Table at a run's first look, and the reading of the ledger; None without a table."""
 
     table: Table | None = None
     reading: Reading | None = None
 
     def landings_since(self, now: Table, consumer_group: str) -> tuple[list[Landing], bool]:
-        """Return the landings of a group that are in the history now and were not then, and whether these are all."""
+        """Return a group's landings new in the history since the first look, and whether the list is complete."""
         then, found = self._history(), dict[str, Landing]()
         for snapshot in ledger_store.live_ancestors(now.metadata):
             if snapshot.snapshot_id in then:
@@ -66,10 +66,10 @@ log = logging.getLogger(__name__)
 
 
 class ReplaceGuard(HeadGuard):
-    """The compare-and-set of a replace.
+    """Commit guard of a replace.
 
-    :param first: the table as this run first saw it.
-    :param own: the landings that this run made itself.
+    :param first: the table at this run's first look.
+    :param own: the ids of this run's landings.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class ReplaceGuard(HeadGuard):
         self._own = own
 
     def expect(self, landing: Landing) -> None:
-        """Take the landing as it is to be committed next: the same one, completed for another head."""
+        """Set the landing for the next commit: the same landing, completed for another head."""
         self._landing = landing
 
     def check_fit(self, current: Table) -> None:
-        """Refuse at once what another run has replaced meanwhile: another plan would put older rows over newer ones."""
+        """Refuse ranges replaced by another run meanwhile: another plan would put older rows over newer rows."""
         name = ledger_store.name_of(current)
         landings, complete = self._first.landings_since(current, self._group)
         if replaced := replaced_by_others(landings, self._ranges, self._own):
             raise Refused(self._replaced_meanwhile(name, replaced))
         if not complete:
-            # Not as Refused: expiry moves no head, so an earlier try whose outcome is open may still be applied.
+            # Not as Refused: expiry moves no head, so an earlier try with an open outcome may still be applied.
             raise CannotReplace(
                 f"{name}: its history has expired since this run began, so it can't be told whether another run "
                 f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
@@ -107,7 +107,7 @@ class ReplaceGuard(HeadGuard):
         super().check_fit(current)
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse ranges that the group's ledger does not hold, and rows that could be somebody else's."""
+        """Refuse ranges missing in the group's ledger, and ranges with possible rows of another group or tool."""
         try:
             ledgers = ledger_store.ledgers(current, self._group)
             check_replace(ledger_store.name_of(current), self._landing, self._group, ledgers)
@@ -119,7 +119,7 @@ class ReplaceGuard(HeadGuard):
 
 
 class ReplaceAttempt(AppendAttempt):
-    """A landing that replaces rows of a table that is there."""
+    """Commit of a replacing landing to an existing table."""
 
     def __init__(self, catalog: Catalog, name: str, guard: ReplaceGuard, group: str, landing: Landing, finder: Finder):
         super().__init__(catalog, name, guard, {})
@@ -128,15 +128,15 @@ class ReplaceAttempt(AppendAttempt):
         self._table: Table | None = None
 
     def landing_of(self, snapshot_id: int) -> Landing:
-        """Return the landing as a try committed it."""
+        """Return the landing as committed in a snapshot."""
         return self._made[snapshot_id][0]
 
     def rows_out(self, snapshot_id: int) -> int:
-        """Return how many rows a try took out."""
+        """Return the number of rows removed in a snapshot."""
         return self._made[snapshot_id][1].rows
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete manifests and remainders of the tries that were not applied."""
+        """Delete manifests and remainders of failed tries."""
         super().clean_up(keep)
         takeout = self._made[keep][1] if keep is not None else None
         if self._table is not None:
@@ -163,5 +163,5 @@ class ReplaceAttempt(AppendAttempt):
                 producer.append_data_file(file)
 
     def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
-        """Return the landing with the counts of what was taken out."""
+        """Return the landing with the counts of removed rows."""
         return completed(self._landing, takeout.rows, ledger)

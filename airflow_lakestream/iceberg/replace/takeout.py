@@ -1,4 +1,4 @@
-"""The live files of an Iceberg table, and how `tables.takeout` looks for rows in them."""
+"""Live files of an Iceberg table, for the search by `tables.takeout`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EVERY_ROW = AlwaysTrue()
 
 
 def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | None:
-    """Return a column's bounds in a data file, both ends included; None where the manifest has none.
+    """Return a column's bounds in a data file, both ends included, or None if missing in the manifest.
 
-    Those of texts may be cut short, the upper one made greater.
+    Bounds of texts may be cut short, with the upper one made greater.
     """
     if name not in schema.column_names or not file.lower_bounds or not file.upper_bounds:
         return None
@@ -45,18 +45,18 @@ def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | No
 
 
 def live_files(table: Table) -> list[FileScanTask]:
-    """Return the data files of the table's head, each with the position deletes that apply to it."""
+    """Return the data files of the table's head, each with the applicable position deletes."""
     return live_files_of(table.metadata, table.io)
 
 
 def live_files_of(metadata: TableMetadata, io: FileIO) -> list[FileScanTask]:
-    """Return the same of a table with this metadata."""
+    """Return the data files of the head in this metadata, each with the applicable position deletes."""
     snapshot = metadata.current_snapshot()
     return [] if snapshot is None else list(Planner(metadata, io).plan_files(snapshot.manifests(io)))
 
 
 def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
-    """Tell by the bounds of a data file whether it may hold a row of the ranges; without bounds it may."""
+    """Return by a file's bounds whether rows of the ranges are possible; True without bounds."""
     # Not by an expression of PyIceberg: for a thousand ranges that takes seconds.
     lowest, highest = file.lower_bounds or {}, file.upper_bounds or {}
     topic_id, partition_id, offset_id = _column_ids(metadata)
@@ -64,7 +64,7 @@ def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
     low_partition, high_partition = _integer(lowest.get(partition_id)), _integer(highest.get(partition_id))
     low, high = _integer(lowest.get(offset_id)), _integer(highest.get(offset_id))
     for topic, partition in ranges.partitions:
-        # Bounds of strings may be cut short, and are bounds all the same.
+        # Bounds of strings may be cut short, and are still bounds.
         name = topic.encode()
         if (low_topic is not None and name < low_topic) or (high_topic is not None and name > high_topic):
             continue
@@ -96,11 +96,11 @@ def read_rows(
 ) -> Iterator[pa.Table]:
     """Yield the live rows of a data file in the table's current schema, positional deletes applied.
 
-    :param columns: those to read; default: all.
+    :param columns: the columns to read; default: all.
     """
     schema, start = metadata.schema(), 0
     scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
-    # A condition is for PyIceberg to apply behind the deletes.
+    # PyIceberg has to apply a condition after the deletes.
     is_whole = where is EVERY_ROW
     deletes = {} if is_whole else _read_all_delete_files(io, [task])
     gone = deleted_positions(io, task) if is_whole else NONE_DELETED
@@ -118,7 +118,7 @@ def read_rows(
 
 
 def added_files(table: Table, snapshot: Snapshot) -> Iterator[DataFile]:
-    """Yield the data files that a snapshot added."""
+    """Yield the data files added by a snapshot."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
@@ -127,7 +127,7 @@ def added_files(table: Table, snapshot: Snapshot) -> Iterator[DataFile]:
 
 
 def _equality_deletes(table: Table) -> list[str]:
-    """Return the paths of the live equality deletes; PyIceberg can't apply them."""
+    """Return the paths of the live equality deletes, unsupported by PyIceberg."""
     snapshot = table.current_snapshot()
     manifests = snapshot.manifests(table.io) if snapshot is not None else []
     return [
@@ -177,15 +177,15 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
         return live_files(self.table)
 
     def of_new(self, file: DataFile) -> FileScanTask:
-        """Return a file that is to come into the table."""
+        """Return a new file of the commit as a live file."""
         return FileScanTask(file)
 
     def key(self, file: FileScanTask) -> FileKey:
-        """Return what a data file and its deletes are known by."""
+        """Return the key of a data file and all deletes on the file."""
         return file.file.file_path, frozenset(delete.file_path for delete in file.delete_files)
 
     def may_hold(self, file: FileScanTask, ranges: RangeSet) -> bool:
-        """Tell by a file's statistics whether it may hold a row of the ranges."""
+        """Return by a file's statistics whether rows of the ranges are possible."""
         return may_hold(self.table.metadata, file.file, ranges)
 
     def rows(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -193,9 +193,9 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
         return read_rows(self.table.metadata, self.table.io, file, columns=columns)
 
     def rows_with_coordinates(self, files: Sequence[FileScanTask]) -> tuple[int, Sequence[str]]:
-        """Count the rows whose coordinates all have values, and name the files in which some have not.
+        """Return the number of rows with values in all coordinates, and the names of files with further rows.
 
-        By statistics; files without are read. Deleted rows that are still in their file count.
+        By statistics; files without them are read. Deleted rows count as long as their files have them.
         """
         total, lacking = 0, []
         for task in files:

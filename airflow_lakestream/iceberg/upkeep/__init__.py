@@ -1,1 +1,1 @@
-"""What is done to a table besides landing: expiry, changes of a ledger by hand, its history."""
+"""Maintenance of a table: expiry, manual changes of a ledger, and the history of landings."""

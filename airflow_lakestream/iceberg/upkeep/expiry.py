@@ -1,6 +1,6 @@
-"""Snapshots that maintenance lets expire, and the landing without rows that keeps the ledger readable without them.
+"""Expiry of snapshots by maintenance, prepared by a snapshot without rows to keep the ledger readable.
 
-Another engine removes the snapshots and knows nothing of the ledger. So before it does, one snapshot without files
+Another engine removes the snapshots and does not know the ledger. So a snapshot without files is committed before: it
 takes the ledgers of all groups to main's head, and notes them at each snapshot that is going to lose its parent.
 """
 
@@ -23,12 +23,12 @@ from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
 from airflow_lakestream.iceberg.upkeep import ledger_edit
 
-# In the summary of such a snapshot: how many were to expire.
+# In the summary of such a snapshot: the number of snapshots that were to expire.
 SUMMARY_EXPIRING = "lakestream.expiring"
 
 
 class AgesOfBranches(LakestreamError, Terminal):
-    """Iceberg lets a branch's snapshots expire by the branch's own age, whichever others it is told."""
+    """Branch with a separate age limit, applied by Iceberg's expiry regardless of all arguments."""
 
     def __init__(self, table: str, branches: Collection[str]) -> None:
         super().__init__(
@@ -41,19 +41,19 @@ class AgesOfBranches(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class ExpiryRule:
-    """What may expire: snapshots older than `older_than` seconds, but for the newest `retain_last` of main.
+    """Rule of expiry: snapshots older than `older_than` seconds may go, except the newest `retain_last` of main.
 
-    The table's own `history.expire.*` properties count where they keep more.
+    The table's own `history.expire.*` properties count if they keep more.
     """
 
     older_than: float
     retain_last: int = 1
 
     def expiring(self, metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
-        """Return the snapshots that may go, oldest first.
+        """Return the snapshots to expire, oldest first.
 
-        Never one that a branch or tag names, nor a commit of another branch than main. A landing that was rolled back
-        stays until main has a later one: that one notes which rejected records no longer count.
+        Never a snapshot of a branch or tag, nor a commit of another branch than main. A landing that was rolled back
+        stays until main has a later one: the later landing notes which rejected records no longer count.
         """
         now = int(time.time() * 1000) if now_ms is None else now_ms
         properties = metadata.properties
@@ -80,13 +80,13 @@ class ExpiryRule:
             )
         ]
         if all(SUMMARY_EXPIRING in ledger_store.summary_of(one) for one in found):
-            # They have no files: removing them would take one more such snapshot, each time.
+            # They have no files: removing them would need another such snapshot, each time.
             return []
         return [one.snapshot_id for one in sorted(found, key=lambda one: one.sequence_number or 0)]
 
 
 def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
-    """Make a table ready for the removal of snapshots, and return which; none where nothing is to be removed.
+    """Prepare a table for the removal of snapshots, and return these; empty without snapshots to remove.
 
     A table with ledgers gets a snapshot without files. Raises UndecidedLedger for a ledger that can't be read even
     now, AgesOfBranches, and EditNotDone.
@@ -112,7 +112,7 @@ def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
 
 
 class _Guard(ledger_edit.EditGuard):
-    """The compare-and-set of a snapshot that changes no ledger: it says again what they are, and at more places."""
+    """Commit guard of a snapshot with unchanged ledgers, noted at further snapshots."""
 
     def __init__(self, catalog: Catalog, table: Table, rule: ExpiryRule) -> None:
         ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
@@ -127,7 +127,7 @@ class _Guard(ledger_edit.EditGuard):
         }
 
     def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
-        # Anew: a tag may have come since, though main has not moved.
+        # Again: a tag may have come since, though main has not moved.
         self.expiring = self._rule.expiring(current.metadata)
         properties = {}
         for group in ledger_store.groups(current):

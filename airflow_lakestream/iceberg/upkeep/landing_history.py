@@ -1,4 +1,4 @@
-"""Which landings made a table what it is, and which files each of them wrote."""
+"""History of a table's landings, with the files written by each landing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_lakestream.iceberg.replace.takeout import added_files
 
 @dataclass(frozen=True, slots=True)
 class PastLanding:
-    """One landing of main's history; time and files are None once its snapshot has expired."""
+    """Landing in main's history; time and files are None once the snapshot has expired."""
 
     snapshot_id: int
     landing: Landing
@@ -24,7 +24,7 @@ class PastLanding:
 
 
 def landings(table: Table, consumer_group: str) -> Iterator[PastLanding]:
-    """Yield a group's landings, newest first: those of the live snapshots, then what the journal still has.
+    """Yield a group's landings, newest first: landings of live snapshots, then landings left in the journal.
 
     Raises UndecidedLedger and UnreadableLedger.
     """

@@ -1,4 +1,4 @@
-"""Changes of a ledger by hand, and snapshots that change no row: each by compare and set on main, like every landing.
+"""Manual changes of a ledger, and snapshots without changed rows: compare-and-set on main, like every landing.
 
 A commit of properties alone has no compare-and-set: of two from one base the second would win silently.
 """
@@ -33,21 +33,21 @@ from airflow_lakestream.tables.tries import tries
 TRIES = 8
 RETRY_PAUSE = 0.2
 
-# What the ledgers are to be, decided from the table as it is: asked again when another writer came first.
+# Returns the new ledgers for the current table; called again if another writer came first.
 Decide = Callable[[Table], Mapping[str, Ledger]]
-# Table properties that are to be set in the same commit.
+# Returns table properties to be set in the same commit.
 Properties = Callable[[Table], Mapping[str, str]]
 
 
 class HeadMoved(Conflict):
-    """Another writer committed since the change was decided."""
+    """Commit of another writer since the change was decided."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"{table}: another writer committed since the change of the ledger was decided.")
 
 
 class EditNotDone(LakestreamError, Transient):
-    """The change lost against other writers, or the catalog never said what became of it."""
+    """Failure of a change: faster writers at each try, or an outcome unknown to the end."""
 
     def __init__(self, table: str, last: BaseException | None) -> None:
         super().__init__(
@@ -57,9 +57,9 @@ class EditNotDone(LakestreamError, Transient):
 
 
 class EditGuard(CommitGuard):
-    """The compare-and-set of a change by hand: only on the very head that it was decided for.
+    """Commit guard of a manual change, valid for the head of the decision only.
 
-    :param ledgers: those that change; the others are written as they are.
+    :param ledgers: the changed ledgers; all other ledgers are written as they are.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class EditGuard(CommitGuard):
         return self._commit(table, requirements, (*updates, *set_too))
 
     def landed_in(self, table: Table) -> int | None:
-        """Return the snapshot of this change, if it is in main's history."""
+        """Return the snapshot of this change in main's history, or None."""
         for snapshot in ledger_store.live_ancestors(table.metadata):
             if ledger_store.summary_of(snapshot).get(codec.SUMMARY_LANDING_ID) == self._landing.landing_id:
                 return snapshot.snapshot_id
         return None
 
     def check_fit(self, current: Table) -> None:
-        """Refuse when the head is no longer the one that the change was decided for."""
+        """Refuse a head moved since the decision."""
         super().check_fit(current)
         if ledger_store.head_of(current.metadata) != self._decided_at:
             raise Refused(HeadMoved(ledger_store.name_of(current)))
@@ -120,7 +120,7 @@ class EditGuard(CommitGuard):
 
 
 def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
-    """Give the ledger of a group to another name; its rejected records stay its own. Raises as `restate_ledgers`."""
+    """Move a group's ledger to another name, together with the rejected records. Raises as `restate_ledgers`."""
 
     def former(table: Table) -> Mapping[str, str]:
         names = [one for one in names_of(table.properties, group) if one != to]
@@ -130,17 +130,17 @@ def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> 
 
 
 def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Properties = lambda _: {}) -> int:
-    """Replace the ledgers that `decide` returns by what it says; return the snapshot's id.
+    """Replace ledgers by the result of `decide`; return the snapshot's id.
 
-    Raises what `decide` raises, and EditNotDone.
+    Raises the errors of `decide`, and EditNotDone.
     """
     return drive(name, lambda: _attempt(catalog, name, decide, properties))
 
 
 def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
-    """Commit a snapshot that brings no files; return its id. `make` is asked again after another writer came first.
+    """Commit a snapshot without files and return the id. `make` is called again if another writer came first.
 
-    Raises what `make` and its guard raise, and EditNotDone.
+    Raises the errors of `make` and its guard, and EditNotDone.
     """
     attempt: AppendAttempt | None = None
     last: BaseException | None = None
@@ -152,11 +152,11 @@ def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
             attempt.clean_up(keep=None)
             attempt, last = None, e
         except Exception as e:
-            # A catalog's client may raise anything: it goes on if nothing was sent; else the outcome is looked up.
+            # A catalog's client may raise any error: raised again if nothing was sent; else the outcome is looked up.
             if not attempt.reached_catalog:
                 attempt.clean_up(keep=None)
                 raise
-            # Unknown whether it was applied: the same attempt, asked again, finds its own snapshot or can't be.
+            # The outcome is unknown: the same attempt, tried again, finds its own snapshot or can't be applied.
             last = e
         else:
             attempt.clean_up(keep=snapshot_id)
@@ -165,7 +165,7 @@ def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
 
 
 def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ranges: RangeSet, removed: Counts) -> int:
-    """Write the receipt of an intended deletion; return the snapshot's id. Raises what a landing raises."""
+    """Write the receipt of an intended deletion; return the snapshot's id. Raises the errors of a landing."""
     entry = TopicEntry(forgotten=ranges, removed=removed)
     this = f"ledger forget {uuid.uuid4().hex}"
     sink = IcebergSink(catalog, name, group, TableDesign(metadata=pa.schema([])), allow_group_overlap=True)

@@ -1,7 +1,7 @@
-"""Wrong bounds of a table: its data files whose manifests leave values out, and the snapshot that mends these.
+"""Wrong bounds of a table: data files with values beyond the bounds in manifests, and the repair by a snapshot.
 
-The snapshot has the files of its parent, and other manifests for those that were described wrongly: without the bounds
-of such columns. A rewrite of manifests by another engine copies bounds as they are.
+The snapshot has the files of its parent, and new manifests for the wrongly described files: without the bounds of such
+columns. A rewrite of manifests by another engine copies bounds as they are.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from airflow_lakestream.iceberg.write.bounds import too_narrow, without_bounds
 
 # Parallel requests to a store.
 AT_ONCE = 32
-# In the summary of such a snapshot: how many files have other bounds in it.
+# In the summary of such a snapshot: the number of files with changed bounds.
 SUMMARY_BOUNDS = "lakestream.bounds-mended"
 
 
 @dataclass(frozen=True, slots=True)
 class WrongBounds:
-    """A live data file with values beyond its bounds in the manifest; `columns` are their names today."""
+    """Live data file with values beyond the bounds in the manifest; `columns` are the present names."""
 
     path: str
     columns: tuple[str, ...]
@@ -51,11 +51,11 @@ class WrongBounds:
 
 
 def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str] = ()) -> list[WrongBounds]:
-    """Return the data files of a snapshot with wrong bounds; those of several row groups are opened.
+    """Return the data files of a snapshot with wrong bounds; files of several row groups are opened.
 
     :param without: paths of files to leave out.
 
-    Raises what the store raises.
+    Raises the store's errors.
     """
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None:
@@ -75,9 +75,9 @@ def wrong_bounds(table: Table, snapshot_id: int | None, without: Collection[str]
 
 
 def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | None:
-    """Take wrong bounds out of the manifests of a table's head; return the snapshot's id, None without any.
+    """Remove wrong bounds from the manifests of a table's head; return the snapshot's id, or None without any.
 
-    Raises EditNotDone, and what a landing's look at the table raises.
+    Raises EditNotDone, and the errors of a landing's look at the table.
     """
     if not found:
         return None
@@ -117,7 +117,7 @@ class _MendingAttempt(AppendAttempt):
 
 
 class _MendedManifests(_OverwriteFiles):
-    """A snapshot with the files of its parent, and other manifests for those with wrong bounds."""
+    """Snapshot with the files of the parent, and new manifests for files with wrong bounds."""
 
     def __init__(
         self, transaction: Transaction, io: FileIO, summary: dict[str, str], wrong: Mapping[str, frozenset[int]]

@@ -1,4 +1,4 @@
-"""What a read of a whole table opens: its data files, and the delete files that say which of their rows are gone."""
+"""Files opened by a read of a whole table: data files, and delete files for the deleted rows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from airflow_lakestream.iceberg.write.deletes import deleted_positions
 
 @dataclass(frozen=True)
 class Reads:
-    """The files of a table's head.
+    """Counts of the files at a table's head.
 
-    :param data_files: each is opened once.
-    :param delete_files: how many are opened, each with every data file that it may be of.
-    :param most: of one data file.
-    :param shared: delete files that may be of several data files, as far as their bounds tell.
-    :param needless: delete files that are in the head, and of no data file: their rows were rewritten.
+    :param data_files: data files, each opened once.
+    :param delete_files: opened delete files, each counted for every data file that it may apply to.
+    :param most: the most delete files of a data file.
+    :param shared: delete files that may apply to several data files, as far as their bounds show.
+    :param needless: delete files at the head that apply to no data file: their rows were rewritten.
     """
 
     data_files: int
@@ -31,12 +31,12 @@ class Reads:
 
     @property
     def may_be_fewer(self) -> bool:
-        """Whether the same rows would be gone with fewer delete files to open."""
+        """Whether fewer delete files could delete the same rows."""
         return self.most > 1 or self.shared > 0 or self.needless > 0
 
     @classmethod
     def of(cls, table: Table) -> Reads:
-        """Look at the manifests. Raises ValueError for a table with equality deletes, which PyIceberg can't apply."""
+        """Return the counts of a table's head. Raises ValueError for equality deletes, unsupported by PyIceberg."""
         tasks = live_files(table)
         needed = Counter(file.file_path for task in tasks for file in task.delete_files)
         shared = sum(of > 1 for of in needed.values())
@@ -45,10 +45,10 @@ class Reads:
 
 
 def live_rows(table: Table) -> int:
-    """Count the rows of a table's head. Position deletes are read: no total of a snapshot tells.
+    """Return the number of rows at a table's head. Position deletes are read, since no total is exact.
 
-    `total-records` counts deleted rows that are still in their files, and `total-position-deletes` those that a
-    compaction has long taken out.
+    `total-records` counts deleted rows that are still in their files, and `total-position-deletes` counts rows that a
+    compaction has long removed.
     """
     return sum(task.file.record_count - len(deleted_positions(table.io, task)) for task in live_files(table))
 

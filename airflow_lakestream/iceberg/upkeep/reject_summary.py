@@ -1,4 +1,4 @@
-"""What stands in a reject table, for people: how many records by stage and reason, with examples."""
+"""Summary of a reject table for people: number of records by stage and reason, with examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One rejected record."""
+    """Rejected record in a summary."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class Example:
     run_id: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; the value as text, as far as it is one."""
+        """Return values for JSON; the record's value as text, with escapes for bytes outside of UTF-8."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -41,7 +41,7 @@ class Example:
 
     @property
     def text(self) -> str:
-        """The record in one line."""
+        """The record as a line of text."""
         value = "null" if self.value is None else self.value[: _MOST_SHOWN + 1].decode(errors="backslashreplace")
         value = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
         return printable(f"{self.topic}[{self.partition}] offset {self.offset}: {self.error}: {value}")
@@ -49,7 +49,7 @@ class Example:
 
 @dataclass
 class Reason:
-    """The rejected records of one group, stage and kind of reason."""
+    """Rejected records of the same group, stage and kind of reason."""
 
     consumer_group: str
     stage: str

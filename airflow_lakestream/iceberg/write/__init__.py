@@ -1,1 +1,1 @@
-"""Rows to the data files of an Iceberg table."""
+"""Data files of an Iceberg table, written from rows."""

@@ -1,4 +1,4 @@
-"""Which rows go into which data file, and in which order: by partition, then by the table's sort order.
+"""Arrangement of rows in data files: by partition, then by the table's sort order.
 
 One stable sort arranges all rows, so the cost does not grow with the number of partitions.
 """
@@ -29,19 +29,19 @@ from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The rows of one data file: all of `rows`, or those at `positions`, in that order."""
+    """Rows of a data file: all of `rows`, or the rows at `positions`, in this order."""
 
     rows: pa.Table
     positions: pa.Array | None
     partition: PartitionKey | None
 
     def read(self) -> pa.Table:
-        """Return the rows as they go into the file."""
+        """Return the rows in the order of the file."""
         return self.rows if self.positions is None else self.rows.take(self.positions)
 
 
 def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
-    """Yield the pieces of conforming rows, at least one and none empty, for the table's current spec and order."""
+    """Yield the pieces of conforming rows for the table's spec and order: at least a piece, each with rows."""
     schema, spec = metadata.schema(), metadata.spec()
     values = [_partition_values(rows, schema, field) for field in spec.fields]
     codes = _codes(values, rows.num_rows)
@@ -64,19 +64,19 @@ def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
 
 
 def _target_size(metadata: TableMetadata) -> int:
-    """Return the target size of a file; like PyIceberg, it is measured in memory."""
+    """Return the target size of a file; like in PyIceberg, the size in memory counts."""
     name, default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
     return number(metadata.properties, name, default)
 
 
 def _cuts(start: int, count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut `count` rows into even parts of at most `most`."""
+    """Yield even parts of `count` rows, of at most `most` rows each."""
     parts = -(-count // most)
     return itertools.pairwise(start + count * part // parts for part in range(parts + 1))
 
 
 class _Key(PartitionKey):
-    """A file's partition. PyIceberg's own finds a value's field by its column, which can have one only then."""
+    """Partition of a file. PyIceberg's own class finds values by column, and fails for several fields of a column."""
 
     @cached_property
     def partition(self) -> Record:
@@ -93,17 +93,17 @@ def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> Part
 
 
 def _in_manifest(value: pa.Scalar) -> Any:
-    """Return a partition's value as manifests have it: dates and times are counts, since Python has not all of them."""
+    """Return a partition's value in the form of manifests: dates and times as counts, beyond Python's range, too."""
     return value.value if arrow.is_temporal(value.type) else value.as_py()
 
 
 def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> pa.Array:
-    """Return the values that a partition field has. Raises ValueError where one is out of range for its type."""
+    """Return the values of a partition field. Raises ValueError for a value out of range for the type."""
     values = _transformed(rows, schema, field)
     if isinstance(field.transform, TruncateTransform) and (
         arrow.is_integer(values.type) or arrow.is_decimal(values.type)
     ):
-        # The next multiple below the lowest values is lower than the type goes: integers wrap round.
+        # The next multiple below the lowest values may be below the type's range: integers wrap round.
         too_low = pc.any(pc.greater(values, _transformed(rows, schema, field, IdentityTransform()))).as_py()
         if too_low or out_of_range(pa.table({field.name: values})):
             raise ValueError(f"{field.name}: {field.transform} of a value is below the lowest {values.type}")
@@ -142,7 +142,7 @@ def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
 
 
 def _codes(values: Sequence[pa.Array], length: int) -> pa.Array:
-    """Give each distinct combination of values a number; nulls and NaNs are values like others."""
+    """Return a number for each row, equal for equal combinations of values; nulls and NaNs are values, too."""
     codes = pa.repeat(pa.scalar(0, pa.int64()), length)
     for value in values:
         encoded = value.dictionary_encode(null_encoding="encode")
@@ -156,7 +156,7 @@ def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tup
     descending = field.direction is SortDirection.DESC
     has_nan = arrow.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py()
     if column.null_count or has_nan:
-        # Iceberg counts NaN as the greatest value, Arrow puts it beside the nulls wherever they go.
+        # Iceberg takes NaN for the greatest value, Arrow puts it next to the nulls, first or last.
         nan_rank, value_rank = (1, 2) if descending else (2, 1)
         rank = pa.repeat(pa.scalar(value_rank, pa.int8()), len(column))
         if has_nan:

@@ -1,7 +1,7 @@
-"""Bounds of a data file's columns, as far as its Parquet footer has them, and those in manifests that are too narrow.
+"""Bounds of a data file's columns: bounds missing in a Parquet footer, and too narrow bounds in manifests.
 
-A row group has no minimum and maximum of a column in which one of them is longer than 4096 bytes. Bounds joined from
-the other row groups alone leave such values out, and every engine's filter skips their rows.
+A row group has no minimum and maximum of a column if one of the two is longer than 4096 bytes. Bounds joined from the
+other row groups alone leave such values out, and every engine's filter skips their rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, FileFormat
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.types import BinaryType, FixedType, StringType
 
-# Those whose bounds have the bytes, and the order, of the values themselves.
+# Types whose bounds have the bytes, and the order, of the values themselves.
 _BY_BYTES = (StringType, BinaryType, FixedType)
 _DATA_FILE = DATA_FILE_TYPE[2]
 
 
 def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
-    """Return the columns without minimum and maximum in a row group that has values, each with these row groups."""
+    """Return the columns without minimum and maximum in row groups with values, each with these row groups."""
     found: dict[int, list[int]] = {}
     for group in range(footer.num_row_groups):
         for column in range(footer.num_columns):
@@ -37,9 +37,9 @@ def unbounded(footer: pq.FileMetaData) -> dict[int, list[int]]:
 
 
 def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozenset[int]:
-    """Return the ids of the columns that have values in a data file beyond their bounds in the manifest.
+    """Return the ids of columns with values in a data file beyond the bounds in the manifest.
 
-    Only files of several row groups are opened. Raises what the store raises.
+    Only files of several row groups are opened. Raises the store's errors.
     """
     bounds = {**(file.lower_bounds or {}), **(file.upper_bounds or {})}
     if file.file_format != FileFormat.PARQUET or not bounds or len(file.split_offsets or ()) == 1:
@@ -62,12 +62,12 @@ def too_narrow(io: FileIO, file: DataFile, names: NameMapping | None) -> frozens
 
 
 def _is_beyond(parquet: pq.ParquetFile, column: int, group: int, low: bytes | None, high: bytes | None) -> bool:
-    # By its number: a name with a dot may be that of a nested column, too.
+    # By its number: a name with a dot may be the name of a nested column, too.
     values = parquet.reader.read_row_group(group, column_indices=[column]).column(0)
     while pa.types.is_struct(values.type):
         values = pc.struct_field(values, [0])
     if pa.types.is_nested(values.type):
-        # Of lists and maps no filter asks for bounds.
+        # No filter uses bounds of lists and maps.
         return False
     ends = pc.min_max(values.cast(pa.large_binary()))
     least, most = ends["min"].as_py(), ends["max"].as_py()
@@ -77,7 +77,7 @@ def _is_beyond(parquet: pq.ParquetFile, column: int, group: int, low: bytes | No
 
 
 def without_bounds(file: DataFile, columns: frozenset[int]) -> DataFile:
-    """Return the data file as a manifest describes it without bounds of some columns."""
+    """Return a copy of the data file without bounds of these columns."""
     values = {field.name: getattr(file, field.name) for field in _DATA_FILE.fields}
     for name in ("lower_bounds", "upper_bounds"):
         values[name] = _without(values[name], columns)

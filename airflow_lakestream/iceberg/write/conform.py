@@ -1,4 +1,4 @@
-"""Rows brought into the Arrow schema of a table's data files, field ids included, losing nothing on the way."""
+"""Rows conformed to the Arrow schema of a table's data files, field ids included, without loss."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from airflow_lakestream.tables.schema.types import arrow_schema_with_ids, fields
 
 
 def conform(rows: pa.Table, schema: Schema) -> pa.Table:
-    """Return the table's columns in its order: cast where that is lossless, null where the rows have none.
+    """Return rows with the table's columns in order: cast if lossless, null if missing. Raises InvalidArgument.
 
     A column in the types of `arrow_schema` is taken as it is, without a copy; any other is cast to PyIceberg's large
-    types, which hold all that strings of other engines can.
+    types, which hold all strings of other engines.
     """
     known = {field.name for field in schema.fields}
     strangers = [name for name in rows.column_names if name not in known]
@@ -32,7 +32,7 @@ def conform(rows: pa.Table, schema: Schema) -> pa.Table:
             column, target = _cast(rows.column(field.name), given[field.name], field, plain.field(at), large.field(at))
         columns.append(with_required(column, target))
         fields.append(target)
-    # The ids come with the schema, not with a cast: Arrow holds types equal that differ in metadata only.
+    # The ids come with the schema, not with a cast: to Arrow, types that differ in metadata only are equal.
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 

@@ -1,7 +1,7 @@
-"""Position deletes of a table of format version 2: which rows of a data file are deleted, and how more of them are.
+"""Position deletes of a table of format version 2: the deleted rows of a data file, and the deletion of more rows.
 
-Each data file has at most one delete file of ours, with both bounds of `file_path` at its path: by these, engines read
-it with that data file alone. Further rows come with a new delete file, which takes the old one's place.
+Each data file has at most one delete file of this package, with both bounds of `file_path` at its path: by these,
+engines read it with that data file alone. Further rows come with a new delete file, which replaces the old one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SCHEMA = pa.schema(
         for name, kind, number in (("file_path", pa.string(), _PATH_ID), ("pos", pa.int64(), _POSITION_ID))
     ]
 )
-# A large table has many delete files of few rows, so what each has beside positions counts. No position comes twice, so
-# a dictionary would double them. The manifest has the bounds by which engines choose files.
+# A large table has many delete files of few rows, so each byte per file counts. No position comes twice, so a
+# dictionary would double them. The manifest has the bounds by which engines choose files.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": ["file_path"],
@@ -55,7 +55,7 @@ def deleted_positions(io: FileIO, task: FileScanTask) -> Positions:
 
 
 def own_deletes(task: FileScanTask) -> list[DataFile]:
-    """Return the delete files that are of this data file alone; those of several stay with the others."""
+    """Return the delete files of this data file alone; shared delete files stay for the remaining data files."""
     path = task.file.file_path.encode()
     return [
         file
@@ -65,20 +65,20 @@ def own_deletes(task: FileScanTask) -> list[DataFile]:
 
 
 def with_deletes(tasks: Iterable[FileScanTask]) -> list[DataFile]:
-    """Return data files, and the delete files that nothing needs without them."""
+    """Return data files, each with the delete files of this data file alone."""
     return [file for task in tasks for file in (task.file, *own_deletes(task))]
 
 
 def delete_rows(
     metadata: TableMetadata, io: FileIO, task: FileScanTask, numbers: Positions, *, folder: str = ""
 ) -> DataFile:
-    """Write the delete file that takes the place of a data file's own ones.
+    """Write a delete file as replacement of a data file's own delete files.
 
-    :param numbers: of the rows to delete, rising, among those that are not deleted yet.
-    :param folder: of the table's data, for the file.
+    :param numbers: of the rows to delete, rising, counted among the live rows.
+    :param folder: folder of the table's data for the file.
     """
     gone = deleted_positions(io, task)
-    # So many live rows stand ahead of each deleted one.
+    # The number of live rows ahead of each deleted row.
     ahead = gone - np.arange(len(gone))
     new = numbers + np.searchsorted(ahead, numbers, side="right")
     others = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
@@ -105,6 +105,6 @@ def _write(io: FileIO, file: DataFile, positions: Positions, places: LocationPro
         sort_order_id=None,
         key_metadata=None,
     )
-    # That of its data file, which may be older than the table's.
+    # The spec of its data file, which may be older than the table's.
     deletes.spec_id = file.spec_id
     return deletes

@@ -32,7 +32,7 @@ from airflow_lakestream.iceberg.write.arrange import Piece, arrange
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.parquet import write_parquet
 
-# In bytes, of the 255 that file systems have; all folders of a path together have some 1,000 in object stores.
+# In bytes, of the 255 that file systems allow; object stores allow some 1,000 for all folders of a path together.
 _LONGEST_FOLDER = 200
 
 
@@ -47,10 +47,10 @@ def write_data_files(
 ) -> list[DataFile]:
     """Write rows as data files for the table's current schema, spec and sort order.
 
-    File names begin with `prefix` and go on with the next number of `counter`. When a file can't be written, or the
-    caller is interrupted, those of this call are removed before the error goes on.
+    File names begin with `prefix` and the next number of `counter`. If a file can't be written, or the caller is
+    interrupted, the files of this call are deleted before the error is raised.
 
-    :param folder: name of a folder of the table's data, to write below it.
+    :param folder: folder of the table's data for the files.
     """
     check_file_format(metadata.properties)
     if rows.num_rows == 0:
@@ -67,12 +67,12 @@ def write_data_files(
 
 
 def data_folder(metadata: TableMetadata, folder: str) -> str:
-    """Return where the files lie that are written below a folder of the table's data."""
+    """Return the location of files written below a folder of the table's data."""
     return f"{load_location_provider(metadata.location, metadata.properties).data_path}/{folder}"
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> list[str]:
-    """Delete files as well as it goes; return those that may be left. Never raises."""
+    """Delete files if possible; return the paths possibly left. Never raises."""
     left = []
     for path in paths:
         try:
@@ -92,7 +92,7 @@ class _Plan:
     path: str
 
     def write(self) -> DataFile:
-        """Write the one file and describe it, statistics included."""
+        """Write the file, and return the data file's description, statistics included."""
         piece, metadata = self.piece, self.metadata
         output = self.io.new_output(self.path)
         statistics = write_parquet(output, metadata.schema(), metadata.properties, piece.read())
@@ -112,7 +112,7 @@ class _Plan:
 
 
 def check_file_format(properties: Mapping[str, str]) -> None:
-    """Refuse a table whose files are to be of another format. Raises InvalidArgument."""
+    """Refuse a table with a file format except Parquet. Raises InvalidArgument."""
     name = properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
     if name.lower() != "parquet":
         raise InvalidArgument(
@@ -121,10 +121,10 @@ def check_file_format(properties: Mapping[str, str]) -> None:
 
 
 def locations(metadata: TableMetadata, folder: str) -> LocationProvider:
-    """Return what gives new files their places, below a folder of the table's data, or none."""
+    """Return the provider of locations for new files, below a folder of the table's data if given."""
     if not folder:
         return load_location_provider(metadata.location, metadata.properties)
-    # The provider puts partitions, or the hashes of an object store, behind it: one listing finds all files of a run.
+    # The provider adds partitions, or the hashes of an object store, behind it: one listing finds all files of a run.
     properties = {**metadata.properties, TableProperties.WRITE_DATA_PATH: data_folder(metadata, folder)}
     return load_location_provider(metadata.location, properties)
 
@@ -134,7 +134,7 @@ def _path(locations: LocationProvider, piece: Piece, prefix: str, number: int) -
     name = f"{prefix}-{number:05d}-{uuid.uuid4().hex[:12]}.parquet"
     key = piece.partition
     if key is not None and any(len(part) > _LONGEST_FOLDER for part in key.to_path().split("/")):
-        # No file system takes such a name. Which rows the file has, the manifest says, not the path.
+        # No file system accepts such a name. The partition of the file is in the manifest, not in the path.
         key = None
     return locations.new_data_location(name, key)
 
@@ -162,11 +162,11 @@ def _write_side_by_side(plans: Sequence[_Plan]) -> list[DataFile]:
 
 
 class CannotList(Exception):
-    """The table's file system offers no way to list a folder."""
+    """File system of a table without a way to list a folder."""
 
 
 def list_files(io: FileIO, folder: str) -> Iterator[str]:
-    """Yield the locations of all files below a folder; none where there is no such folder. Raises CannotList."""
+    """Yield the locations of all files below a folder; empty if the folder is missing. Raises CannotList."""
     if isinstance(io, HdfsFileIO):
         yield from io.list_files(folder)
         return
@@ -180,14 +180,14 @@ def list_files(io: FileIO, folder: str) -> Iterator[str]:
         paths = system.find(path)
     else:
         raise CannotList(f"{type(io).__name__} can't list {folder}")
-    # The systems know no schemes: what is below the folder is named as the folder is, which is how tables name it.
+    # The file systems return paths without schemes: each location gets the form of `folder`, as in tables.
     yield from (folder.rstrip("/") + found.removeprefix(path.rstrip("/")) for found in paths)
 
 
 def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
-    """Return those of the locations that any snapshot of the table has: it may be rolled back to each of them.
+    """Return the locations referenced by any snapshot of the table, since a rollback to each snapshot is possible.
 
-    :param since: the sequence number above which snapshots can have them; default: all.
+    :param since: sequence number above which snapshots are read; default: all snapshots.
     """
     left, found = set(paths), set[str]()
     for manifest in _manifests(table, since):
@@ -200,10 +200,10 @@ def referenced(table: Table, paths: Iterable[str], since: int = -1) -> set[str]:
 
 
 def delete_unreferenced(table: Table, folder: str) -> tuple[int, int]:
-    """Delete the files below a folder that no snapshot of the table has.
+    """Delete the files below a folder without a reference in any snapshot of the table.
 
-    For folders that nobody writes into any more. Returns how many were deleted, and how many may be left.
-    Raises CannotList, and what the file system raises.
+    For folders to which no process writes any more. Returns the numbers of deleted files and of files possibly left.
+    Raises CannotList, and the file system's errors.
     """
     there = set(list_files(table.io, folder))
     orphans = there - referenced(table, there)
@@ -212,7 +212,7 @@ def delete_unreferenced(table: Table, folder: str) -> tuple[int, int]:
 
 
 def _manifests(table: Table, since: int) -> Iterator[ManifestFile]:
-    """Yield each manifest of the table once that was written since, those of the newest snapshots first."""
+    """Yield each manifest written above a sequence number once, newest snapshots first."""
     seen = set[str]()
     snapshots = [s for s in table.snapshots() if (s.sequence_number or 0) > since]
     for snapshot in sorted(snapshots, key=lambda s: s.sequence_number or 0, reverse=True):

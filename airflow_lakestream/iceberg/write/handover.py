@@ -1,7 +1,7 @@
-"""Data files as one worker hands them to another: their metadata as JSON, and the table that they were written for.
+"""Handover of data files between workers: metadata of the files as JSON, with the state of the target table.
 
-A value of a partition is written with the Python type that the writer gave it, so that what is read is what PyIceberg
-would have been given in one process. Versions stand around it, with the piece.
+A value of a partition is written with the Python type that the writer gave it, so the reader gives PyIceberg the same
+value as within one process. The version is in the handed object around it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class Outline:
-    """What one process tells another of a table; also a catalog that knows no other table."""
+    """Outline of a table for another process; also a catalog with this table only."""
 
     name: str
     metadata: TableMetadata
     io: FileIO
 
     def load_table(self, name: str) -> Table:
-        """Return the table. Raises NoSuchTableError for any other."""
+        """Return the table. Raises NoSuchTableError for another table."""
         if name != self.name:
             raise NoSuchTableError(f"{name}: only {self.name} is known here")
         return Table(tuple(name.split(".")), self.metadata, "", self.io, NoopCatalog("outline"))
 
     def without_history(self) -> Outline:
-        """Return the outline with no more than files are written by, since many tables may be told of at once."""
+        """Return the outline with the metadata needed for writing only, since many outlines may be sent at once."""
         properties = {key: text for key, text in self.metadata.properties.items() if not key.startswith("lakestream.")}
         bare: dict[str, Any] = {"properties": properties, "refs": {}, "current_snapshot_id": None}
         bare |= {"snapshots": [], "snapshot_log": [], "metadata_log": []}
@@ -61,36 +61,36 @@ class Outline:
 
 
 def beside(table: Table, columns: pa.Schema) -> Outline:
-    """Return the outline of a table that is nowhere, whose files lie where those of another table do."""
+    """Return the outline of a staging table, with files at the location of `table`."""
     own = {key: value for key, value in table.metadata.properties.items() if not key.startswith("lakestream.")}
-    # Nobody prunes such files.
+    # No reader prunes such files.
     plain = {**own, TableProperties.DEFAULT_WRITE_METRICS_MODE: "none"}
     metadata = metadata_of(to_schema(columns), table.metadata.location, plain)
     return Outline(".".join(table.name()), metadata, table.io)
 
 
 def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
-    """Open a handed file of such a table, for reading."""
+    """Open a handed file of a staging table for reading."""
     return outline.io.new_input(file["file_path"]).open()
 
 
 def uri(outline: Outline, file: Mapping[str, Any]) -> str:
-    """Return where a handed file of such a table is."""
+    """Return the URI of a handed file of a staging table."""
     return str(file["file_path"])
 
 
 def rows_in(file: Mapping[str, Any]) -> int:
-    """Return how many rows a handed file of such a table has."""
+    """Return the number of rows in a handed file of a staging table."""
     return int(file["record_count"])
 
 
 def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Delete handed files of such a table as well as it goes; return those that may be left. Never raises."""
+    """Delete handed files of a staging table if possible; return the paths possibly left. Never raises."""
     return delete_files(outline.io, [file["file_path"] for file in files])
 
 
 def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str, Any]:
-    """Return files that were written for the table, with what tells whether they still fit it."""
+    """Return files written for the table as JSON, with the data for `misfit`."""
     return {
         "table_uuid": str(metadata.table_uuid),
         "schema": _fingerprint(metadata.schema()),
@@ -100,12 +100,12 @@ def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str
 
 
 def decode_files(handed: Mapping[str, Any]) -> list[DataFile]:
-    """Return the files as PyIceberg takes them."""
+    """Return the files as PyIceberg's data files."""
     return [_decode(item, handed["spec_id"]) for item in handed["files"]]
 
 
 def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> str | None:
-    """Say why handed files can't go into the table; None if they can."""
+    """Return the reason why handed files do not fit the table, or None."""
     if handed["table_uuid"] != str(metadata.table_uuid):
         return "the table was dropped and created again since they were written"
     if handed["schema"] != _fingerprint(metadata.schema()):
@@ -117,12 +117,12 @@ def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> st
 
 
 def _fingerprint(schema: Schema) -> str:
-    # Not its id: a schema that the commit is to bring along may get another one, and another schema may get that.
+    # Without its id: a schema that the commit is to add may get another id, and another schema may get this one.
     return hashlib.sha256(schema.as_struct().model_dump_json().encode()).hexdigest()[:16]
 
 
 def _gone(io: FileIO, paths: Sequence[str]) -> list[str]:
-    # An earlier try of the commit may have swept them; a table must never refer to what is not there.
+    # An earlier try of the commit may have swept them; a table must never refer to missing files.
     there = ExecutorFactory.get_or_create().map(lambda path: io.new_input(path).exists(), paths)
     return [path for path, exists in zip(paths, there, strict=True) if not exists]
 

@@ -1,6 +1,6 @@
-"""How a table is laid out: its partition spec and its sort order, from the words a user writes.
+"""Layout of a table: partition spec and sort order, from a user's texts.
 
-PyIceberg's `parse_transform` answers an unknown name such as `days` with an UnknownTransform and no error, so names
+PyIceberg's `parse_transform` returns an UnknownTransform for an unknown name such as `days`, and no error, so names
 are looked up here, in a closed table.
 """
 
@@ -65,7 +65,7 @@ _REMEDY = "Leave the argument out to keep the table's own, or evolve the table."
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A transform of one column, such as `bucket(16, user_id)`."""
+    """Transform of a column, for example `bucket(16, user_id)`."""
 
     column: str
     source_id: int
@@ -74,12 +74,12 @@ class Term:
 
     @property
     def key(self) -> tuple[int, str]:
-        """What makes two terms the same, whatever their names and ids."""
+        """The identity of the term, independent of names and ids."""
         return self.source_id, str(self.transform)
 
 
 def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> PartitionSpec:
-    """Build the spec that `partition_by` asks for, its fields named as Spark and PyIceberg name them."""
+    """Return the spec for `partition_by`, with fields named like Spark's and PyIceberg's."""
     fields: list[PartitionField] = []
     taken = set(schema.column_names)
     for term in _partition_terms(schema, partition_by, is_new=True):
@@ -92,7 +92,7 @@ def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> 
 
 
 def check_names(spec: PartitionSpec, table: str = "the table") -> None:
-    """Refuse partition fields with names that Avro, in which manifests are written, does not distinguish.
+    """Refuse partition fields with the same name in Avro, the format of manifests.
 
     Raises InvalidArgument.
     """
@@ -109,7 +109,7 @@ def check_names(spec: PartitionSpec, table: str = "the table") -> None:
 
 
 def check_fields(table: Table) -> None:
-    """Refuse a table with a partition or an order of rows that no row can be given here. Raises InvalidArgument."""
+    """Refuse a table with partitions or an order of rows unsupported here. Raises InvalidArgument."""
     schema, name = table.schema(), ".".join(table.name())
     columns = {column.field_id: column.field_type for _, column in _single_columns(schema.as_struct())}
     for what, fields, remedy in (
@@ -127,7 +127,7 @@ def check_fields(table: Table) -> None:
             elif not transform.can_transform(kind):
                 why = f"which takes no {type_text(kind)}"
             elif what == "partitioned" and isinstance(kind, DoubleType):
-                # A commit writes manifests anew that it has read.
+                # A commit rewrites manifests that it has read.
                 why = "a double, of whose partitions PyIceberg reads half the digits"
             else:
                 continue
@@ -136,14 +136,14 @@ def check_fields(table: Table) -> None:
 
 
 def _names_in_avro(name: str) -> set[str]:
-    """Return a name as PyIceberg writes it, and as Java does, to which a character may be two."""
+    """Return a name as written by PyIceberg and by Java, with some characters split in two by Java."""
     units = name.encode("utf-16-be", "surrogatepass")
     in_java = "".join(chr(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
     return {make_compatible_name(name), make_compatible_name(in_java)}
 
 
 def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder:
-    """Build the order that `sort_by` asks for; ascending has nulls first, descending last, unless said."""
+    """Return the order for `sort_by`; by default, ascending has nulls first, descending nulls last."""
     fields = _sort_fields(schema, sort_by)
     return SortOrder(*fields) if fields else SortOrder(order_id=0)
 
@@ -151,7 +151,7 @@ def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder
 def check_layout(
     table: Table, partition_by: Sequence[str] | str | None, sort_by: Sequence[str] | str | None = None
 ) -> None:
-    """Refuse an existing table that is partitioned or sorted in another way than asked for; None asks for nothing."""
+    """Refuse an existing table partitioned or sorted differently from the arguments; None accepts all."""
     schema = table.schema()
     name = ".".join(table.name())
     if partition_by is not None:
@@ -192,7 +192,7 @@ def _refuse_repeated(term: Term, earlier: list[Term], text: str, *, is_new: bool
     for other in earlier:
         if other.key == term.key:
             raise InvalidArgument("partition_by", f"{text!r} is there twice.", "Remove one.")
-        # A table comes to have both by evolution only.
+        # A table gets both by evolution only.
         if is_new and other.source_id == term.source_id and other.transform.dedup_name == term.transform.dedup_name:
             raise InvalidArgument(
                 "partition_by",
@@ -261,7 +261,7 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
 
 
 def _unit_of_a_time(schema: Schema, column: str) -> str:
-    """Return how to get what a column that is not there seems to be: a unit of a time that is there."""
+    """Return a hint for a missing column with the name of a unit of time, or an empty text."""
     unit = UNITS.get(column.lower())
     times = [one.name for one in schema.fields if isinstance(one.field_type, TimestampType | TimestamptzType)]
     own = [name for name in times if not name.startswith("_")] or times
@@ -269,7 +269,7 @@ def _unit_of_a_time(schema: Schema, column: str) -> str:
 
 
 def _single_columns(struct: StructType, path: str = "") -> Iterator[tuple[str, NestedField]]:
-    """Yield the columns that have one value a row: those outside lists and maps."""
+    """Yield the columns with a single value per row: columns outside of lists and maps."""
     for field in struct.fields:
         yield path + field.name, field
         if isinstance(field.field_type, StructType):

@@ -1,7 +1,7 @@
-"""One Parquet data file: written as PyIceberg writes it, with the same table properties, but for two encodings.
+"""Writer of a Parquet data file, like PyIceberg with the same table properties, except for two encodings.
 
 PyIceberg's own writer takes neither a choice of columns for dictionaries nor a limit of rows to fit large values.
-A file can also be written nowhere, to see whether it can be written.
+A file can also be written on trial, without being kept.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from airflow_lakestream.tables.coordinates import OFFSET
 
 
 class Nowhere(FileIO):
-    """Takes files, and keeps none."""
+    """FileIO for trials, without any stored file."""
 
     def new_output(self, location: str) -> OutputFile:
-        """Return a file that only counts its bytes."""
+        """Return a file for counting bytes only."""
         return _Counted(location)
 
     def new_input(self, location: str) -> InputFile:
-        """Refuse: nothing is there."""
+        """Refuse: a trial stores no file."""
         raise FileNotFoundError(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Do nothing: nothing is there."""
+        """Ignore the call: a trial stores no file."""
 
 
 class _Counted(OutputFile):
@@ -77,7 +77,7 @@ _NOT_DONE = (
 def write_parquet(
     output: OutputFile, schema: Schema, properties: Mapping[str, str], rows: pa.Table
 ) -> DataFileStatistics:
-    """Write conforming rows as one file; return what a manifest says of it."""
+    """Write conforming rows as a file; return the statistics for a manifest."""
     if ignored := [name for name in properties if name.startswith(_NOT_DONE)]:
         warnings.warn(f"Parquet files are written without what {', '.join(ignored)} asks for.", stacklevel=2)
     settings, paths = dict(properties), parquet_path_to_id_mapping(schema)
@@ -95,7 +95,7 @@ def write_parquet(
         parquet_column_mapping=paths,
     )
     for column in unbounded(footer):
-        # PyIceberg joins those of the other row groups.
+        # PyIceberg joins the bounds of the other row groups.
         statistics.column_aggregates.pop(paths[footer.schema.column(column).path], None)
     for bounds in statistics.column_aggregates.values():
         if isinstance(bounds.current_max, str) and bounds.trunc_length:
@@ -104,9 +104,9 @@ def write_parquet(
 
 
 def upper_bound(text: str, length: int) -> str | None:
-    """Return a text of at most so many characters above all texts that begin like this one; None if there is none.
+    """Return a text of at most `length` characters above all texts with the same beginning, or None if impossible.
 
-    PyIceberg's own would make half a surrogate of the character before them, which nothing can write.
+    PyIceberg's own would make half a surrogate of the character before them, which can't be written.
     """
     if len(text) <= length:
         return text
@@ -122,7 +122,7 @@ def _options(
 ) -> dict[str, Any]:
     codec, level = codec_of(properties)
     page_size = _number(properties, "PARQUET_PAGE_SIZE_BYTES", TableProperties.PARQUET_PAGE_SIZE_BYTES_DEFAULT)
-    # The size of a page is looked at after each so many rows: 20,000 values of 1 MiB would be one page of 20 GiB.
+    # The size of a page is checked after this many rows: 20,000 values of 1 MiB would be one page of 20 GiB.
     fitting = max(1, page_size * rows.num_rows // max(1, rows.nbytes))
     page_rows = min(TableProperties.PARQUET_PAGE_ROW_LIMIT_DEFAULT, fitting)
     return {
@@ -134,8 +134,8 @@ def _options(
             properties, "PARQUET_DICT_SIZE_BYTES", TableProperties.PARQUET_DICT_SIZE_BYTES_DEFAULT
         ),
         "write_batch_size": _number(properties, "PARQUET_PAGE_ROW_LIMIT", page_rows),
-        # Of offsets no two are alike: looking for such took a third of the time of writing clickstream events of 200
-        # bytes, and made the files a third larger.
+        # No two offsets are alike: a dictionary took a third of the time of writing clickstream events of 200 bytes,
+        # and made the files a third larger.
         "use_dictionary": [path for path in paths if path != OFFSET],
         # Engines disagree on the order of UUIDs, so that filters would skip rows: Iceberg's Java up to 1.11 compares
         # signed halves, ClickHouse the second half first (apache/iceberg#14216, ClickHouse/ClickHouse#118366).

@@ -1,4 +1,4 @@
-"""Whether files can be made for a table, seen by making some that nobody keeps."""
+"""Trial whether files can be made for a table, by writing files without keeping any."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from airflow_lakestream.tables.schema.types import arrow_schema
 
 
 def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
-    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+    """Return the unwritable rows with reasons, by trials without a file. Unknown columns are left out.
 
-    Raises what writing raises where it is not the rows' fault.
+    Raises errors of writing that no row causes.
     """
     known = {field.name for field in metadata.schema().fields}
     return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_write, metadata))
 
 
 def proof_of(metadata: TableMetadata) -> tuple[object, Callable[[], object]]:
-    """Return what of a table decides whether files can be made for it, and what tries that, with one row.
+    """Return the shape of a table's files, and a function to write a single row on trial.
 
-    What the latter raises is the table's fault, whatever the records are.
+    An error of the function is the table's fault, independent of the records.
     """
-    # Ledgers change with each commit, and decide nothing.
+    # Ledgers change with each commit, and have no influence.
     properties = {name: text for name, text in metadata.properties.items() if not name.startswith("lakestream.")}
     fields = metadata.schema().fields, metadata.spec().fields, metadata.sort_order().fields
     shape = metadata.format_version, *fields, properties

@@ -1,1 +1,1 @@
-"""What keeps a landing from working, found before the first run: one look for each part, one line for each finding."""
+"""Obstacles to a landing, found before the first run: a look for each part, a line for each finding."""

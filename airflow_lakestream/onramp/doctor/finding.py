@@ -1,4 +1,4 @@
-"""What the doctor says of one part of a setup."""
+"""Findings of the doctor about a part of a setup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.onramp.connection_lines import without_secrets
 
 
 class Health(StrEnum):
-    """How a part is: `NOTE` is worth knowing, `WRONG` has to be mended, `UNKNOWN` could not be looked at."""
+    """Health of a part: `NOTE` is worth knowing, `WRONG` has to be mended, `UNKNOWN` could not be checked."""
 
     OK = "ok"
     NOTE = "note"
@@ -24,7 +24,7 @@ _EXIT_CODES = {Health.WRONG: 1, Health.UNKNOWN: 2}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line; `text` says what is wrong, and how to mend it."""
+    """A line of the doctor; `text` contains the problem and the remedy."""
 
     part: str
     health: Health
@@ -42,25 +42,25 @@ Look = Callable[[], Iterable[Finding]]
 
 
 def findings_of(part: str, look: Look, secrets: Callable[[], Iterable[str]]) -> list[Finding]:
-    """Look, and return what was found; an error is a finding, too. No secret is in the texts.
+    """Return the findings of a look; an error is a finding, too. Secrets are hidden in the texts.
 
-    :param secrets: what no text may show, as far as known after the look.
+    :param secrets: returns the texts to hide, as far as they are known after the look.
     """
     found: list[Finding] = []
     try:
-        # One by one: what was found before an error stays.
+        # One by one: the findings before an error stay.
         for one in look():
             found.append(one)
     except LakestreamError as e:
         found.append(Finding(part, Health.UNKNOWN if isinstance(e, Transient) else Health.WRONG, str(e)))
     except (ImportError, OSError) as e:
         found.append(Finding(part, Health.WRONG, f"{type(e).__name__}: {e}"))
-    except Exception as e:  # noqa: BLE001  # whatever a client raises: the other parts are still to be looked at
+    except Exception as e:  # noqa: BLE001  # for any error of a client, the other parts are still checked
         found.append(Finding(part, Health.UNKNOWN, f"{type(e).__name__}: {e}"))
     hidden = list(secrets())
     return [replace(one, text=" ".join(without_secrets(one.text, hidden).split())) for one in found]
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return 2 if a part could not be looked at, 1 if one is wrong, otherwise 0."""
+    """Return 2 if a part could not be checked, 1 if a part is wrong, otherwise 0."""
     return max((_EXIT_CODES.get(one.health, 0) for one in findings), default=0)

@@ -1,4 +1,4 @@
-"""Brokers, a topic, and the registry."""
+"""Checks of brokers, a topic, and the registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AHEAD_MS = 60_000
 
 
 def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Connect, speak TLS or not, log in, and reach each broker at the address that it gives to clients."""
+    """Connect with or without TLS, log in, and reach each broker at the advertised address."""
     try:
         servers = bootstrap_addresses(connection)
     except ValueError as e:
@@ -57,7 +57,7 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[Finding
 
 
 def _mismatch(server: Address, protocol: str) -> str | None:
-    """Return what is wrong between the port and `security.protocol`; None if they agree, or nobody can tell."""
+    """Describe the contradiction between the port and `security.protocol`, or return None if there is no known one."""
     speaks = server.speaks_tls()
     if speaks is True and protocol not in _TLS:
         wanted = "SASL_SSL" if protocol.startswith("sasl") else "SSL (or SASL_SSL)"
@@ -72,7 +72,7 @@ def _mismatch(server: Address, protocol: str) -> str | None:
 
 
 def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterator[Finding]:
-    """Describe the topic, read a record of it, and compare the record's time with this machine's."""
+    """Describe the topic, read a record, and compare the record's time with this machine's."""
     sampled = SampledTopic(connection, topic, where)
     state = sampled.look()
     offsets = sum(marks.end - marks.low for marks in state.marks.values())

@@ -1,4 +1,4 @@
-"""The catalog and the store: what a commit needs is tried on a scratch table or file, which is removed again."""
+"""Checks of the catalog and the store: a commit to a scratch table or a scratch file, removed afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROWS = pa.table({"id": pa.array([1], pa.int64())})
 
 
 def check_catalog(open_catalog: Callable[[], Catalog], table: str | None, *, read_only: bool) -> Iterator[Finding]:
-    """Open the catalog, look at the table, and commit to a scratch table, unless nothing is to be written."""
+    """Open the catalog, look at the table, and commit to a scratch table, unless `read_only`."""
     catalog = open_catalog()
     namespaces = catalog.list_namespaces()
     kind = type(catalog).__name__
@@ -76,7 +76,7 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding
 
 
 def _compare_and_set(catalog: Catalog, name: str) -> Finding:
-    """Commit for a head that the table does not have: a catalog that takes it would let runs overwrite each other."""
+    """Commit for a head unknown to the table: a catalog that accepts the commit would let runs overwrite rows."""
     stale = (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": 1}),)
     try:
         change = (SetPropertiesUpdate(updates={"lakestream.doctor": "stale"}),)
@@ -88,16 +88,16 @@ def _compare_and_set(catalog: Catalog, name: str) -> Finding:
 
 
 def _remove(catalog: Catalog, made: Table, name: str) -> bool:
-    """Remove the scratch table with its files; return whether files are left."""
+    """Remove the scratch table and all files; return whether files are left."""
     try:
         catalog.purge_table(name)
     except NotImplementedError:
-        # Some of PyIceberg's catalogs can only drop; files that are left are told below.
+        # Some of PyIceberg's catalogs can only drop; remaining files are reported below.
         catalog.drop_table(name)
     left = bool(made.io.new_input(made.metadata_location).exists())
     location = urlsplit(made.location())
     if location.scheme in ("", "file"):
-        # On a disk empty folders stay. The name, which the namespace may have as well, is of this look alone.
+        # On a disk empty folders stay. Only this look uses the name, which the namespace may have as well.
         folder = Path(url2pathname(location.path))
         shutil.rmtree(folder, ignore_errors=True)
         if folder.parent.name.removesuffix(".db") == folder.name:
@@ -107,12 +107,12 @@ def _remove(catalog: Catalog, made: Table, name: str) -> bool:
 
 
 def _above(location: str, scratch: str) -> str:
-    """Return the folder that holds the scratch table, or the namespace of its name."""
+    """Return the folder of the scratch table, or of the namespace with the same name."""
     return location.partition(f"/{scratch}")[0]
 
 
 def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[Finding]:
-    """Write, create only if missing, read and delete a file: what a Delta commit and a checkpoint's lease need.
+    """Write, create only if missing, read and delete a file, like a Delta commit and a checkpoint's lease.
 
     :param location: a path or a URI.
     :param properties: how to reach an object store; see `stores.folders.open_folder`.
@@ -151,7 +151,7 @@ def _clock(location: str, ahead: float) -> Finding:
 
 
 def _missing_folders(location: str) -> list[Path]:
-    """Return the folders that a write to a disk would make, the innermost first."""
+    """Return the missing folders of a location on a disk, the innermost first."""
     scheme, _, rest = location.partition(":")
     if rest and "/" not in scheme and scheme != "file":
         return []

@@ -1,4 +1,4 @@
-"""The machine itself: Java, and what is installed."""
+"""Checks of the machine: Java, and installed packages."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _SPARK = "spark"
 
 
 def check_java(*, needed: bool) -> Iterator[Finding]:
-    """Look for a Java that Spark runs on."""
+    """Look for a Java version fit for Spark."""
     try:
         java, version = find_java()
     except JavaUnfit as e:
-        # Without Spark, Java is of no use.
+        # Without Spark, Java is not needed.
         yield Finding(JAVA, Health.WRONG if needed else Health.NOTE, str(e))
     else:
         yield Finding(JAVA, Health.OK, f"{java} is version {version}.")
 
 
 def check_packages(needed: Collection[str]) -> Iterator[Finding]:
-    """Compare what is installed with what the package and its extras ask for.
+    """Compare the installed packages with the requirements of the package and each extra.
 
-    :param needed: the extras that have to be there.
+    :param needed: the extras that have to be installed.
     """
     by_extra: dict[str, list[Requirement]] = {}
     for text in metadata.requires(_DISTRIBUTION) or ():
         requirement = Requirement(text)
         if requirement.name != _DISTRIBUTION:
             by_extra.setdefault(_extra_of(text), []).append(requirement)
-    # The others together.
+    # The extra `all` combines the other extras.
     by_extra.pop("all", None)
     problems = [problem for one in by_extra.pop("", []) if (problem := _problem(one)) is not None]
     version = metadata.version(_DISTRIBUTION)

@@ -1,1 +1,1 @@
-"""What KafkaConnectOperator is made of."""
+"""Parts of KafkaConnectOperator."""

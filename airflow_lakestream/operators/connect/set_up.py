@@ -1,4 +1,4 @@
-"""The parts of a task that looks after a connector, put together from the operator's arguments."""
+"""Parts of a task that supervises a connector, built from the operator's arguments."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from airflow_lakestream.operators.base import run_key
 if TYPE_CHECKING:
     from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 
-# What a look in the triggerer needs of the configuration; the rest stays out of Airflow's database.
+# Part of the configuration that a look in the triggerer needs; the rest stays out of Airflow's database.
 _LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION)
 
 
 def driving_of(
     operator: KafkaConnectOperator, context: Any, wait: Callable[[float], None], handed_on: Mapping[str, Any]
 ) -> ConnectDriving:
-    """Check all arguments, and return what looks after the connector. Raises InvalidArgument."""
+    """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
     spec = operator.spec()
     client = KafkaConnectHook(operator.connect_conn_id).open_client()
     groups, publisher = None, None
@@ -49,7 +49,7 @@ def driving_of(
 
 
 def watched_by(operator: KafkaConnectOperator, spec: ConnectorSpec) -> dict[str, Any]:
-    """Return what the trigger has to know, without secrets."""
+    """Return the trigger's arguments, without secrets."""
     sink = spec.sink
     return {
         "connector": spec.name,

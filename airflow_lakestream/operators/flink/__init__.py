@@ -1,1 +1,1 @@
-"""The parts of FlinkSqlOperator."""
+"""Parts of FlinkSqlOperator and FlinkScriptOperator."""

@@ -1,4 +1,4 @@
-"""What the operators of Flink's jobs have in common: the cluster, the state, the links."""
+"""Base of the operators with Flink jobs: the cluster, the state, the links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-# Nothing that imports PyIceberg or Arrow up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg or Arrow at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import count, positive_seconds
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import is_given
@@ -31,16 +31,16 @@ _CHECKS: dict[str, Check] = {
 
 
 class FlinkOperator(SupervisedOperator):
-    """A job of Flink's, looked after by a driver beside the worker.
+    """A job of Flink, supervised by a driver next to the worker.
 
     :param checkpoint_interval: time between two checkpoints (templated)
     :param parallelism: subtasks of the job; default: the cluster's (templated)
-    :param driver_folder: where drivers have their logs; default: `$AIRFLOW_HOME/lakestream` (templated)
+    :param driver_folder: folder of the drivers' logs; default: `$AIRFLOW_HOME/lakestream` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param flink_conn_id: connection of type `http`: the SQL Gateway's address, and `jobmanager_url` in its extra
         (templated)
-    :param kwargs: of `SupervisedOperator`
+    :param kwargs: arguments of `SupervisedOperator`
     """
 
     engine = "flink"
@@ -72,22 +72,22 @@ class FlinkOperator(SupervisedOperator):
 
     @abstractmethod
     def configuration(self, owner: str) -> JobConfig:
-        """Check all arguments, and return what the driver is told. Raises InvalidArgument."""
+        """Check all arguments, and return the driver's configuration. Raises InvalidArgument."""
 
     def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
-        """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+        """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
         from airflow_lakestream.operators.flink.set_up import driving_of
 
         owner = run_key(context)
         return driving_of(self, self.configuration(owner), owner, wait)
 
     def store_conn_id(self) -> str | None:
-        """Return the connection that opens the object store where lease and checkpoints lie."""
+        """Return the connection of the object store with lease and checkpoints; None for a local path."""
         location = self.checkpoint_location
         return self.iceberg_conn_id if is_given(location) and is_object_store(str(location)) else None
 
     def new_trigger(self, **watched: Any) -> FlinkStreamTrigger:
-        """Return what watches the driver in the triggerer."""
+        """Return the trigger for the driver."""
         from airflow_lakestream.triggers.flink_stream import FlinkStreamTrigger
 
         return FlinkStreamTrigger(flink_conn_id=self.flink_conn_id, **watched)

@@ -1,4 +1,4 @@
-"""The parts of a task that has a landing by Flink, put together from the operator's arguments."""
+"""Parts of a task with a driver of Flink, built from the operator's arguments."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _OPTIONAL = (
 
 
 class FlinkBackend(DetachedBackend):
-    """Drivers beside the worker. A driver that is killed while it lives takes its job along.
+    """Drivers next to the worker. Killing a live driver also cancels the driver's job.
 
-    One that has ended without a word leaves its job, which the next driver adopts.
+    A driver that has vanished leaves its job running, and the next driver adopts the job.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -52,7 +52,7 @@ class FlinkBackend(DetachedBackend):
         self._config = config
 
     def kill(self, handle: Handle) -> None:
-        """Kill the driver, and cancel its job."""
+        """Kill the driver, and cancel the driver's job."""
         lives = handle.process is not None and handle.process.alive is True
         super().kill(handle)
         if lives:
@@ -61,7 +61,7 @@ class FlinkBackend(DetachedBackend):
 
 
 def driving_of(operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]) -> Driving:
-    """Return what finds or submits the driver."""
+    """Return the supervision of the driver."""
     spec = StreamSpec(
         location=config.checkpoint_location,
         fingerprint=config.fingerprint,
@@ -75,7 +75,7 @@ def driving_of(operator: FlinkOperator, config: JobConfig, owner: str, wait: Cal
 
 
 def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
-    """Return what the driver of a landing is told. Raises InvalidArgument."""
+    """Return the configuration of a landing's driver. Raises InvalidArgument."""
     given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
     kafka = KafkaHook(operator.kafka_conn_id)
     registry = registry_of(operator.schema_registry, kafka, operator.format)
@@ -95,7 +95,7 @@ def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
 
 
 def script_configured(operator: FlinkScriptOperator, owner: str) -> ScriptConfig:
-    """Return what the driver of a script or a program is told. Raises InvalidArgument."""
+    """Return the configuration of the driver of a script or a program. Raises InvalidArgument."""
     if is_given(operator.jar):
         jar = str(operator.jar)
         return ScriptConfig(
@@ -139,7 +139,7 @@ def _common(operator: FlinkOperator, owner: str) -> dict[str, Any]:
 
 @dataclass
 class _Launch:
-    """Makes what is launched, anew for each launch."""
+    """Prepares a new job for each launch."""
 
     config: JobConfig
     folder: Path
@@ -148,7 +148,7 @@ class _Launch:
         folder = new_folder(self.folder, self.config.checkpoint_location)
         file = DriverConfig(self.config.to_dict(), self.config.fingerprint, self.config.inputs).write(folder)
         command = [sys.executable, "-m", "airflow_lakestream.flink.program", "--config", str(file)]
-        # Connections and settings of Airflow are not for the driver: what it needs of them is in its file.
+        # The driver must not see Airflow's connections and settings: the necessary ones are in its file.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW_", "_AIRFLOW_"))}
         return Job(command, environment, folder)
 

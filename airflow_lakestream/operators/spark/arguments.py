@@ -1,4 +1,4 @@
-"""What `SparkSubmitOperator` takes that a streaming query has a use for, with its meaning."""
+"""Arguments of `SparkSubmitOperator` with a use for streaming queries, with the same meaning."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ NUMBERS = ("total_executor_cores", "executor_cores", "num_executors")
 class SparkArguments(SupervisedOperator):
     """An operator that submits to Spark.
 
-    Named one by one, though there are many: only so `default_args` and `partial` reach them. All are templated.
+    Named one by one, though they are many: only so `default_args` and `partial` reach them. All are templated.
 
-    :param conf: Spark's settings; they go into a file, none is on the command line
+    :param conf: Spark's settings; they go into a file, never onto the command line
     :param jars: paths of jars, separated by commas
-    :param py_files: Python code for the executors; default: this package, where they are not of this machine
-    :param files: to be in the working folder of each executor
-    :param archives: to be unpacked there
+    :param py_files: Python code for the executors; default: this package, if they are on other machines
+    :param files: files for the working folder of each executor
+    :param archives: archives to be unpacked there
     :param driver_class_path: more for the driver's class path
     :param exclude_packages: Maven coordinates that `packages` shall not bring
-    :param repositories: where else to look for `packages`
-    :param total_executor_cores: of all executors, on standalone
-    :param executor_cores: of each executor
-    :param executor_memory: of each executor, such as "2g"
-    :param driver_memory: of the driver
-    :param num_executors: how many
-    :param name: of the application; default: `lakestream <dag>.<task>`
-    :param env_vars: of the driver; none is on the command line
-    :param spark_binary: default: the connection's, or `spark-submit`
-    :param properties_file: read before `conf`, which wins
-    :param yarn_queue: default: the connection's
+    :param repositories: more repositories for `packages`
+    :param total_executor_cores: cores of all executors, on standalone
+    :param executor_cores: cores of each executor
+    :param executor_memory: memory of each executor, such as "2g"
+    :param driver_memory: memory of the driver
+    :param num_executors: number of executors
+    :param name: name of the application; default: `lakestream <dag>.<task>`
+    :param env_vars: variables of the driver; never on the command line
+    :param spark_binary: program to submit with; default: the connection's, or `spark-submit`
+    :param properties_file: a file that is read before `conf`, which wins
+    :param yarn_queue: YARN's queue; default: the connection's
     :param deploy_mode: `"client"` or `"cluster"`; default: the connection's
     :param keytab: for Kerberos
     :param principal: for Kerberos
-    :param proxy_user: whom to impersonate
+    :param proxy_user: user to impersonate
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class SparkArguments(SupervisedOperator):
     template_fields: Sequence[str] = (*_of_the_hook, *SupervisedOperator.template_fields)
 
     def spark_options(self) -> dict[str, Any]:
-        """Return what was given, by the names of the hook's arguments. Raises InvalidArgument."""
+        """Return the given arguments, by the names of the hook's arguments. Raises InvalidArgument."""
         given = {name: value for name in self._of_the_hook if (value := getattr(self, name)) is not None}
         return given | {name: count(name, given[name], "processes") for name in NUMBERS if name in given}
 
 
 def _refuse_unmasked(argument: str, value: Any) -> None:
-    """Refuse secrets that Airflow would show: it masks what is called one by names that it knows."""
+    """Refuse secrets under names unknown to Airflow's masking."""
     for place in secrets_in(value, rendered="", assigned=True):
         if not MASKED.search(place):
             problem = f"{place or 'its text'} holds a secret, which would be shown."

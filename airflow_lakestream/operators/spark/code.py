@@ -1,4 +1,4 @@
-"""A user's module on its way to the driver: found beside the DAG or installed, checked, and packed as a zip."""
+"""A user's module for the driver: found next to the DAG or installed, checked, and packed as a zip."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def checked(function: str, beside: Path | None, argument: str = TRANSFORM) -> Function:
-    """Import a function as the driver will. Raises InvalidArgument.
+    """Import a function in the driver's way. Raises InvalidArgument.
 
     :param function: module:function.
     :param beside: the folder of the DAG's file.
-    :param argument: by which it was named.
+    :param argument: the argument with the function's name.
     """
     from airflow_lakestream.spark.frames.function import load_function
 
@@ -30,7 +30,7 @@ def checked(function: str, beside: Path | None, argument: str = TRANSFORM) -> Fu
 
 
 def zip_of(function: str, beside: Path | None, folder: Path) -> str:
-    """Write the function's module into a zip in a folder, the whole package if it is in one; return its path."""
+    """Write the function's module, or the whole package around it, into a zip in a folder. Return the path."""
     top = function.partition(":")[0].partition(".")[0]
     with _importing_from(beside):
         found = importlib.util.find_spec(top)
@@ -48,12 +48,12 @@ def zip_of(function: str, beside: Path | None, folder: Path) -> str:
 
 @contextmanager
 def _importing_from(folder: Path | None) -> Iterator[None]:
-    """Look for modules in a folder first."""
+    """Search modules in a folder first."""
     if folder is None:
         yield
         return
     sys.path.insert(0, str(folder))
-    # A file that is newer than the folder's listing.
+    # A file may be newer than Python's listing of the folder.
     importlib.invalidate_caches()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a driver is told: the operator's arguments and the connections, in a file that only its owner can read."""
+"""Configuration of a driver: the operator's arguments and the connections, in a file readable only by the owner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 
 @dataclass(frozen=True)
 class ConnectionIds:
-    """Airflow's connections that say where records come from and go to."""
+    """Ids of Airflow's connections for source and target of the records."""
 
     kafka: str | None
     iceberg: str | None
@@ -33,7 +33,7 @@ class ConnectionIds:
 
 
 def bundled(app: str, told: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
-    """Configure a bundled app. Raises InvalidArgument, which names the key, before anything is submitted.
+    """Configure a bundled app, before any submission. Raises InvalidArgument with the wrong key.
 
     :param told: the app's own arguments.
     :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; without a query
@@ -85,7 +85,7 @@ def own(
     query: Mapping[str, Any],
     connections: ConnectionIds,
 ) -> DriverConfig:
-    """Configure a program of the user's: what it was given, the query's arguments, the connections, and its lease."""
+    """Configure a program of the user: own arguments, the query's arguments, the connections, and the lease."""
     kafka = KafkaHook(connections.kafka).configuration() if connections.kafka else {}
     catalog = _catalog(connections.iceberg) if connections.iceberg else {}
     storage = _storage(connections.storage) if connections.storage else {}

@@ -1,4 +1,4 @@
-"""Where lease and progress of a task's driver lie: beside its checkpoint; without a query, in a place of the run."""
+"""Place of a driver's lease and progress: next to the checkpoint; without a query, in a place of the run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from airflow_lakestream.hooks.spark import BackendKind
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS
 
-# Of runs that are over; nobody asks for them again.
+# Folders of runs that are over are kept for this many seconds; nobody asks for them later.
 _KEPT_S = 30 * 86_400
 
 
 @dataclass(frozen=True)
 class Place:
-    """`location` is the checkpoint's, or that of the run; `stream` names what has one folder for its drivers."""
+    """`location` of the checkpoint or the run; drivers with the same `stream` share a folder."""
 
     location: str
     stream: str
@@ -28,9 +28,9 @@ class Place:
 
 
 def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> Place:
-    """Return the place of a task run's driver. Raises InvalidArgument where there is none that all can see.
+    """Return the place of a task run's driver. Raises InvalidArgument without a place visible to all machines.
 
-    :param run: what all tries of the task run have in common.
+    :param run: key of the task's run, the same for all tries.
     """
     given = str(operator.checkpoint_location) if is_given(operator.checkpoint_location) else ""
     if _is_query(operator, given):
@@ -53,7 +53,7 @@ def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> Place:
 
 
 def folder_of(operator: StreamArguments) -> Path:
-    """Return where drivers beside the worker have their folders."""
+    """Return the root folder for drivers next to the worker."""
     if is_given(operator.driver_folder):
         return Path(str(operator.driver_folder))
     from airflow.configuration import AIRFLOW_HOME

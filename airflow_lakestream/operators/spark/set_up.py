@@ -1,4 +1,4 @@
-"""The parts of a task that has a driver, put together from the operator's arguments."""
+"""Parts of a task with a Spark driver, built from the operator's arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 
 def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> Driving:
-    """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+    """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
     check_spark()
     owner, hook = run_key(context), _hook(operator, context)
     place = place_of(operator, owner, hook.kind)
@@ -56,7 +56,7 @@ def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], 
 
 @dataclass
 class _Launch:
-    """Makes what is launched, anew for each launch."""
+    """Prepares a new submission for each launch."""
 
     operator: StreamArguments
     config: DriverConfig
@@ -65,7 +65,7 @@ class _Launch:
     place: Place
 
     def prepare(self) -> Submission:
-        # The driver may run anywhere, spark-submit runs here: a Java of another version ends it without an error.
+        # The driver may run anywhere, but spark-submit runs here: with another Java version it ends without an error.
         check_java(self.hook.environment(self.hook.variables))
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
         code = []
@@ -105,7 +105,7 @@ def _configured(operator: StreamArguments, context: Any, place: Place) -> Driver
 
 
 def _function(operator: StreamArguments) -> tuple[str, str] | None:
-    """Return the function that an app lands through, behind the argument that names it; None without one."""
+    """Return (argument, function) of the function in an app's landing, or None without a function."""
     given = operator.app_config if operator.app in LANDING_APPS else {}
     named = ((argument, str(given[argument])) for argument in FUNCTIONS if is_given(given.get(argument)))
     return next(named, None)
@@ -120,7 +120,7 @@ def _beside(operator: StreamArguments) -> Path | None:
 def _hook(operator: StreamArguments, context: Any) -> SparkHook:
     options = {"name": f"lakestream {operator.dag_id}.{operator.task_id}", **operator.spark_options()}
     if conf.getboolean("openlineage", "spark_inject_parent_job_info", fallback=False):
-        # As the official operator does it. A driver outlives its task's tries: its parent is the one that submitted it.
+        # As in the official operator. A driver outlives its task's tries: its parent is the try that submitted it.
         options["conf"] = inject_parent_job_information_into_spark_properties(options.get("conf") or {}, context)
     if operator.packages is not None:
         options["packages"] = operator.packages
@@ -136,7 +136,7 @@ def _add_packages(operator: StreamArguments, hook: SparkHook, place: Place) -> N
     elif place.is_query and s3a.is_on_s3a(place.location):
         packages, without = (*packages, *s3a.packages()), s3a.left_out()
     if hook.kind is BackendKind.KUBERNETES:
-        # Its driver can't see this machine's files.
+        # The driver in a pod can't see this machine's files.
         hook.add_packages(packages, without)
     else:
         hook.add_jars(resolve(packages, without=without))

@@ -1,4 +1,4 @@
-"""What SparkStreamingSubmitOperator is told: its arguments, checked as far as they can be where a DAG is parsed."""
+"""Arguments of SparkStreamingSubmitOperator, checked as far as possible at the parsing of a DAG."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHECKS: dict[str, Check] = {
 
 
 class StreamArguments(SparkArguments):
-    """The arguments; `SparkStreamingSubmitOperator` says what each of them means."""
+    """The arguments of `SparkStreamingSubmitOperator`, which documents each."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class StreamArguments(SparkArguments):
         self.app = app
         self.application = application
         self.app_config = dict(app_config or {})
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_secrets(self.app_config.get("schema_registry") or "")
         refuse_shown("app_config", self.app_config)
         self.trigger = trigger
@@ -73,7 +73,7 @@ class StreamArguments(SparkArguments):
     template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields)
 
     def store_conn_id(self) -> str | None:
-        """Return the connection that opens the object store where lease and checkpoint lie."""
+        """Return the connection of the object store with lease and checkpoint; None for a local path."""
         location = self.checkpoint_location
         if not is_given(location) or not is_object_store(str(location)):
             return None

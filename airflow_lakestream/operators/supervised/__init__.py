@@ -1,1 +1,1 @@
-"""What operators share whose work is done by a driver of an engine: arguments, supervision, report."""
+"""Base of operators with a driver of an engine: arguments, supervision, report."""

@@ -1,4 +1,4 @@
-"""What a task that supervises a driver tells OpenLineage: the landings since the run's earlier tries told theirs."""
+"""OpenLineage of a task that supervises a driver: the landings after the events of the run's earlier tries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class _Kept(AbstractContextManager[None]):
-    # No generator: contextlib gives an error that goes on its whole traceback back.
+    # Not a generator: contextlib restores the whole traceback of an error that goes on.
     def __init__(self, operator: SupervisedOperator, driving: Drives) -> None:
         self._operator = operator
         self._driving = driving
@@ -31,30 +31,30 @@ class _Kept(AbstractContextManager[None]):
         if is_told():
             try:
                 self._before = self._driving.told()
-            except Exception as e:  # noqa: BLE001  # a stream is not kept from starting by what others want to know
+            except Exception as e:  # noqa: BLE001  # a failure of the lineage must not keep a stream from starting
                 log.warning("OpenLineage is not told what this try lands: %s: %s", type(e).__name__, e)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # A task that waits in the triggerer tells when it is resumed.
+        # A task that waits in the triggerer emits its facts when it is resumed.
         if self._before is not None and not isinstance(error, TaskDeferred):
             self._operator.keep_facts(facts_of(self._operator, self._driving, self._before, is_over=error is None))
 
 
 def lineage_kept(operator: SupervisedOperator, driving: Drives) -> AbstractContextManager[None]:
-    """Keep what the try has landed when it ends, well or not, where OpenLineage is on."""
+    """Keep the facts of the try at its end, even after an error, if OpenLineage is enabled."""
     return _Kept(operator, driving)
 
 
 def facts_of(
     operator: SupervisedOperator, driving: Drives, before: Mapping[str, Any], *, is_over: bool
 ) -> Facts | None:
-    """Return what was landed since `before`; None if that can't be found out, or nobody knows from which cluster.
+    """Return the facts since `before`, or None after an error or without a Kafka connection.
 
-    :param is_over: the run ends; else its next try goes on, and is not to tell this again.
+    :param is_over: the run ends; else its next try goes on, and must not emit these facts again.
     """
     try:
         return _facts_of(operator, driving, before, is_over)
-    except Exception as e:  # noqa: BLE001  # the rows are landed; an event less is no reason to fail, or to hide a failure
+    except Exception as e:  # noqa: BLE001  # rows are landed: a missing event must not fail a task, or hide a failure
         log.warning("OpenLineage is not told what was landed: %s: %s", type(e).__name__, e)
         return None
 
@@ -93,5 +93,5 @@ def _look(operator: SupervisedOperator, facts: Facts) -> None:
     for of_tables in formats:
         try:
             look_at_tables(facts, open_tables(LAKES[of_tables], str(iceberg), storage))
-        except Exception as e:  # noqa: BLE001  # what is known without the lake is told
+        except Exception as e:  # noqa: BLE001  # facts that are known without the lake are emitted
             log.warning("The lake could not be opened for the lineage: %s", e)

@@ -1,4 +1,4 @@
-"""The operator of a driver, whatever engine it is of: found or submitted once, and watched from Airflow."""
+"""The operator of a driver of any engine: found or submitted once, and watched from Airflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink, conf
 
-# Nothing that imports PyIceberg, Arrow or an engine up here: Airflow parses DAG files anew every half minute.
+# No import of PyIceberg, Arrow or an engine at the top: Airflow parses DAG files again every half minute.
 from airflow_lakestream.config.arguments import count_from_zero
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import choose, is_given, seconds
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a signal may wait to be seen.
+# Seconds until a signal is noticed, at most.
 _SLICE = 0.2
-# Airflow wants a time; a stream has none.
+# Airflow needs a time-out; a stream has none.
 _FOREVER = timedelta(days=36_500)
 # Seconds between two looks. In the triggerer many streams are looked at: each look takes a millisecond.
 _POLL = 5.0
@@ -53,7 +53,7 @@ _CHECKS: dict[str, Check] = {
 
 
 class StreamLeft(LakestreamError, Transient):
-    """The worker ends, and the stream goes on without this try."""
+    """The worker ends, while the stream goes on without this try."""
 
 
 class TaskEnded(LakestreamError, Transient):
@@ -61,36 +61,36 @@ class TaskEnded(LakestreamError, Transient):
 
 
 class _Signalled(Exception):
-    """SIGTERM came."""
+    """The process received SIGTERM."""
 
 
 class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
-    """See to it that a stream has one driver, that it moves, and that it ends well.
+    """Keep a single driver of a stream running and moving until a good end.
 
-    An engine's operator names its `engine`, and gives `driving`, `what`, `new_trigger` and, where it has such,
+    An engine's operator sets its `engine`, and defines `driving`, `what`, `new_trigger` and, if it has any,
     `driver_pages` and `store_conn_id`; see `airflow_lakestream.driver.backend` for the rest of the port.
 
     :param checkpoint_location: path or URI; lease and progress are in `<checkpoint_location>.lakestream` (templated)
-    :param max_restarts: how often a driver is started again without a healthy period in between (templated)
+    :param max_restarts: most restarts of a driver without a healthy period in between (templated)
     :param restart_backoff: pause before the first restart; twice as long before each further one, up to 5 minutes
         (templated)
-    :param healthy_after: a driver that moved so long after its start is healthy, and restarts count anew (templated)
-    :param stall_timeout: a driver without any progress for so long is killed and restarted; None never (templated)
-    :param start_timeout: a driver that has not begun to work after so long is killed and restarted (templated)
-    :param unknown_timeout: how long it is borne that nobody can tell whether the driver runs (templated)
-    :param on_kill_action: what a person's clear or "mark failed" does to the driver: `"graceful"` lets its batch end,
-        `"kill"` ends it at once, `"leave"` lets it run (templated)
-    :param stop_timeout: a driver that was asked to end kills itself when its batch takes longer; None never (templated)
+    :param healthy_after: a driver that moves this long after its start is healthy; restarts count from 0 (templated)
+    :param stall_timeout: a driver without any progress for this long is killed and restarted; None: never (templated)
+    :param start_timeout: a driver that has not begun to work after this time is killed and restarted (templated)
+    :param unknown_timeout: most time in which it may be unknown whether the driver runs (templated)
+    :param on_kill_action: action on the driver after a person's clear or "mark failed": `"graceful"` ends after its
+        batch, `"kill"` ends it at once, `"leave"` lets it run (templated)
+    :param stop_timeout: a driver that was asked to end kills itself if its batch takes longer; None: never (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     :param poll_interval: seconds between two looks; default: 5 in the worker, 30 in the triggerer (templated)
-    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
-    :param table_url: where the link Table goes, with `{table}` in it (templated)
+    :param topic_url: address of the link Topic, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: address of the link Table, with `{table}` in it (templated)
     """
 
-    # The engine's name in metrics, and links with the address of each, where `{url}` is the lease's.
+    # The engine's name in metrics, and links with their addresses, in which `{url}` is the lease's address.
     engine: ClassVar[str]
     driver_pages: ClassVar[Sequence[tuple[BaseOperatorLink, str]]] = ()
-    # What `on_kill_action` may be; one that lets everything run is "leave". And what a report calls its place.
+    # Values of `on_kill_action`; the value "leave" lets everything run. And the name of the location in a report.
     on_kill_actions: ClassVar[type[StrEnum]] = OnKill
     place: ClassVar[str] = "checkpoint_location"
 
@@ -119,7 +119,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        # As early as possible, before a DAG with a secret in it is stored anywhere.
         refuse_shown("checkpoint_location", checkpoint_location)
         check_written_flags(deferrable=deferrable)
         self.checkpoint_location = checkpoint_location
@@ -147,22 +147,22 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
 
     @abstractmethod
     def driving(self, context: Context, wait: Callable[[float], None]) -> Drives:
-        """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+        """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
 
     @abstractmethod
     def what(self) -> Mapping[str, Any]:
-        """Return `topic`, `table` and `consumer_group` as far as they are known, for report, metrics and links."""
+        """Return `topic`, `table` and `consumer_group` as far as known, for report, metrics and links."""
 
     @abstractmethod
     def new_trigger(self, **watched: Any) -> DriverTrigger:
-        """Return what watches the driver in the triggerer, from the arguments of `DriverTrigger`."""
+        """Return the trigger for the driver, from the arguments of `DriverTrigger`."""
 
     def store_conn_id(self) -> str | None:
-        """Return the connection that opens the object store where lease and progress lie; None where there is none."""
+        """Return the connection of the object store with lease and progress; None without an object store."""
         return None
 
     def limits(self) -> Limits:
-        """Return how much is borne. Raises InvalidArgument."""
+        """Return the limits of the supervision. Raises InvalidArgument."""
 
         def bound(name: str) -> float | None:
             value = getattr(self, name)
@@ -188,7 +188,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
             return self._finished(context, self._run(context, driving, told))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on where the trigger fired: report, restart, or give up."""
+        """Go on after the trigger's event: report, restart, or give up."""
         history = History.parse(event["history"])
         decision = Decision(
             Action(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
@@ -198,9 +198,9 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
             return self._finished(context, self._run(context, driving, told, decision))
 
     def on_kill(self) -> None:
-        """Heed SIGTERM, which comes for a worker that ends and for a task that was cleared or marked; or a time-out."""
+        """Heed SIGTERM, for a worker near the end or for a cleared or marked task; or a time-out."""
         if self._is_heeding:
-            # In a signal's handler: whatever else is done here may wait for a lock that the interrupted code holds.
+            # In a signal's handler any other action may wait for a lock of the interrupted code.
             self._signalled = True
         elif self._driving is not None:
             log.info("execution_timeout: %s", self._driving.stop(self._on_kill_action()))
@@ -228,7 +228,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
     ) -> dict[str, Any]:
         self._is_heeding = True
         try:
-            # Outermost: what a signal asks for is done first.
+            # Outermost, so that the reaction to a signal is done first.
             with lineage_kept(self, driving):
                 return self._heed(context, driving, told, decision)
         finally:
@@ -245,7 +245,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         if decision is not None:
             driving.resume(decision.history)
             if decision.action is Action.WAIT:
-                # The trigger fired for work that is a worker's.
+                # The trigger fired for work that only a worker does.
                 decision = driving.follow(told, until_started=True)
         while True:
             if decision is None:
@@ -267,7 +267,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
             history, decision = decision.history.restarted(time.time()), None
 
     def given_up(self, location: str, decision: Decision) -> LakestreamError:
-        """Return the error with which a stream is given up."""
+        """Return the error for giving up a stream."""
         if decision.terminal:
             return DriverFailed(location, decision.reason)
         return GaveUp(location, decision.reason, decision.history.restarts)
@@ -310,11 +310,11 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
             left = end - time.monotonic()
             if left <= 0:
                 return
-            time.sleep(min(_SLICE, left))  # a lock or an event could be held by what the signal interrupted
+            time.sleep(min(_SLICE, left))  # not a lock or an event: the code that the signal interrupted could hold it
         raise _Signalled
 
     def _answer_to_signal(self, context: Context, driving: Drives, told: TaskReport) -> LakestreamError:
-        """Find out whether the worker ends or a person has ended the task, and do what is promised for it."""
+        """React to a signal: the worker ends, or a person has ended the task."""
         state = _state_at_server(context["ti"])
         if state in (None, "running"):
             known = "" if state else " (Airflow's API server did not say otherwise)"
@@ -327,19 +327,19 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
 
 
 def _how_to_stop(context: Context) -> str:
-    """Return how a stream is stopped for good, with a blank before it, where the DAG would start the next run."""
+    """Return the way to stop a stream for good, with a blank before it, if the DAG would start the next run."""
     if type(getattr(context.get("dag"), "timetable", None)).__name__ != "ContinuousTimetable":
         return ""
     return " The DAG is @continuous: to stop its stream for good, first pause the DAG, then mark this task failed."
 
 
 def _state_at_server(ti: Any) -> str | None:
-    """Ask Airflow's API server for the state that it has for a task instance; None where it does not say."""
+    """Ask Airflow's API server for the state of a task instance; None without an answer."""
     try:
         states = ti.get_task_states(ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
         name = ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
-        # A task that was cleared, and not scheduled again yet, has none.
+        # A task that was cleared, and not scheduled again yet, has no state.
         return str(states[ti.run_id][name] or "cleared")
-    except Exception as e:  # noqa: BLE001  # whatever is wrong: the stream is left alone then, and the retry finds it
+    except Exception as e:  # noqa: BLE001  # after any error the stream is left alone, and the retry finds it
         log.warning("The state of this task could not be had: %s: %s", type(e).__name__, e)
         return None

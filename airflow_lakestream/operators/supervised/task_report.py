@@ -1,4 +1,4 @@
-"""What a task tells of its driver while it runs: log lines, an XCom, links and metrics."""
+"""Reports of a task about the driver while it runs: log lines, an XCom, links and metrics."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 XCOM_KEY = "progress"
 _COUNTS = ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
-# How often the log says how far a batch is.
+# Seconds between two log lines about the progress of a batch.
 DOING_EVERY_S = 60.0
 
 
 class TaskReport:
-    """Tells each thing once.
+    """Reports each event of a driver once.
 
-    :param begun: what was there before the run began, as `Progress.sums` gave it: sums are told without it.
-    :param what: of `topic`, `table` and `consumer_group` those that are known, for the report.
-    :param engine: its name in metrics.
-    :param driver_pages: links, with the address of each: `{url}` stands for the lease's.
+    :param begun: the sums from before the run, in the form of `Progress.sums`: they are subtracted.
+    :param what: `topic`, `table` and `consumer_group`, if known, for the report.
+    :param engine: the engine's name in metrics.
+    :param driver_pages: links with their addresses, in which `{url}` is the lease's address.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TaskReport:
         self.progress = Progress()
 
     def __call__(self, look: Look) -> None:
-        """Tell what a look has seen."""
+        """Report the news of a look."""
         if look.progress.batches >= self.progress.batches:
             self.progress = look.progress
         if look.lease is not None and look.sight.driver is not DriverState.STARTING:
@@ -65,7 +65,7 @@ class TaskReport:
             self._ti.xcom_push(key=XCOM_KEY, value=self.summary() | {"doing": self.progress.doing})
 
     def _tells_doing(self) -> bool:
-        """Log how far a batch is, now and then."""
+        """Log the progress of a batch, now and then. Return whether a line was logged."""
         doing, now = self.progress.doing, time.monotonic()
         if doing == self._doing or now - self._doing_told_at < DOING_EVERY_S:
             return False
@@ -74,13 +74,13 @@ class TaskReport:
         return True
 
     def report(self) -> dict[str, Any]:
-        """Return what the run landed, under the names of `KafkaExtractOperator`'s report, and `summary`."""
+        """Return the run's landings, under the names of `KafkaExtractOperator`'s report, and `summary`."""
         since = self.progress.since(self.begun)
         topics: dict[str, list[list[int]]] = {}
         for topic, *landed in since["landed"]:
             topics.setdefault(topic, []).append(landed)
         one = str(self._what.get("topic"))
-        # Of a regex by topic, as the extract operator has it.
+        # For a regex by topic, as in the extract operator.
         of_one = {"ranges": topics.get(one, [])} if one in topics or not topics else None
         return {
             **self._what,
@@ -107,33 +107,33 @@ class TaskReport:
         }
 
     def pages(self, topic_url: str | None, table_url: str | None) -> None:
-        """Link to the pages of topic and table, where there are such."""
+        """Link to the pages of topic and table, if any."""
         push_pages(self._ti, self._what, topic_url, table_url)
 
     @property
     def links_afterwards(self) -> dict[str, str]:
-        """Where the driver's links lead once its port is gone: to the task's log, which has the end of the driver's."""
+        """Addresses of the driver's links after the end: the task's log, with the last lines of the driver's log."""
         return {link.xcom_key: self._ti.log_url for link, _ in self._driver_pages}
 
     def ended(self) -> None:
-        """Let the driver's links lead where they lead afterwards."""
+        """Set the driver's links to their addresses after the end."""
         for key, url in self.links_afterwards.items():
             self._ti.xcom_push(key=key, value=url)
 
     def restarted(self, reason: str) -> None:
-        """Tell of a restart."""
+        """Report a restart."""
         self.restarts += 1
         measure_restart(self._tags)
         log.warning("Restart %s, since the driver %s", self.restarts, reason)
 
     def failed(self, reason: str, log_tail: list[str]) -> None:
-        """Tell why a driver is not wanted any more, and what it said last."""
+        """Log the reason against a driver, and the driver's last lines."""
         log.warning("The driver %s", reason)
         for line in log_tail:
             log.warning("driver: %s", line)
 
     def finished(self, progress: Progress) -> None:
-        """Take the last sums."""
+        """Keep the last sums."""
         self.progress = progress
 
     def _started(self, look: Look) -> None:

@@ -1,1 +1,1 @@
-"""`lakestream mirror resnapshot`: reads a mirror's rows again from the database, and replaces the mirror's by them."""
+"""`lakestream mirror resnapshot`: a new read of a mirror's rows from the database, to replace the old rows."""

@@ -1,4 +1,4 @@
-"""Lets Debezium read a table again, or finds where it did: the place in the topic where the new rows begin."""
+"""Beginning of a table's new rows in the topic: after a request to Debezium, or at an earlier snapshot."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from airflow_lakestream.kafka.signals import Signal, SignalTopic
 from airflow_lakestream.kafka.source import KafkaSource
 
 LOOK_SECONDS = 1.0
-# How far back from the topic's end to look for an event that names its connector.
+# Offsets before the topic's end that are searched for an event that names its connector.
 _LOOK_BACK = 1_000
-# A signal older than this is taken for given up.
+# A signal older than this counts as given up.
 _ASKED_SECONDS = 24 * 3600
 
 
 class NotAnswered(LakestreamError, Transient):
-    """Debezium did not read the table, or not to its end."""
+    """Debezium did not read the table, or not to the end."""
 
     def __init__(self, topic: str, signals: str, rows: int, timeout: float) -> None:
         what = f"{rows} rows of it came, and then none" if rows else "no row of it came"
@@ -52,7 +52,7 @@ class NoSnapshot(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class Asking:
-    """Asks for the rows of one topic.
+    """Request for the rows of a topic.
 
     :param connection: librdkafka configuration.
     :param where: name of the connection for errors.
@@ -71,7 +71,7 @@ class Asking:
     stop: threading.Event
 
     def find(self, since: Mapping[int, int]) -> tuple[Mapping[int, int], Snapshot]:
-        """Return where the search begins, and the last snapshot of the whole table. Raises NoSnapshot."""
+        """Return the first offsets searched, and the last snapshot of the whole table. Raises NoSnapshot."""
         state = self.source.look()
         topic = state.identity.topic
         begin = {p: max(marks.low, since.get(p, 0)) for p, marks in state.marks.items()}
@@ -85,9 +85,9 @@ class Asking:
     def ask(
         self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
     ) -> tuple[Mapping[int, int], Snapshot]:
-        """Return where the topic ended when Debezium was asked, and its snapshot. Raises NotAnswered, NotSignalled.
+        """Return the topic's ends at the request to Debezium, and the snapshot. Raises NotAnswered, NotSignalled.
 
-        :param entry: what the mirror has landed.
+        :param entry: the mirror's ledger entry of the topic.
         :param start_over: ask even if Debezium was asked already.
         """
         state = self.source.look()
@@ -102,7 +102,7 @@ class Asking:
         return asked.starts, self._await(self._search(asked.starts), topic)
 
     def _asked_before(self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry) -> Signal | None:
-        """Return the last signal, if its snapshot is still to come or to be landed."""
+        """Return the last signal if the snapshot is still to come or to be landed, or None."""
         asked = topic.last(table)
         if asked is None or asked.age > _ASKED_SECONDS:
             return None

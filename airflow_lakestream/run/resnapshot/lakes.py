@@ -1,4 +1,4 @@
-"""A mirror and its table aside, in Iceberg or Delta."""
+"""A mirror and the table aside for the new rows, in Iceberg or Delta."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from airflow_lakestream.tables.design import TableDesign
 
 
 class Tables:
-    """The mirror `table`, and `aside`, the table that is built to replace its rows."""
+    """The mirror `table`, and `aside`, the table built to replace the mirror's rows."""
 
     def __init__(self, lake: Lake, table: str) -> None:
         self._lake, self.table, self.aside = lake, table, f"{table.rstrip('/')}{ANEW}"
         self._swap = lake_of(table).part("swap")
 
     def design(self) -> MirrorDesign:
-        """Return the mirror's design. Raises InvalidArgument if the table is no mirror."""
+        """Return the mirror's design. Raises InvalidArgument if the table is not a mirror."""
         return self._design(self.table)
 
     def key_aside(self) -> tuple[str, ...]:
@@ -34,18 +34,18 @@ class Tables:
         return self._design(self.aside).key or ()
 
     def aside_id(self) -> str | None:
-        """Return the id of the table aside; None where it is not there."""
+        """Return the id of the table aside, or None if missing."""
         found: str | None = self._swap.aside_id(self._lake, self.aside)
         return found
 
     def drop_aside(self) -> None:
         """Drop the table aside."""
-        # Itself last: as long as it is there, it is known what was done.
+        # The table itself last: its presence shows that an earlier run is not finished.
         self._swap.drop(self._lake, f"{self.aside}{SUFFIX}", self.aside)
 
     def sink(self, consumer_group: str, *, soft_delete: bool) -> Swapping:
-        """Return what replaces the mirror's rows."""
-        # The key that the table has is taken as it is.
+        """Return the sink to replace the mirror's rows."""
+        # The key is taken from the table.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
         sink: Swapping = self._swap.SwapSink(self._lake, self.table, consumer_group, design, self.aside)
         return sink

@@ -1,7 +1,7 @@
-"""The steps: find or request the new rows, build them in a table aside, and replace the mirror's rows in one commit.
+"""Steps of a resnapshot: find or request the new rows, build a table aside, and replace the mirror's rows.
 
-What Debezium reads, and all later events, land in a second mirror, `<table>__resnapshot`, by the usual landing. It has
-its own ledger, so a killed run continues where it was. Then `cdc.swap.iceberg` commits.
+The rows that Debezium reads, and all later events, land in a second mirror, `<table>__resnapshot`, as usual. It has
+its own ledger, so a killed run continues at the same offsets. Then `cdc.swap` commits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIES = 10
 
 
 class AsideTooOld(LakestreamError, Terminal):
-    """An earlier run built the table aside, and Kafka no longer has the events that follow."""
+    """An earlier run built the table aside, and Kafka no longer has the events behind."""
 
     def __init__(self, aside: str, cause: DataLoss) -> None:
         super().__init__(
@@ -59,9 +59,9 @@ class NotReplaced(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Resnapshotted:
-    """The result: the snapshot or version that replaced the rows, and the number of rows before and after.
+    """Result of a resnapshot: the replacing snapshot or version, and the number of rows before and after.
 
-    Both are None if an earlier run had committed it.
+    Both numbers are None if an earlier run had committed the replace.
     """
 
     table: str
@@ -82,16 +82,16 @@ class Resnapshotted:
 
 @dataclass(frozen=True, kw_only=True)
 class Resnapshot:
-    """Reads one mirror's table again.
+    """Resnapshot of a mirror.
 
     :param table: the mirror: namespace.table, or the location of a Delta table.
     :param kafka: librdkafka configuration.
-    :param topic: default: the one in the group's ledger.
+    :param topic: default: the topic in the group's ledger.
     :param decoding: the app's arguments for decoding: `format`, `schema_registry`, `schema`, `key`.
     :param signal_topic: default: Debezium's, `<topic.prefix>-signal`.
     :param by_signal: ask Debezium; otherwise use the last snapshot in the topic.
-    :param since: where to begin looking for that snapshot, by partition.
-    :param start_over: discard what an earlier run left.
+    :param since: the offsets from which to search for that snapshot, by partition.
+    :param start_over: discard the table aside of an earlier run.
     :param timeout: seconds without a row after which Debezium counts as not answering.
     :param say: called with progress messages.
     """
@@ -114,7 +114,7 @@ class Resnapshot:
         self._config("any")
 
     def run(self, lake: Lake) -> Resnapshotted:
-        """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and what a landing raises."""
+        """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and the errors of a landing."""
         tables = Tables(lake, self.table)
         held = tables.design()
         if self.start_over:
@@ -145,7 +145,7 @@ class Resnapshot:
         )
 
     def _find(self, topic: str, ledger: Ledger, held: MirrorDesign) -> tuple[Mapping[int, int], tuple[str, ...]]:
-        """Return where the new rows begin, by partition, and the columns of their key."""
+        """Return the first offsets of the new rows, by partition, and the columns of the key."""
         config = self._config(topic)
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         held_by = config.payload
@@ -201,7 +201,7 @@ class Resnapshot:
         raise NotReplaced(self.table, last)
 
     def _landing(self, run_id: str, ledger: Ledger, job: Job) -> tuple[Landing, RangeSet]:
-        """Return what the new rows cover and the mirror's ledger lacks, and all that they cover."""
+        """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows."""
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
         aside = job.sink.load(run_id).ledger
@@ -230,13 +230,13 @@ class Resnapshot:
 
 @dataclass(frozen=True)
 class _From:
-    """`core.ports.Source` of a topic that begins at given offsets and commits no group offsets."""
+    """`core.ports.Source` of a topic with given first offsets, without commits of group offsets."""
 
     inner: Source
     begin: Mapping[int, int]
 
     def look(self) -> TopicState:
-        """Return the topic as it is now."""
+        """Return the topic's present state."""
         return self.inner.look()
 
     def identity(self) -> TopicIdentity:
@@ -244,7 +244,7 @@ class _From:
         return self.inner.identity()
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return the offsets, or the log's start where that is higher."""
+        """Return the given offsets, or the log's start if higher."""
         return {p: max(marks.low, self.begin.get(p, 0)) for p, marks in state.marks.items()}
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
@@ -252,7 +252,7 @@ class _From:
         return self.inner.boundaries(state, at_ms)
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
-        """Do nothing: the rows are not in the mirror yet."""
+        """Commit no offsets: the rows are not in the mirror yet."""
 
 
 def _run_of(aside_id: str) -> str:

@@ -1,1 +1,1 @@
-"""Spark's executors as the crew of a landing: they get shares of the plan, and read, decode and write."""
+"""Spark's executors as remote readers: shares of the plan, read, decoded and written by tasks."""

@@ -1,7 +1,7 @@
-"""Spark's executors as the crew of a landing: Spark gives them shares of the plan, and they read, decode and write.
+"""Spark's executors as remote readers: Spark gives each task a share of the plan to read, decode and write.
 
-Plan, guard and the one commit stay on the driver. A failed or speculative task leaves files that no snapshot has; they
-are in the run's own folder, where `clean_up` deletes them.
+Plan, guard and the one commit stay on the driver. A failed or speculative task leaves files without a snapshot, in
+the run's own folder, where `clean_up` deletes them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_WIDTH = 1_000_000
 
 
 class SparkReadFailed(LakestreamError, Transient):
-    """Spark could not run the tasks, for a reason of its own."""
+    """Error of tasks that Spark could not run, for an internal reason."""
 
     def __init__(self, table: str, ranges: RangeSet, cause: str) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class SparkReadFailed(LakestreamError, Transient):
 
 @dataclass
 class SparkCrew:
-    """`core.landing.job.Crew` on the executors of a Spark session.
+    """Remote readers on the executors of a Spark session, see `core.landing.job.Crew`.
 
     :param kafka: librdkafka configuration, without paths of this machine: see `spark.settings.kafka.for_executors`.
     :param where: name of the connection for errors.
@@ -64,11 +64,11 @@ class SparkCrew:
     where: str
     # The folders that tasks may have written to.
     _used: set[str] = field(default_factory=set)
-    # The routes of the last landing, by its home.
+    # The routes of the last landing, by the name of its table.
     _routes: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether executors read: not where rows are tried one by one, or something is half landed."""
+        """Return whether executors read: not in a row-by-row retry, or in a half-done landing."""
         if not plan.ranges or job.careful:
             return False
         fan_out = fan_out_of(job)
@@ -101,9 +101,9 @@ class SparkCrew:
         return pieces
 
     def clean_up(self, job: Job, *, repeated: bool) -> None:
-        """Delete what the tasks of a finished landing left behind; never raises.
+        """Delete the leftovers of the tasks of a finished landing; never raises.
 
-        :param repeated: an earlier try landed something, and may have left more.
+        :param repeated: an earlier try landed rows, and may have left files.
         """
         folder = folder_of(job.run_id)
         # If nothing was written, the table may not even exist.
@@ -123,7 +123,7 @@ class SparkCrew:
         one = self.config.of_topic(identity.topic)
         design = one.design
         if not isinstance(one, MirrorConfig):
-            # The table that they are told of has the schema that the landing will give it: nothing is left to change.
+            # The outline already has the schema that the landing will give the table: executors have no change to make.
             design = replace(design, evolution=SchemaEvolution.NONE)
         return Work(
             run_id=job.run_id,
@@ -141,11 +141,11 @@ class SparkCrew:
         )
 
     def _target(self, job: Job) -> Any:
-        """Return the outline of the table that executors write for."""
+        """Return the outline of the executors' table."""
         return job.taking.outline()
 
     def _take(self, job: Job, piece: Piece) -> None:
-        """Take what an executor wrote."""
+        """Take over an executor's files."""
         job.taking.take_over(piece.files)
 
     def _tasks(self, width: int) -> int:
@@ -155,15 +155,15 @@ class SparkCrew:
     def _run(self, job: Job, work: Work, shares: Sequence[Share]) -> list[Answer]:
         self._used.add(work.folder)
         context = self.spark.sparkContext
-        # These already include what was set as spark.executorEnv.
+        # The session's environment includes the settings of spark.executorEnv.
         context.environment = executors.ENVIRONMENT | context.environment
         try:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
-        except Exception as e:  # noqa: BLE001  # whatever Spark and its bridge to the JVM raise
+        except Exception as e:  # noqa: BLE001  # any error of Spark and of its bridge to the JVM
             self._raise(job, union(share.ranges for share in shares), e)
         done = [answer for answer in answers if isinstance(answer, Answer)]
         for answer in done:
-            # Taken over, they are deleted with all that the landing does not commit.
+            # Taken over, the files are deleted with all that the landing does not commit.
             if answer.piece is not None:
                 self._take(job, answer.piece)
         for failed in answers:

@@ -1,4 +1,4 @@
-"""What the driver decides for executors between two rounds: new columns for fields, and tables for records."""
+"""The driver's decisions for executors between two rounds: new columns for fields, and tables for records."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.tables.rejects.sink import RejectingSink
 
-# Read by the first round where no table is known: so few are not worth much if they are read again.
+# Read by the first round if no table is known: reading these offsets again costs little.
 FIRST_OFFSETS = 20_000
 
 
 def fan_out_of(job: Job) -> FanOutSink | None:
-    """Return the sink of a job whose records choose their tables; None for any other."""
+    """Return the sink of a job whose records choose the table; None for any other sink."""
     inner = job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
     return inner if isinstance(inner, FanOutSink) else None
 
 
 @dataclass
 class Deciding:
-    """The driver's part of one plan that executors read; this one has nothing to decide."""
+    """The driver's part of a plan for executors; the base class has nothing to decide."""
 
     job: Job
     plan: Plan
 
     def decoders(self) -> RowDecoders:
-        """Return what executors decode with in the next round."""
+        """Return the decoders of the executors for the next round."""
         assert isinstance(self.job.decoders, RowDecoders), "that is what build_job makes"
         return self.job.decoders
 
     def first(self, ranges: RangeSet) -> RangeSet:
-        """Return what the first round is to read."""
+        """Return the offset ranges for the first round."""
         return ranges
 
     def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
-        """Decide about what records brought up.
+        """Decide the questions that executors met in records.
 
-        :param columns: the payload's, as executors knew them.
+        :param columns: the payload's columns, as executors knew them.
         """
         raise AssertionError(f"nothing is to be decided here, and executors ask for {brought[0]!r}")
 
 
 @dataclass
 class DecidingOnColumns(Deciding):
-    """Gives the table a column for each field that has none, of a type that holds what all executors saw."""
+    """Adds a column to the table for each new field, of a type for the values of all executors."""
 
     decided: bool = False
 
     def decoders(self) -> RowDecoders:
-        """Return what executors decode with in the next round."""
+        """Return the decoders of the executors for the next round."""
         decoders = super().decoders()
         return replace(decoders, payload=replace(decoders.payload, decided=self.decided))
 
     def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
-        """Let the next commit add the columns; once no field can get one, the records left are bad."""
+        """Let the next commit add the columns; if no further column is possible, the remaining records are bad."""
         decoders, identity = super().decoders(), self.plan.state.identity
         grown = decoders.payload.grown(columns, brought)
         self.decided = grown.equals(columns)
@@ -71,23 +71,23 @@ class DecidingOnColumns(Deciding):
 
 @dataclass
 class DecidingOnTables(Deciding):
-    """Says which tables records may have, in the order in which they come up.
+    """Admits or refuses tables for records, in the order in which records ask for them.
 
     :param fan_out: the sink of the job.
-    :param known: routes of the landing before, which are likely to come up again.
+    :param known: routes of the landing before, which records are likely to ask for again.
     """
 
     fan_out: FanOutSink
     known: Sequence[str]
 
     def decoders(self) -> RowDecoders:
-        """Return what executors decode with in the next round."""
+        """Return the decoders of the executors for the next round."""
         decoders = super().decoders()
         assert decoders.router is not None, "records choose their tables"
         return replace(decoders, router=replace(decoders.router, refusals=self.fan_out.outline().refusals))
 
     def first(self, ranges: RangeSet) -> RangeSet:
-        """Look at the tables that are likely to come up; without any, let a few records tell them."""
+        """Look at the tables of known routes; return all ranges, or without known routes a few to learn routes from."""
         routes = self.known or self.fan_out.routes
         self.fan_out.expect(routes, self.plan.state.identity, ranges)
         return ranges if routes else at_most_offsets(ranges, FIRST_OFFSETS)

@@ -1,4 +1,4 @@
-"""An executor's work on its share of a plan: it reads, decodes and writes, and commits nothing.
+"""An executor's work on a share of a plan: read, decode and write, without a commit.
 
 Sent to the executors by pickle. No pyspark and no catalog here: an outline describes the table to write for.
 """
@@ -27,7 +27,7 @@ from airflow_lakestream.runtime.zips import keep_directories
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
 
-# Lets Arrow's allocator keep freed memory, too. It reads its environment when it is loaded.
+# Makes Arrow's allocator keep freed memory, too. The allocator reads its environment when it is loaded.
 ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
 # The greatest threshold that mallopt() takes.
 _KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
@@ -35,14 +35,14 @@ _KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
 
 @dataclass(frozen=True)
 class Work:
-    """What each task of a landing does with its share.
+    """The work of a landing's tasks on shares of a plan.
 
     :param kafka: librdkafka configuration, with no path of the driver's machine.
-    :param where: what to call it in errors.
-    :param target: the table, as it is or is going to be; `lake` is its format.
-    :param design: what the table is held to; it has all columns already, so that nothing is left to change.
-    :param folder: of the table's data, for the files.
-    :param passes_over: records that become no row are told, too: the files are to replace rows.
+    :param where: name of the Kafka connection in errors.
+    :param target: outline of the table, as it is or is going to be; `lake` is its format.
+    :param design: the table's design; the table has all columns already, so that nothing is left to change.
+    :param folder: folder of the files, below the table's data.
+    :param passes_over: report records without a row, too, because the files are to replace rows.
     """
 
     run_id: str
@@ -60,7 +60,7 @@ class Work:
     passes_over: bool
 
     def __call__(self, share: Share) -> Answer | Failed:
-        """Read one share and return what was done. Our own errors are returned, too, for the driver."""
+        """Read a share and return the answer. Our own errors are returned, too, for the driver."""
         settle()
         try:
             return self._read(share)
@@ -69,7 +69,7 @@ class Work:
             return Failed(e)
 
     def columns(self) -> RowSchema:
-        """Return the payload's columns, as the table is told of."""
+        """Return the payload's columns, as in the table's outline."""
         return self._sink().load(self.run_id).schema
 
     def _read(self, share: Share) -> Answer:
@@ -108,7 +108,7 @@ class Work:
         )
 
     def _sink(self) -> SharedRejectingSink:
-        # The target knows the one table, and no ledger to change.
+        # The target has only the table's outline, and no ledger to change.
         group, target = self.consumer_group, self.target
         if isinstance(target, FanOutOutline):
             inner: Any = FanOutShare(target, group)
@@ -127,7 +127,7 @@ class Work:
 
 
 def settle() -> None:
-    """Let this process keep what the next task needs again: freed memory, and what archives it imports from hold.
+    """Make this process keep freed memory, and the directories of archives with modules.
 
     Getting each page from the system again costs a fault: that took 13 to 17% of a task's CPU time. 80 MiB are kept.
     """

@@ -1,4 +1,4 @@
-"""Spark's executors for a mirror: they write its change events into files, and work on its files in the merge."""
+"""Spark's executors for a mirror: writers of change events, and workers on data files in the merge."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The driver works on less than this itself: a job of Spark takes longer.
+# The driver does smaller works itself: a job of Spark takes longer.
 LEAST_BYTES = 4 * 2**20
-# So that a core that is done with its tasks can take over others'.
+# So that a core whose tasks are done can take over tasks of other cores.
 _TASKS_FOR_EACH_CORE = 4
 
 
 class SparkMergeFailed(LakestreamError, Transient):
-    """Spark could not run the tasks of a merge, for a reason of its own."""
+    """Error of a merge whose tasks Spark could not run, for an internal reason."""
 
     def __init__(self, table: str, cause: str) -> None:
         super().__init__(
@@ -46,30 +46,30 @@ class MirrorCrew(SparkCrew):
     """`SparkCrew` of a mirror."""
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
-        """Read the plan except `done`, and let executors work on the files of the merge that follows."""
+        """Read the plan except `done`, and let executors work on the files of the following merge."""
         pieces = super().read(job, plan, done, most)
         assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
         assert isinstance(job.shared.inner, Mirror), "that is what a mirror is landed by"
         job.shared.inner.table.hands = Executors(self.spark.sparkContext, job)
-        # What tasks leave behind that no commit has lies there, and is deleted after the landing.
+        # Leftovers of tasks without a commit are in this folder, which is deleted after the landing.
         job.shared.write_below(folder_of(job.run_id))
         return pieces
 
 
 @dataclass(frozen=True)
 class Executors:
-    """`cdc.merge.hands.Hands` of a Spark session."""
+    """Merge works on the executors of a Spark session, see `cdc.merge.hands.Hands`."""
 
     context: SparkContext
     job: Job
 
     def do(self, *works: Work) -> Sequence[list[Any]]:
-        """Let tasks of one job do the works; the driver does small ones. Raises SparkMergeFailed, Stopped."""
+        """Do the works in tasks of a single Spark job; small works on the driver. Raises SparkMergeFailed, Stopped."""
         if sum(work.size for work in works) < LEAST_BYTES:
             return Threads().do(*works)
         context = self.context
         context.environment = executors.ENVIRONMENT | context.environment
-        # Each task gets a share of each work, and Spark pickles items of all works together: large ones are apart.
+        # Each task gets a share of each work. Spark pickles items of all works together, so large items are separated.
         places = sorted(
             ((place + 0.5) / len(work.items), number, place)
             for number, work in enumerate(works)
@@ -78,9 +78,9 @@ class Executors:
         items = [(number, works[number].items[place]) for _, number, place in places]
         parts = min(len(items), _TASKS_FOR_EACH_CORE * context.defaultParallelism)
         try:
-            # Spark broadcasts what is done to all of them if it is large.
+            # Spark broadcasts the works to all tasks if they are large.
             answers = context.parallelize(items, parts).map(_Task([work.do for work in works])).collect()
-        except Exception as e:  # whatever Spark and its bridge to the JVM raise
+        except Exception as e:  # any error of Spark and of its bridge to the JVM
             if self.job.stop.is_set():
                 raise Stopped from e
             raise SparkMergeFailed(self.job.table, cause_of(e)) from e

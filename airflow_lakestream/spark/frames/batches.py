@@ -1,4 +1,4 @@
-"""How many rows of a result Spark hands to Python at once."""
+"""Limits on the rows of a batch from Spark to Python."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BYTES, _RECORDS = (f"spark.sql.execution.arrow.{name}PerBatch" for name in ("maxBytes", "maxRecords"))
-# Java's greatest integer stands for no limit.
+# Java's greatest integer means no limit.
 _WITHOUT_LIMIT = str(2**31 - 1)
 _FEW, _MOST = 1_000, 10_000
 
 
 @contextmanager
 def counted_batches(spark: SparkSession, staged: Sequence[int]) -> Iterator[None]:
-    """Let batches be limited by their rows alone, of results that have at most a row for each staged one.
+    """Limit batches by rows alone, for results with at most a row for each staged row.
 
-    Spark adds up the bytes of a batch anew for each row, by default: a third of the JVM's CPU time for a join. Staged
-    files hold no more than `tables.row_buffer` does, 64 MiB, so as many rows as the smallest of them has are no more
-    than two files' bytes. Where a session has a limit of its own, or a file has few rows, Spark goes on adding.
+    By default, Spark adds up a batch's bytes again for each row: a third of the JVM's CPU time for a join. A staged
+    file holds at most `tables.row_buffer`, 64 MiB, so a batch with as many rows as the smallest file has holds at most
+    the bytes of two files. If a session has its own limit, or a file has few rows, Spark keeps adding.
 
     :param staged: the rows of each staged file.
     """
@@ -30,7 +30,7 @@ def counted_batches(spark: SparkSession, staged: Sequence[int]) -> Iterator[None
         yield
         return
     given = conf.get(_RECORDS, None)
-    # None, or less than one, is no limit for Spark.
+    # For Spark, None or less than one means no limit.
     limit = int(given or 0)
     conf.set(_BYTES, _WITHOUT_LIMIT)
     conf.set(_RECORDS, str(min(most, limit if limit > 0 else _MOST)))

@@ -1,4 +1,4 @@
-"""Columns of DataFrames and of tables: those that a function reads, and those that it returns."""
+"""Columns of DataFrames and of tables, as inputs and results of functions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def columns_of(result: DataFrame, argument: str) -> tuple[Schema, pa.Schema]:
-    """Return the table's columns that a result stands for, all optional, and those of them that are metadata columns.
+    """Return the table's columns for a result, all optional, and the metadata columns of the result.
 
-    Raises InvalidArgument for types that tables have not, and for names that are kept for metadata columns.
+    Raises InvalidArgument for types that tables do not have, and for names that are kept for metadata columns.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
         given: pa.Schema = to_arrow_schema(result.schema)
-    except Exception as e:  # which one Spark raises differs by type; its text is told
+    except Exception as e:  # the type of Spark's error differs; its text is in ours
         raise InvalidArgument(argument, f"it returned a type that tables have not: {e}.", "Cast it.") from e
     names = [name for name in METADATA_NAMES if metadata_schema([name]).names[0] in given.names]
     metadata = metadata_schema(names)
@@ -52,7 +52,7 @@ def _check_metadata(given: pa.Schema, metadata: pa.Schema, argument: str) -> Non
             raise InvalidArgument(argument, problem, "Rename it.")
     wanted = {field.name: field.field_type for field in to_schema(metadata).fields} if len(metadata) else {}
     for field in fields_from_arrow(pa.schema([one for one in given if one.name in wanted]), argument):
-        # Ids within a type are of no matter.
+        # Ids within a type do not matter.
         if type_text(field.field_type) != type_text(wanted[field.name]):
             problem = f"it returned {field.name!r} as {type_text(field.field_type)}"
             remedy = f"It is {type_text(wanted[field.name])}: leave it as it is, drop it, or rename it."

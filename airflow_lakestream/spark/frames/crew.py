@@ -1,8 +1,8 @@
-"""Executors that land what a function makes: they stage decoded rows, and write the function's result.
+"""Executors for a landing with a function: they stage decoded rows, and write the function's result.
 
-What is read of Kafka, and which records are rejected, is settled before the function sees a row. Staged files lie in
-the run's own folder below the table's data, in no snapshot; they are deleted when the result is written, or with the
-folder's other leftovers when a batch is repeated.
+Reads from Kafka and rejects of records are final before the function gets a row. Staged files are in the run's own
+folder below the table's data, in no snapshot; they are deleted when the result is written, or with the folder's other
+leftovers when a batch is repeated.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ log = logging.getLogger(__name__)
 class FrameCrew(SparkCrew):
     """`SparkCrew` of a landing with a function.
 
-    :param function: what makes the table's rows.
+    :param function: the function that makes the table's rows.
     """
 
     function: Function = field(kw_only=True)
-    # The staged files of the landing under way, and the outline of the table that they are written for.
+    # The staged files of the current landing, and the outline of their staging table.
     _staged: list[Mapping[str, Any]] = field(default_factory=list)
     _beside: Any = None
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether executors read: always, since rows that the driver decoded would not go through the function."""
+        """Return True: executors always read, since rows from the driver's own decoder would bypass the function."""
         return True
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
-        """Read the plan except `done`, and land what the function makes of it; see `core.landing.job.Crew`.
+        """Read the plan except `done`, and land the function's result; see `core.landing.job.Crew`.
 
         Raises TransformFailed.
         """
@@ -92,12 +92,12 @@ class FrameCrew(SparkCrew):
         return self._beside
 
     def _take(self, job: Job, piece: Piece) -> None:
-        """Keep staged files, and hand on what was rejected."""
+        """Keep staged files, and hand over rejected records."""
         self._staged += piece.files["files"]
         job.shared.take_over({**piece.files, "files": []})
 
     def _made(self, job: Job, plan: Plan, staged: Sequence[Piece]) -> list[Piece]:
-        """Return the one piece of what the function makes of staged rows; none where nothing was read."""
+        """Return the function's result for staged rows as a single piece; empty without staged rows."""
         ranges = union(piece.ranges for piece in staged)
         counts: Mapping[int, Counts] = {}
         for piece in staged:
@@ -121,7 +121,7 @@ class FrameCrew(SparkCrew):
         return [Piece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
 
     def _hold(self, job: Job, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
-        """Hold the table to a result's columns; return its metadata columns, and whether rows keep positions.
+        """Set the sink's columns from a result; return the metadata columns, and whether rows keep positions.
 
         Raises TransformRefused.
         """
@@ -135,7 +135,7 @@ class FrameCrew(SparkCrew):
         return metadata, keeps
 
     def _keeps(self, metadata: pa.Schema) -> bool:
-        """Tell whether a result with these metadata columns keeps the positions of records."""
+        """Return whether a result with these metadata columns keeps the positions of records."""
         return set(COORDINATES) <= set(metadata.names)
 
     def _frame(self) -> DataFrame:
@@ -174,14 +174,14 @@ class FrameCrew(SparkCrew):
         try:
             with counted_batches(self.spark, staged):
                 rows = result.mapInArrow(writing.__call__, RESULT).collect()
-        except Exception as e:  # whatever Spark and its bridge to the JVM raise
+        except Exception as e:  # any error of Spark and of its bridge to the JVM
             if job.stop.is_set():
                 raise Stopped from e
             raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
         answers: list[Written | Failed] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
         written = [answer for answer in answers if isinstance(answer, Written)]
         for one in written:
-            # Taken over, they are deleted with all that the landing does not commit.
+            # Taken over, the files are deleted with all that the landing does not commit.
             job.shared.take_over(one.files)
         for answer in answers:
             if isinstance(answer, Failed):
@@ -196,7 +196,7 @@ class FrameCrew(SparkCrew):
     def _placed(
         self, job: Job, written: Sequence[Written], ranges: RangeSet, counts: Mapping[int, Counts]
     ) -> Intervals:
-        """Return the positions of all rows. Raises TransformRefused where these are not those of records, once each."""
+        """Return the positions of all rows. Raises TransformRefused for positions not of this batch, or repeated."""
         remedy = "Drop the position columns from the result where a row is not one record."
         try:
             found = joined(one.positions for one in written)
@@ -214,7 +214,7 @@ class FrameCrew(SparkCrew):
         return found
 
     def _pass_over(self, job: Job, plan: Plan, frame: DataFrame, there: Intervals) -> None:
-        """Tell the sink of staged records that the function has made no row of: a replace takes their rows out."""
+        """Report staged records without a row from the function to the sink: a replace removes their rows."""
         identity = plan.state.identity
         rows = frame.select(*COORDINATES).mapInArrow(positions_in, RESULT).collect()
         read = joined(pickle.loads(row.result) for row in rows)  # noqa: S301  # our own tasks' answers
@@ -225,7 +225,7 @@ class FrameCrew(SparkCrew):
 
 
 def positions_in(batches: Any) -> Any:
-    """Yield one row with the positions of a task's rows, pickled."""
+    """Yield a single row with the positions of a task's rows, pickled."""
     positions = Positions()
     for batch in batches:
         positions.add(batch)
@@ -233,5 +233,5 @@ def positions_in(batches: Any) -> Any:
 
 
 def _without(counts: Counts, filtered: int) -> Counts:
-    """Return counts in which so many records have no row of their own."""
+    """Return counts with `filtered` more records without a row."""
     return replace(counts, written=counts.written - filtered, filtered=counts.filtered + filtered)

@@ -1,4 +1,4 @@
-"""The function that a landing calls: found by its name, checked before anything is read, known by its source."""
+"""The function of a landing: found by name, checked before anything is read, identified by its source."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from airflow_lakestream.tables.takeout import shortly
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What a function raises when it is called, before any row is looked at, and raises again with each call.
+# Errors that a function raises before it handles any row, and raises again with each call.
 _FINAL = (TypeError, ValueError, NameError, AttributeError, LookupError, ArithmeticError, ImportError, AssertionError)
 
 
 class TransformFailed(LakestreamError, Transient):
-    """The function, or Spark with its result, failed for one batch; `ranges` are the batch's offsets."""
+    """Error of the function, or of Spark with the result, for a batch; `ranges` are the batch's offsets."""
 
     def __init__(self, function: str, table: str, ranges: RangeSet, cause: str) -> None:
         self.function, self.table, self.ranges = function, table, ranges
@@ -33,7 +33,7 @@ class TransformFailed(LakestreamError, Transient):
 
 
 class TransformRefused(TransformFailed, Terminal):
-    """The same comes of each try, until the function is changed."""
+    """Error that each try repeats until the function is changed."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Function:
     """A function of (batch: DataFrame, spark: SparkSession) that returns a DataFrame.
 
     :param name: module:function.
-    :param fingerprint: of the module's source.
-    :param argument: by which it was named: one of the stream's takes and returns streaming DataFrames.
+    :param fingerprint: fingerprint of the module's source.
+    :param argument: the argument with its name; a function of a stream takes and returns streaming DataFrames.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Function:
     argument: str = TRANSFORM
 
     def of(self, batch: DataFrame, spark: SparkSession, table: str, ranges: RangeSet) -> DataFrame:
-        """Return what the function makes of a batch. Raises TransformFailed, which names table and ranges."""
+        """Return the function's result for a batch. Raises TransformFailed with the table and the ranges."""
         from pyspark.errors import AnalysisException
         from pyspark.sql import DataFrame
 
@@ -74,7 +74,7 @@ class Function:
 
 
 def load_function(name: str, argument: str = TRANSFORM) -> Function:
-    """Import a function, and check that it takes two arguments. Raises InvalidArgument, which says what is wrong."""
+    """Import a function, and check that it takes two arguments. Raises InvalidArgument with the reason."""
     module_name, _, attribute = check_function(name, argument).partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -106,7 +106,7 @@ def _fingerprint(module: Any) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Return what was raised, and where in Python."""
+    """Return an error's text with the line of the Python code."""
     if type(error).__module__.startswith(("pyspark.", "py4j.")) and isinstance(error, Exception):
         return cause_of(error)
     frames = traceback.extract_tb(error.__traceback__)

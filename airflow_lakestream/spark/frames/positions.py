@@ -1,4 +1,4 @@
-"""Which records the rows of a result come from: counted where they are written, put together on the driver.
+"""Records of a result's rows: positions collected by the writing tasks, and joined on the driver.
 
 Offsets go from task to driver as intervals, so that neighbours cost nothing.
 """
@@ -23,17 +23,17 @@ Intervals = Mapping[PartitionKey, tuple[_Numbers, _Numbers]]
 
 
 class NotOnce(ValueError):
-    """A row keeps no position, or a record has several rows."""
+    """Error of a row without a position, or of a record with several rows."""
 
 
 @dataclass
 class Positions:
-    """The positions of rows that one task writes."""
+    """The positions of a task's rows."""
 
     _offsets: dict[PartitionKey, list[_Numbers]] = field(default_factory=dict)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take note of rows. Raises NotOnce for one with a NULL in its position."""
+        """Add the positions of rows. Raises NotOnce for a row with a NULL in its position."""
         there = pa.table([rows.column(name) for name in COORDINATES], COORDINATES)
         if any(column.null_count for column in there.columns):
             raise NotOnce(f"it returned rows with NULL in {' or '.join(COORDINATES)}")
@@ -44,12 +44,12 @@ class Positions:
                 self._offsets.setdefault((topic, partition), []).append(mine.to_numpy())
 
     def intervals(self) -> Intervals:
-        """Return the offsets as intervals. Raises NotOnce for one that is there twice."""
+        """Return the offsets as intervals. Raises NotOnce for a repeated offset."""
         return {key: _intervals(key, np.sort(np.concatenate(parts))) for key, parts in self._offsets.items()}
 
 
 def joined(parts: Iterable[Intervals]) -> Intervals:
-    """Return the intervals of all tasks. Raises NotOnce for an offset that several have."""
+    """Return the intervals of all tasks. Raises NotOnce for an offset of two tasks."""
     by_key: dict[PartitionKey, list[tuple[_Numbers, _Numbers]]] = {}
     for part in parts:
         for key, found in part.items():
@@ -67,7 +67,7 @@ def joined(parts: Iterable[Intervals]) -> Intervals:
 
 
 def count(found: tuple[Any, Any] | None) -> int:
-    """Return how many offsets intervals have."""
+    """Return the number of offsets in intervals."""
     return 0 if found is None else int((found[1] - found[0]).sum())
 
 

@@ -1,6 +1,7 @@
-"""Staged rows that Spark reads itself, by its own reader of Parquet: so they don't come through Python.
+"""Staged rows read by Spark's own reader of Parquet, and not through Python.
 
-Only what it surely reads as it was written, from a file system that it reaches. All else goes through Python.
+Only types that Spark surely reads unchanged, in a file system that Spark reaches. Everything else goes through
+Python.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# As they were written: no calendar of before 1582, and no file left out that a session may leave out.
+# Unchanged: no calendar from before 1582, and no file left out that a session may leave out.
 _READING = {"datetimeRebaseMode": "CORRECTED", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 # Spark takes other characters of a path for a pattern, and leaves out files whose names begin with _ or a dot.
 _PLAIN_PATH, _PLAIN_FILE = re.compile(r"[^*?\[\]{}\\%]+"), re.compile(r"[^_.][^/]*")
@@ -32,7 +33,7 @@ _PLAIN_TYPES = (
 
 
 def read_by_spark(spark: SparkSession, columns: pa.Schema, schema: Any, paths: Sequence[str]) -> DataFrame | None:
-    """Return the rows of files that Python has written with these columns; None where Spark might not read them.
+    """Return the rows of files written by Python with these columns; None if Spark might misread the files.
 
     :param schema: the columns as Spark's.
     """
@@ -46,13 +47,13 @@ def read_by_spark(spark: SparkSession, columns: pa.Schema, schema: Any, paths: S
 
 
 def _as_hadoop(path: str) -> str:
-    # Hadoop's client for S3 has a name of its own.
+    # The scheme of Hadoop's client for S3.
     return re.sub("^s3:", "s3a:", path)
 
 
 def _are_plain(fields: Sequence[pa.Field]) -> bool:
     names = [field.name.lower() for field in fields]
-    # Spark tells names apart without regard to case, unless a session says otherwise.
+    # Spark compares names without regard to case, unless a session is configured otherwise.
     return (
         len(set(names)) == len(names)
         and all(re.fullmatch(r"\w+", name) for name in names)

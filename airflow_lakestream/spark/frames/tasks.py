@@ -1,4 +1,4 @@
-"""What tasks do for a function: they read staged rows for it, and write its result as files of the table.
+"""Tasks for a function: readers of staged rows, and writers of the result as files of the table.
 
 Sent to the executors by pickle. No pyspark and no catalog here.
 """
@@ -22,15 +22,15 @@ from airflow_lakestream.spark.crew.executors import settle
 from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions
 from airflow_lakestream.tables.design import TableDesign
 
-# The one column that a writing task returns, as Spark's DDL.
+# The column of a writing task's answer, as Spark's DDL.
 RESULT = "result binary"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Yields the rows of staged files, whose numbers are a task's input.
+    """A task for reading staged files; the input is the numbers of the files.
 
-    :param outline: of the table that is nowhere; `lake` is its format.
+    :param outline: outline of the staging table; `lake` is its format.
     """
 
     outline: Any
@@ -50,7 +50,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Written:
-    """What one task has written: files as the sink hands them over, and the rows' positions, if they keep any."""
+    """Result of a writing task: the handover, and the rows' positions, if the rows keep any."""
 
     files: Mapping[str, Any]
     rows: int
@@ -59,12 +59,12 @@ class Written:
 
 @dataclass(frozen=True)
 class Writing:
-    """Writes a task's part of a result, and returns what is needed to commit it.
+    """A task for writing a part of a result, with the handover as its answer.
 
     :param target: the outline of the table, as it is or is going to be; `lake` is its format.
-    :param design: what it is held to; it has all columns already.
-    :param folder: of the table's data, for the files.
-    :param keeps_positions: each row is one of a record.
+    :param design: the table's design; the table has all columns already.
+    :param folder: folder of the files, below the table's data.
+    :param keeps_positions: each row is the row of a record.
     """
 
     target: Any
@@ -78,7 +78,7 @@ class Writing:
     keeps_positions: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all batches; yield one row, with a pickled `Written`, or a `Failed` with an error of ours."""
+        """Write all batches; yield a row with a pickled `Written`, or with a `Failed` that holds our error."""
         settle()
         try:
             result: Written | Failed = self._write(batches)
@@ -91,7 +91,7 @@ class Writing:
         sink = self.lake.part("sink")(
             self.target, self.table, self.consumer_group, self.design, allow_group_overlap=True
         )
-        # Rows of a function's are no records that could be rejected one by one.
+        # Rows of a function are not records that could be rejected one by one.
         sink.takes_records = False
         positions, count = Positions(), 0
         try:

@@ -1,4 +1,4 @@
-"""Iceberg's procedures in Spark, called for one table."""
+"""Iceberg's procedures in Spark, called for a table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 # Together with ids: without a time, Iceberg would also expire all snapshots older than five days.
 _NO_OTHERS = "TIMESTAMP '1970-01-02 00:00:00'"
-# A data file is rewritten that has lost this share of its rows, as a merge does it, or has so many delete files.
+# A data file is rewritten if it has lost this share of its rows, as a merge does it, or has this many delete files.
 _READABLE = {"delete-ratio-threshold": MOST_DELETED, "delete-file-threshold": 5}
-# Iceberg only warns of parts that lost. They are done in the next try.
+# Iceberg only warns of parts that lost a conflict. The next try rewrites these parts.
 _NO_PART_LOST = {"partial-progress.max-failed-commits": 0}
 # Iceberg's messages if another writer was first: its retries are used up, or the files are gone.
 _LOST = (
@@ -37,7 +37,7 @@ _LOST = (
 
 
 class CompactionLost(LakestreamError, Transient):
-    """Other writers were faster in each try."""
+    """Error of a compaction that lost against other writers in each try."""
 
     def __init__(self, table: str, tries: int, last: str) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class CompactionLost(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Size:
-    """The files of a table's head; `files` and `bytes` include its delete files."""
+    """The files of a table's head; `files` and `bytes` include delete files."""
 
     files: int
     bytes: int
@@ -57,7 +57,7 @@ class Size:
 
     @classmethod
     def of(cls, table: Table) -> Size:
-        """Count the files in the head's manifests. Totals of summaries do not tell: not each writer keeps them."""
+        """Return the size from the head's manifests, since not every writer keeps the totals of summaries."""
         head = table.current_snapshot()
         manifests = [] if head is None else head.manifests(table.io)
         files = [entry.data_file for one in manifests for entry in one.fetch_manifest_entry(table.io)]
@@ -71,7 +71,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Procedures:
-    """The procedures of one table.
+    """The procedures of a table.
 
     :param catalog: the catalog's name, the same in Spark and PyIceberg.
     :param table: namespace.table.
@@ -82,7 +82,7 @@ class Procedures:
     table: str
 
     def compact(self, how: Compaction) -> None:
-        """Rewrite small files, and those that deletes make slow to read.
+        """Rewrite small files, and files that deletes make slow to read.
 
         Landings meanwhile are kept: Iceberg commits on top of them. Parts that lose in each try stay as they are.
         Raises CompactionLost.
@@ -99,9 +99,9 @@ class Procedures:
             log.warning("%s A part of the table stays as it is until the next run.", e)
 
     def rewrite_position_deletes(self, tries: int) -> None:
-        """Give each data file one delete file at most, and remove those that no data file needs; or leave all as it is.
+        """Give each data file at most one delete file, and remove unneeded delete files, or leave all files as before.
 
-        Whatever is left over costs time, and does no harm: merges may always be faster.
+        Leftovers cost time, and do no harm: merges may always be faster.
         """
         try:
             self._win("rewrite_position_delete_files", {"options": {"rewrite-all": "true"}}, tries)
@@ -109,7 +109,7 @@ class Procedures:
             log.warning("%s", e)
 
     def _win(self, procedure: str, arguments: Mapping[str, Any], tries: int) -> None:
-        """Call a procedure that other writers may be faster than. Raises CompactionLost."""
+        """Call a procedure, with retries if other writers are faster. Raises CompactionLost."""
         for number in range(1, tries + 1):
             try:
                 self._call(procedure, arguments)
@@ -124,16 +124,16 @@ class Procedures:
                 return
 
     def rewrite_manifests(self) -> None:
-        """Rewrite manifests so that their entries are ordered by partition."""
+        """Rewrite manifests, with entries ordered by partition."""
         self._call("rewrite_manifests", {})
 
     def expire(self, snapshot_ids: Sequence[int]) -> None:
-        """Expire exactly these snapshots, and delete the files that only they have."""
+        """Expire exactly these snapshots, and delete the files that only these snapshots have."""
         ids = _Sql(f"ARRAY({', '.join(f'{one}L' for one in snapshot_ids)})")
         self._call("expire_snapshots", {"older_than": _Sql(_NO_OTHERS), "snapshot_ids": ids})
 
     def remove_orphans(self, age: float, *, by_prefix: bool) -> int:
-        """Delete older files in the table's folder that no snapshot has; return how many.
+        """Delete older files of the table's folder that are in no snapshot; return the number of files.
 
         :param age: in seconds.
         :param by_prefix: list with Iceberg's own client of the store, not Hadoop's.
@@ -157,7 +157,7 @@ class Procedures:
 
 
 class _Sql(str):
-    """Text that is inserted as SQL, not quoted as a value."""
+    """Text to insert as SQL, not to quote as a value."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The configuration of `maintain_iceberg`: which tables, and which of the four works to do on them."""
+"""Configuration of `maintain_iceberg`: the tables, and the choice of four works."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from airflow_lakestream.spark.settings.catalog import catalog_settings, identity
 Settings = TypeVar("Settings", "Compaction", "Expiry", "OrphanRemoval")
 
 _DAY = 86_400.0
-# Of a mirror that is compacted in parts: so much is rewritten between two merges, which would undo it.
+# For a mirror that is compacted in parts: bytes of a part between two merges, which would undo the rewrite.
 _PART_BYTES = 2 * 2**30
 
 
 class Strategy(StrEnum):
-    """How rows are put into new files: in their order, or sorted."""
+    """Order of rows in new files: unchanged, or sorted."""
 
     BINPACK = "binpack"
     SORT = "sort"
@@ -34,14 +34,14 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Compaction:
-    """How small files are compacted into large ones.
+    """Settings for compacting small files into large files.
 
     :param strategy: "binpack" or "sort"; default: mirrors are sorted, other tables are not.
     :param sort_order: for "sort", such as "user_id, timestamp DESC NULLS LAST" or "zorder(a, b)"; default: the table's.
     :param where: only files that may hold rows matching this SQL.
     :param partial_progress: commit in parts. A long compaction loses less to a conflict; each part is a snapshot.
         Default: mirrors are compacted in parts, other tables are not.
-    :param tries: how often to begin a compaction that lost against other writers.
+    :param tries: number of tries of a compaction that loses against other writers.
     :param options: more options of Iceberg's `rewrite_data_files`.
     """
 
@@ -67,10 +67,10 @@ class Compaction:
         return arguments.flag("maintenance.compact.partial_progress", self.partial_progress)
 
     def of_mirror(self, sort_order: str | None, *, is_sorted: bool) -> Compaction:
-        """Return how a mirror is compacted, where the user says nothing else.
+        """Return the compaction of a mirror, with defaults for settings left out by the user.
 
         :param sort_order: see `Compaction`.
-        :param is_sorted: whether it is sorted.
+        :param is_sorted: whether the mirror is sorted.
         """
         strategy = self.strategy or (Strategy.SORT if is_sorted else Strategy.BINPACK)
         order = sort_order if self.strategy is None else self.sort_order
@@ -86,10 +86,10 @@ class Compaction:
 
 @dataclass(frozen=True, kw_only=True)
 class Expiry:
-    """Which snapshots expire.
+    """Settings for the expiry of snapshots.
 
     :param older_than: seconds, or text such as "5d" or "36h".
-    :param retain_last: how many of main's last snapshots stay, however old.
+    :param retain_last: number of main's last snapshots that stay, however old.
     """
 
     older_than: float | str = "5d"
@@ -107,7 +107,7 @@ class Expiry:
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanRemoval:
-    """Which files without a snapshot are deleted.
+    """Settings for the removal of files without a snapshot.
 
     :param older_than: seconds, or text such as "3d": younger files stay, since a running job may own them.
     :param longest_run: the time that the longest run writing into the tables takes, retries of its commit included.
@@ -127,13 +127,13 @@ class OrphanRemoval:
 
     @property
     def age(self) -> float:
-        """The age in seconds from which a file is deleted."""
+        """The least age of files to delete, in seconds."""
         return seconds("maintenance.remove_orphans.older_than", self.older_than)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Maintenance:
-    """The section `maintenance`. A work is done if it is `true` or a mapping of its settings.
+    """The section `maintenance`. A work is done if set to `true` or to a mapping of settings.
 
     :param tables: names of tables, or patterns such as "lake.*" and "lake.clicks*".
     """
@@ -146,7 +146,7 @@ class Maintenance:
 
     @classmethod
     def parse(cls, given: Any) -> Maintenance:
-        """Read a mapping. Raises InvalidArgument, which names the key."""
+        """Read the section from a mapping. Raises InvalidArgument with the key."""
         if not isinstance(given, Mapping):
             raise InvalidArgument("maintenance", f"is a {type(given).__name__}, not a mapping.")
         check_keys("maintenance", given, [one.name for one in fields(cls)])
@@ -193,12 +193,12 @@ class MaintenanceConfig(Configuration):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the lease's location belongs to for good."""
+        """The permanent inputs of the lease's location."""
         return {"app": self.app, "catalog": self.catalog_name}
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for two configurations if a driver of one may serve the other."""
+        """A fingerprint, equal for two configurations if a driver may serve both."""
         same = {"maintenance": self.maintenance, "spark": self.spark}
         return fingerprint_of({**same, "catalog": identity_of(self.catalog_name, self.catalog_properties)})
 
@@ -209,7 +209,7 @@ class MaintenanceConfig(Configuration):
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> MaintenanceConfig:
-        """Read a mapping. Raises InvalidArgument."""
+        """Read a configuration from a mapping. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "catalog", "maintenance"):
             if key not in given:
@@ -218,7 +218,7 @@ class MaintenanceConfig(Configuration):
 
     @classmethod
     def read(cls, path: str | Path) -> MaintenanceConfig:
-        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
+        """Read a configuration file. Raises InvalidArgument without the file's content, because of passwords."""
         return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class MaintenanceConfig(Configuration):
         return {"app": self.app, **kept}
 
     def write(self, path: str | Path) -> Path:
-        """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
+        """Write a file readable only by the owner, replacing any earlier file as a whole; return the path."""
         return write_object(path, self.to_dict())
 
 

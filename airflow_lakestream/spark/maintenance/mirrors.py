@@ -1,4 +1,4 @@
-"""What is different in the maintenance of mirrors, which merges change all over each few minutes."""
+"""Maintenance of mirrors, whose merges change files all over the table every few minutes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from airflow_lakestream.spark.maintenance.config import Compaction
 
 
 def of_table(how: Compaction, table: Table) -> Compaction:
-    """Return how a table is compacted.
+    """Return the compaction of a table.
 
-    A mirror is sorted by its key, so that a merge finds by bounds which files may have the keys of a batch; by the
-    table's own order, if it has one. It is compacted in parts, since merges undo what was rewritten of their files.
+    A mirror is sorted by its key, so that a merge finds by bounds which files may have the keys of a batch; or by the
+    table's own order, if it has one. A mirror is compacted in parts, since merges undo the rewrite of their files.
     """
     note = table.metadata.properties.get(MIRROR)
     if note is None:
@@ -31,12 +31,15 @@ def of_table(how: Compaction, table: Table) -> Compaction:
 
 
 def is_memory(table: Table) -> bool:
-    """Tell whether a table is what a mirror remembers of deleted rows. Its files would be mixed up, and too large."""
+    """Return whether a table is a mirror's memory of deleted rows.
+
+    Compaction would mix up its files, and make them too large.
+    """
     return table.name()[-1].endswith(SUFFIX) and MIRROR_ID in table.metadata.properties
 
 
 def needs_fewer_deletes(table: Table) -> bool:
-    """Tell whether a read would open fewer delete files, were they rewritten."""
+    """Return whether a read would open fewer delete files after a rewrite of the delete files."""
     if table.metadata.format_version != 2:
         return False
     try:

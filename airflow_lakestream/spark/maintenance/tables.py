@@ -1,4 +1,4 @@
-"""Finds the tables to maintain: names and patterns are compared with the catalog."""
+"""Tables to maintain: the names and patterns of the configuration, matched with the catalog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WILD = "*?["
 
 
 class NoIcebergTable(InvalidArgument):
-    """A name that is not an Iceberg table of the catalog."""
+    """Error of a name that is not an Iceberg table of the catalog."""
 
     def __init__(self, name: str, catalog: str) -> None:
         super().__init__(
@@ -28,10 +28,10 @@ class NoIcebergTable(InvalidArgument):
 
 
 def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
-    """Return the names of the tables, each once, in the order asked for.
+    """Return the names of the tables, each once, in the order of the configuration.
 
-    A pattern matches names with as many parts as it has. It may match none, and skips what is no Iceberg table. Raises
-    NoIcebergTable for a plain name that is none.
+    A pattern matches names with the pattern's number of parts. A pattern may match no table, and skips tables that are
+    not Iceberg tables. Raises NoIcebergTable for a plain name that is not an Iceberg table.
     """
     found: dict[str, None] = {}
     for one in wanted:
@@ -48,15 +48,15 @@ def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
 
 
 def times_of_day(schema: Schema) -> list[str]:
-    """Return the columns of type time, also inside of others: Spark 4.0 opens no table that has one."""
+    """Return the columns of type time, nested columns included: Spark 4.0 opens no table with such a column."""
     found = (number for number, field in index_by_id(schema).items() if isinstance(field.field_type, TimeType))
     return [str(schema.find_column_name(number)) for number in found]
 
 
 def inside(catalog: Catalog, table: Table) -> list[str]:
-    """Return the tables that have their files in or around this table's folder, as far as the catalog knows.
+    """Return the tables with files in or around this table's folder, as far as the catalog knows.
 
-    Only the tables of its namespace, and of namespaces below it, are looked at.
+    Only the tables of its namespace, and of namespaces below it, are compared.
     """
     name = ".".join(table.name())
     folder = _folder(table.location())
@@ -91,7 +91,7 @@ def _is_table(catalog: Catalog, name: str) -> bool:
 
 
 def _names(catalog: Catalog, namespace: Sequence[str]) -> Iterator[str]:
-    """Yield the tables of the namespaces that match, part by part."""
+    """Yield the tables of the matching namespaces, part by part."""
     for one in _namespaces(catalog, namespace):
         yield from sorted(".".join(table) for table in catalog.list_tables(one))
 

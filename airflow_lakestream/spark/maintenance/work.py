@@ -1,4 +1,4 @@
-"""The maintenance of Iceberg tables: one table after the other, keeping the ledger readable."""
+"""The maintenance of Iceberg tables, table after table, with a readable ledger throughout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
 class _Undone(LakestreamError):
-    """Some tables could not be maintained; the others were. `failed` has the reasons by table."""
+    """Error of a maintenance with failed tables. `failed` has the reasons by table."""
 
     def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
         # Messages of foreign errors may hold secrets, and this text goes further than the log.
@@ -52,15 +52,15 @@ class _Undone(LakestreamError):
 
 
 class TableNotMaintained(_Undone, Terminal):
-    """Some tables could not be maintained, and a retry would not help."""
+    """Error of failed tables that a retry would not help."""
 
 
 class TableToMaintainAgain(_Undone, Transient):
-    """Some tables could not be maintained; for at least one a retry may help."""
+    """Error of failed tables, with at least one table that a retry may help."""
 
 
 class SharedFolder(LakestreamError, Terminal):
-    """Another table has its files in the same folder: they would count as orphans."""
+    """Error of a folder shared by two tables: the files of the other table would count as orphans."""
 
     def __init__(self, table: str, others: Sequence[str]) -> None:
         super().__init__(
@@ -71,7 +71,7 @@ class SharedFolder(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class TableReport:
-    """What was done to one table."""
+    """Report of the maintenance of a table."""
 
     table: str
     before: Size
@@ -89,7 +89,7 @@ class TableReport:
 
 
 def open_maintenance_session(config: MaintenanceConfig) -> SparkSession:
-    """Start Spark with Iceberg, or join the session that `spark-submit` started. Raises SparkLacks without Iceberg."""
+    """Start Spark with Iceberg, or join the session of `spark-submit`. Raises SparkLacks without Iceberg."""
     packages = catalog_packages(config.catalog_properties)
     settings = {
         "spark.sql.extensions": EXTENSIONS,
@@ -103,7 +103,7 @@ def open_maintenance_session(config: MaintenanceConfig) -> SparkSession:
 
 
 def own_session(config: MaintenanceConfig, spark: SparkSession) -> SparkSession:
-    """Return a new session with the catalog's settings, so that no other session has its secrets."""
+    """Return a new session with the catalog's settings, so that other sessions do not have the catalog's secrets."""
     session = spark.newSession()
     for key, value in config.catalog_settings.items():
         session.conf.set(key, value)
@@ -111,12 +111,12 @@ def own_session(config: MaintenanceConfig, spark: SparkSession) -> SparkSession:
 
 
 def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport]:
-    """Maintain the tables; return one report per table, in the order asked for.
+    """Maintain the tables; return a report per table, in the order of the configuration.
 
-    A table that fails does not keep the others from being maintained. At the end it is named in TableNotMaintained, or
-    in TableToMaintainAgain if a retry may help. If asked to end, it ends after the current work.
+    After a failed table the other tables are still maintained. At the end TableNotMaintained names the failed tables,
+    or TableToMaintainAgain if a retry may help. On a request to end, it ends after the current work.
 
-    Raises LeaseHeld, OtherInputs if the lease's location belongs to something else.
+    Raises LeaseHeld, and OtherInputs if the lease's location belongs to another stream.
     """
 
     def take(location: str) -> Lease:
@@ -156,7 +156,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) 
 
 @dataclass(frozen=True)
 class _Upkeep:
-    """The work on one table."""
+    """The work on a table."""
 
     catalog: Catalog
     procedures: Procedures
@@ -164,7 +164,7 @@ class _Upkeep:
     told: Supervised
 
     def run(self) -> TableReport:
-        """Do the work: first what makes files unneeded, then what deletes such files."""
+        """Do the work: first the works that make files unneeded, then the works that delete unneeded files."""
         table = self._table()
         before, work = Size.of(table), self.work
         if times := times_of_day(table.schema()):
@@ -182,7 +182,7 @@ class _Upkeep:
         return TableReport(self.procedures.table, before, Size.of(self._table()), expired, orphans, mended)
 
     def _without_types(self, columns: Sequence[str]) -> Maintenance:
-        """Return the work that Spark does on a table that it can't read, and warn of what it does not do."""
+        """Return the works for a table that Spark can't read, and warn of the works left out."""
         work = self.work
         left = [
             what
@@ -228,7 +228,8 @@ class _Upkeep:
         if is_memory(table):
             log.info("%s is not compacted: it keeps its files sorted, and few, by itself.", self.procedures.table)
             return
-        # First: where each is of one data file, Iceberg knows which lost many rows. Last: some are of none any more.
+        # First: if each delete file is of one data file, Iceberg knows which data files lost many rows. Last: to delete
+        # delete files whose data files are gone.
         self._rewrite_deletes(how.most_tries)
         self.procedures.compact(of_table(how, table))
         self._rewrite_deletes(how.most_tries)

@@ -1,7 +1,7 @@
-"""PyIceberg's catalog properties as those of Iceberg in Java: for Spark with the jars it needs, and for Flink.
+"""PyIceberg's catalog properties as properties of Iceberg in Java: for Spark, with jars, and for Flink.
 
 A property without an equivalent there is refused by name: otherwise the engine might use another catalog or other
-credentials, and that would be noticed late.
+credentials, and the mistake would be noticed late.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _JDBC_PACKAGES = {"sqlite": "org.xerial:sqlite-jdbc:3.49.1.0", "postgresql": "or
 def check_name(name: str, engine: str) -> None:
     """Refuse a name that a catalog can't have in an engine. Raises InvalidArgument."""
     if not re.fullmatch(r"[\w-]+", name):
-        # An SQL catalog keeps the tables of each name apart, so all engines must use the same name.
+        # An SQL catalog separates tables by the catalog's name, so all engines must use the same name.
         raise InvalidArgument("catalog.name", f"{name!r} can't be the name of a catalog in {engine}.", "Use no dots.")
 
 
@@ -73,8 +73,8 @@ def prefix_of(name: str) -> str:
 def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's settings for PyIceberg's catalog `name`, secrets included.
 
-    :param given: Spark settings of the configuration. A catalog that they describe (spark.sql.catalog.<name>) is
-        used as it is.
+    :param given: Spark settings of the configuration. If they describe the catalog (spark.sql.catalog.<name>), the
+        description is used unchanged.
 
     Raises InvalidArgument for a property without an equivalent in Spark.
     """
@@ -88,10 +88,10 @@ def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[st
 
 
 def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> dict[str, str]:
-    """Return what Iceberg in Java is told of PyIceberg's catalog, secrets included; `type` says its kind.
+    """Return the options of PyIceberg's catalog for Iceberg in Java, secrets included; `type` is the catalog's kind.
 
-    :param engine: that opens it, for errors.
-    :param remedy: what to do about a property that is not known there.
+    :param engine: name of the engine in errors.
+    :param remedy: remedy for a property that the engine does not know.
 
     Raises InvalidArgument for a property without an equivalent.
     """
@@ -102,11 +102,11 @@ def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> 
     options["type"] = "jdbc" if kind == "sql" else kind
     if is_with_s3(properties):
         warehouse = str(properties.get("warehouse", ""))
-        # Keys may be there for a checkpoint's sake alone, while the tables lie elsewhere.
+        # Keys may be set for a checkpoint alone, while the tables are in another store.
         elsewhere = "://" in warehouse and not is_on_s3(warehouse)
         options["io-impl"] = f"org.apache.iceberg.{'io.ResolvingFileIO' if elsewhere else 'aws.s3.S3FileIO'}"
     if kind == "rest":
-        # PyIceberg asks so, Java's client does not: keys of the store come with a table, where the catalog has some.
+        # PyIceberg asks for keys, Java's client does not: if the catalog has keys of the store, they come with a table.
         options.setdefault(_DELEGATION, "vended-credentials")
     # No cache: other writers commit between two calls, and a cached table would have an older head.
     options["cache-enabled"] = "false"
@@ -114,7 +114,7 @@ def catalog_options(properties: Mapping[str, Any], engine: str, remedy: str) -> 
 
 
 def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = None) -> tuple[str, ...]:
-    """Return the Maven coordinates of Iceberg and of the catalog's client, for the installed Spark or another version.
+    """Return the Maven coordinates of Iceberg and of the catalog's client, for the installed or another Spark.
 
     Raises InvalidArgument.
     """
@@ -133,12 +133,12 @@ def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = 
 
 
 def identity_of(name: str, properties: Mapping[str, Any]) -> list[str | None]:
-    """Return what tells one catalog from another, without credentials."""
+    """Return the identity of a catalog, without credentials."""
     return [name, *(_without_login(properties.get(key)) for key in _IDENTITY)]
 
 
 def kind_of(properties: Mapping[str, Any]) -> str:
-    """Return PyIceberg's type of a catalog. Raises InvalidArgument if Spark can't open it."""
+    """Return PyIceberg's type of a catalog. Raises UnknownValue if Spark can't open the catalog."""
     kind = str(properties.get("type") or _type_of(str(properties.get("uri", "")))).lower()
     if kind not in _TYPES:
         raise UnknownValue("catalog.type", kind, _TYPES)
@@ -151,7 +151,7 @@ def _without_login(address: str | None) -> str | None:
 
 
 def _type_of(uri: str) -> str:
-    """Return the type that PyIceberg derives from an address."""
+    """Return PyIceberg's type of a catalog for an address."""
     scheme = uri.partition(":")[0]
     if scheme.startswith("thrift"):
         return "hive"
@@ -189,7 +189,7 @@ def _jdbc(properties: Mapping[str, Any], engine: str) -> dict[str, str]:
     address = f"jdbc:postgresql://{url.host or 'localhost'}:{url.port or 5432}/{url.database or ''}"
     query = "&".join(f"{key}={value}" for key, value in url.query.items())
     options["uri"] = f"{address}?{query}" if query else address
-    # Not in the address, which both show: they mask the password by its name.
+    # Not in the address, which both engines show: they mask the password by its name.
     for key, value in (("jdbc.user", url.username), ("jdbc.password", url.password)):
         if value is not None:
             options[key] = str(value)
@@ -206,10 +206,10 @@ def _backend(properties: Mapping[str, Any], engine: str) -> str:
 
 
 def is_on_s3(location: str) -> bool:
-    """Tell whether a folder lies in S3."""
+    """Return whether a folder is in S3."""
     return location.startswith(("s3://", "s3a://", "s3n://"))
 
 
 def is_with_s3(properties: Mapping[str, Any]) -> bool:
-    """Tell whether a catalog's tables lie in S3, as far as its properties say."""
+    """Return whether a catalog's tables are in S3, as far as the properties show."""
     return is_on_s3(str(properties.get("warehouse", ""))) or any(key.startswith("s3.") for key in properties)

@@ -1,6 +1,6 @@
-"""librdkafka's settings, translated for Spark's Java client, and made ready for executors.
+"""librdkafka's settings, translated for Spark's Java client, and prepared for executors.
 
-Settings that only tune librdkafka are dropped for Java. Any other setting without a counterpart is refused: if it were
+Settings that only tune librdkafka are left out for Java. Any other setting without a counterpart is refused: if it were
 ignored, a later error would not point to it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import NOT_FOR_US
 
-# Options whose values Spark must mask: its own pattern would show JAAS and PEM texts.
+# Options whose values Spark must mask: Spark's default pattern would show JAAS and PEM texts.
 REDACTED = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore"
 
 _LOGIN_MODULES = {
@@ -21,11 +21,11 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-# Its settings are those of librdkafka's method `oidc`, which asks a token endpoint; Java's client has the same.
+# The settings of librdkafka's method `oidc`, which asks a token endpoint; Java's client has the same method.
 _BEARER = "OAUTHBEARER"
 _BEARER_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 _BEARER_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
-# Whose values begin with the name of a class of Kafka's client: a jar that keeps it elsewhere needs another.
+# Settings whose values begin with the name of a class of Kafka's client: a jar that relocates the client changes it.
 NAMES_A_CLASS = ("sasl.jaas.config", "sasl.login.callback.handler.class")
 
 _SAME = (
@@ -42,7 +42,7 @@ _RENAMED = {
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "socket.send.buffer.bytes": "send.buffer.bytes",
 }
-# Settings of how librdkafka works or logs; they do not change what is read from where.
+# Settings of librdkafka's work and logs, without influence on the records that are read.
 _OF_LIBRDKAFKA = (
     *("queued.", "log", "debug", "statistics.", "socket.", "api.version.", "broker.", "topic.metadata.", "builtin."),
     *("fetch.queue.", "fetch.error.", "message.max.", "receive.message.max.", "max.in.flight", "enable.partition.eof"),
@@ -60,7 +60,7 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
 
     :param connection: librdkafka configuration.
 
-    Raises InvalidArgument, which names the setting, never its value.
+    Raises InvalidArgument with the name of the setting, never with its value.
     """
     found = {"isolation.level": "read_committed"}
     left = {key: value for key, value in connection.items() if value is not None and key not in NOT_FOR_US}
@@ -78,7 +78,7 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
 
 
 def for_executors(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration for a librdkafka elsewhere: PEM files, which the driver has, become text.
+    """Return the configuration for librdkafka on another machine: the driver's PEM files become text.
 
     Raises InvalidArgument for a file that can't be read.
     """
@@ -109,7 +109,7 @@ def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _bearer(given: dict[str, Any]) -> dict[str, str]:
-    """Return what asks a token endpoint for each connection's token, with the client's id and secret."""
+    """Return settings for getting each connection's token from an endpoint, with the client's id and secret."""
     method = str(given.pop(f"{_TOKENS}method", "default")).lower()
     if method != "oidc":
         problem = f"{method!r} is not translated for Spark: a token that Python makes does not reach Java's client."
@@ -160,9 +160,9 @@ def _tls(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _pem(given: dict[str, Any], name: str) -> str | None:
-    """Return a PEM text given as a file or as text. Executors need no files: they are read here, on the driver."""
+    """Return a PEM text given as a file or as text, or None. The driver reads the file for executors."""
     location, text = given.pop(f"{name}.location", None), given.pop(f"{name}.pem", None)
-    # Without one, Java trusts its own store, and librdkafka what "probe" finds.
+    # Without a file, Java trusts its own store, and librdkafka the store found by "probe".
     if text is not None or location is None or location == "probe":
         return None if text is None else str(text)
     try:

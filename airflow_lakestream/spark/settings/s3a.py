@@ -1,6 +1,6 @@
-"""Hadoop's S3 client, `s3a://`, for a checkpoint in S3: its jars, and its settings from the connection.
+"""Hadoop's S3 client, `s3a://`, for a checkpoint in S3: jars, and settings from the connection.
 
-It opens only Spark's own files, those of the checkpoint; PyIceberg or delta-rs open tables.
+The client opens only the files of the checkpoint; PyIceberg or delta-rs open tables.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _SCHEME = "s3a"
 _SDK = "software.amazon.awssdk"
-# One jar of half a gigabyte with all of Amazon's clients, a dependency of hadoop-aws.
+# A jar of half a gigabyte with all of Amazon's clients, a dependency of hadoop-aws.
 _BUNDLE = f"{_SDK}:bundle"
-# The clients that are needed, in the last version whose requests match those for which Hadoop 3.4 was made.
+# The needed clients, in the last version whose requests match those for which Hadoop 3.4 was made.
 _SDK_OF_HADOOP = {"3.4.1": "2.29.52", "3.4.2": "2.29.52"}
 _CLIENTS = ("s3", "s3-transfer-manager", "sts")
 # Storage options of delta-rs, and Hadoop's names for them, per bucket.
@@ -34,12 +34,12 @@ _SETTINGS = {
 
 
 def is_on_s3a(location: str | None) -> bool:
-    """Whether Spark opens a location with this client."""
+    """Return whether Spark opens a location with this client."""
     return str(location).startswith(f"{_SCHEME}:")
 
 
 def packages() -> tuple[str, ...]:
-    """Return the Maven coordinates of the client that fits the installed Spark's Hadoop."""
+    """Return the Maven coordinates of the client for the installed Spark's Hadoop."""
     hadoop = jar_version("hadoop-client-api")
     sdk = _SDK_OF_HADOOP.get(hadoop)
     clients = [f"{_SDK}:{name}:{sdk}" for name in _CLIENTS] if sdk else []
@@ -47,12 +47,12 @@ def packages() -> tuple[str, ...]:
 
 
 def left_out() -> tuple[str, ...]:
-    """Return dependencies of those packages to leave out: the bundle of all clients, if we know the needed ones."""
+    """Return dependencies of the packages to leave out: the bundle of all clients, if the needed clients are known."""
     return (_BUNDLE,) if jar_version("hadoop-client-api") in _SDK_OF_HADOOP else ()
 
 
 def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return Hadoop's settings for a location's bucket, secrets included; other buckets keep theirs."""
+    """Return Hadoop's settings for a location's bucket, secrets included; settings of other buckets stay."""
     options = options_of(properties)
     found = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     if "endpoint" in found:
@@ -64,9 +64,9 @@ def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def tell(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
-    """Let a session open a location.
+    """Set a session's S3 settings for a location.
 
-    Set here, not on the command line, the settings are in no Spark log and on no page.
+    The settings are set here, not on the command line, so that no Spark log and no page shows them.
     """
     if not is_on_s3a(location):
         return

@@ -1,1 +1,1 @@
-"""Functions of a stream: Spark keeps the state, the table says how far it is, and both are held together."""
+"""Functions of a stream: Spark keeps the state, the table the last batch, and both are kept at the same batch."""

@@ -1,8 +1,8 @@
-"""Before a query goes on: its checkpoint and its table stand at the same batch, or the checkpoint is taken back to it.
+"""Alignment of a query's checkpoint with the table before the query continues.
 
-The table decides. A checkpoint that is ahead of it (the table was rolled back) is taken back to the table's batch, if
-Spark still has the files of that batch: it keeps those of the last 100. All else is refused: a checkpoint that is gone,
-another one, or one that is behind the table, has not the state that the table's rows were made with.
+The table decides. A checkpoint that is ahead of the table (the table was rolled back) is taken back to the table's
+batch, if Spark still has the files of that batch: Spark keeps the files of the last 100. Everything else is refused:
+a checkpoint that is gone, another checkpoint, or a checkpoint behind the table lacks the state of the table's rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_lakestream.stores.folders import Store
 
 log = logging.getLogger(__name__)
 
-# The files of a state store's versions: whole ones, and changes since the version before.
+# The files of a state store's versions: whole versions, and changes since the version before.
 _VERSION = re.compile(r"(\d+)(?:_[\w-]+)?\.(snapshot|zip|delta|changelog)")
 _WHOLE = ("snapshot", "zip")
 # Folders of a state store that have no versions.
@@ -27,7 +27,7 @@ _SHARED = ("SSTs", "logs")
 
 
 class CheckpointLost(LakestreamError, Terminal):
-    """The table has batches of a query whose checkpoint is not there."""
+    """Error of a table with batches of a query whose checkpoint is gone."""
 
     def __init__(self, table: str, location: str, last: Streamed) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class CheckpointLost(LakestreamError, Terminal):
 
 
 class RolledBackTooFar(LakestreamError, Terminal):
-    """The table was rolled back to a batch that the checkpoint can't be taken back to."""
+    """Error of a table rolled back further than the checkpoint can be taken back."""
 
     def __init__(self, table: str, location: str, last: Streamed | None, missing: str) -> None:
         held = "no batch" if last is None else str(last)
@@ -49,9 +49,9 @@ class RolledBackTooFar(LakestreamError, Terminal):
 
 
 def align(checkpoint: Checkpoint | None, entry: TopicEntry, table: str, consumer_group: str, location: str) -> bool:
-    """Take the checkpoint back to the batch that the table holds; return whether it was ahead.
+    """Take the checkpoint back to the table's batch; return whether the checkpoint was ahead.
 
-    :param entry: the books of the topic.
+    :param entry: the ledger entry of the topic.
 
     Raises CheckpointLost, StreamReplaced, RolledBackTooFar, LandedBesideStream.
     """
@@ -72,7 +72,7 @@ def align(checkpoint: Checkpoint | None, entry: TopicEntry, table: str, consumer
             table, f"and the checkpoint {location} has no batch after {planned}: it is an old copy.", last
         )
     committed = checkpoint.committed[-1] if checkpoint.committed else -1
-    # Plans without commits are left where a driver was killed while it took the checkpoint back.
+    # Plans without commits remain if a driver was killed while it took the checkpoint back.
     if committed <= held and planned <= held + 1:
         return False
     _check_files(checkpoint, table, last)
@@ -87,7 +87,7 @@ def align(checkpoint: Checkpoint | None, entry: TopicEntry, table: str, consumer
 
 
 def _check_files(checkpoint: Checkpoint, table: str, last: Streamed | None) -> None:
-    """Raise RolledBackTooFar if a file is missing that the query needs to go on after a batch."""
+    """Raise RolledBackTooFar if a file is missing that the query needs to continue after a batch."""
     batch = -1 if last is None else last.batch_id
     if batch < 0:
         missing = "" if 0 in checkpoint.planned and checkpoint.start is not None else "its first batch"
@@ -101,10 +101,10 @@ def _check_files(checkpoint: Checkpoint, table: str, last: Streamed | None) -> N
 
 
 def _take_back(checkpoint: Checkpoint, batch: int) -> None:
-    """Delete what came after a batch; killed in the middle of it, the next start does it again.
+    """Delete the files after a batch; if the driver is killed meanwhile, the next start repeats the deletion.
 
-    State goes, too: Spark would take a whole version of before for one that it makes anew. It goes first, while plans
-    and commits show that the checkpoint is ahead. A plan without its commit is one that Spark carries out again.
+    State goes, too: Spark would take an old version of the state for a new version of the same number. It goes first,
+    while plans and commits show that the checkpoint is ahead. Spark carries out again a plan without a commit.
     """
     store = checkpoint.store
     for place, versions in _states(store):
@@ -118,7 +118,7 @@ def _take_back(checkpoint: Checkpoint, batch: int) -> None:
 
 
 def _remove(store: Store, folder: str, name: str) -> None:
-    # Hadoop's local file system keeps a checksum beside each file; left over, nobody would look for it again.
+    # Hadoop's local file system keeps a checksum next to each file; a leftover checksum would stay for ever.
     store.remove(f"{folder}/.{name}.crc")
     store.remove(f"{folder}/{name}")
 
@@ -128,7 +128,7 @@ _Versions = list[tuple[str, int, str]]
 
 
 def _states(store: Store) -> Iterator[tuple[str, _Versions]]:
-    """Yield each state store's folder, state/<operator>/<partition>[/<store>], and the versions in it."""
+    """Yield each state store's folder, state/<operator>/<partition>[/<store>], and the versions in the folder."""
     for operator in filter(str.isdigit, store.names("state")):
         for partition in filter(str.isdigit, store.names(f"state/{operator}")):
             place = f"state/{operator}/{partition}"
@@ -146,7 +146,7 @@ def _versions(names: Iterable[str]) -> _Versions:
 
 
 def _has(versions: _Versions, version: int) -> bool:
-    """Tell whether a version can be loaded: from a whole one before it, or from nothing, and all changes since."""
+    """Return whether a version can be loaded: from the last whole version, or the start, and all changes since."""
     if not versions:
         return True
     whole = max((number for _, number, kind in versions if kind in _WHOLE and number <= version), default=0)

@@ -1,4 +1,4 @@
-"""The batches of a query with a function of its stream: Spark runs them and keeps the state, each is one commit."""
+"""The batches of a query with a function of a stream: Spark keeps the state, and each batch is a commit."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _PROVIDERS = {
 
 @dataclass
 class StatefulBatches(MicroBatches):
-    """`MicroBatches` of a query whose batches only Spark can make again: it has the state."""
+    """`MicroBatches` of a query whose batches only Spark can repeat, because Spark has the state."""
 
     @cached_property
     def crew(self) -> StreamCrew:
-        """Who runs a batch."""
+        """The remote readers of a batch."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         return StreamCrew(*common, function=self._function, told=self._told)
 
     @cached_property
     def source_options(self) -> Mapping[str, str]:
-        """The options of Spark's source, whose records go into the state: none may be missing."""
+        """The options of Spark's source; since the records go into the state, no record may be missing."""
         named = {"groupIdPrefix": self.extract.consumer_group, "includeHeaders": str(self._decoders.needs_headers)}
         return {**self.options, **named, "failOnDataLoss": "true"}
 
@@ -87,7 +87,7 @@ class StatefulBatches(MicroBatches):
         return job.decoders
 
     def catch_up(self, checkpoint: Checkpoint | None) -> bool:
-        """Bring table and checkpoint together; return whether the checkpoint was changed. Raises as `align` does."""
+        """Bring table and checkpoint to the same batch; return whether the checkpoint changed. Raises as `align`."""
         config = self.extract
         location = str(self.config.checkpoint_location)
         self._check_state_store(checkpoint)
@@ -96,7 +96,7 @@ class StatefulBatches(MicroBatches):
         return align(checkpoint, entry, config.table, config.consumer_group, location)
 
     def rows(self, records: DataFrame) -> DataFrame:
-        """Return what the function makes of the stream of decoded rows. Raises TransformRefused."""
+        """Return the function's result for the stream of decoded rows. Raises TransformRefused."""
         decoded = self._frames.decoded
         assert decoded is not None, "there is a function"
         columns = pa.schema([*decoded, *metadata_schema(self.extract.metadata_columns)])
@@ -123,7 +123,7 @@ class StatefulBatches(MicroBatches):
                 raise self._refused(cause_of(e)) from e
 
     def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
-        """Run a batch, and land what comes of it, or nothing if the table has it. Raises what a landing raises."""
+        """Run a batch, and land the result, unless the table has the batch. Raises the errors of a landing."""
         starts, ends = checkpoint.starts(batch_id), checkpoint.ends(batch_id)
         ranges = union(RangeSet.of(*key, starts.get(key, 0), end) for key, end in ends.items())
         batch = OneBatch(
@@ -138,7 +138,7 @@ class StatefulBatches(MicroBatches):
             self.crew.finish(ranges)
         except LakestreamError:
             raise
-        except Exception as e:  # whatever Spark and its bridge to the JVM raise
+        except Exception as e:  # any error of Spark and of its bridge to the JVM
             raise query_failed(str(self.config.checkpoint_location), e) from e
         return report
 
@@ -151,7 +151,7 @@ class StatefulBatches(MicroBatches):
         return _PROVIDERS[choose(StateStore, "state_store", given)] if is_given(given) else None
 
     def _check_state_store(self, checkpoint: Checkpoint | None) -> None:
-        """Refuse another store than the one that the checkpoint is written by: Spark would not heed it."""
+        """Refuse another state store than the checkpoint's: Spark would ignore the setting."""
         known = checkpoint.setting(checkpoint.planned[-1], PROVIDER) if checkpoint and checkpoint.planned else None
         if known is not None and self._provider is not None and known != self._provider:
             problem = f"is {self._frames.state_store!r}, and the checkpoint's state is kept by {known}."
@@ -159,7 +159,7 @@ class StatefulBatches(MicroBatches):
 
     @contextmanager
     def _state_store(self) -> Iterator[None]:
-        """Set the store for a query that is started: it takes a copy of the session's settings."""
+        """Set the state store while a query starts: the query takes a copy of the session's settings."""
         if self._provider is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""Executors that land a batch of a stream: they run what Spark has planned of it, and write the rows that come out."""
+"""Executors for a batch of a stream: they run Spark's plan of the batch, and write the resulting rows."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ log = logging.getLogger(__name__)
 class StreamCrew(FrameCrew):
     """`SparkCrew` of a streaming query with a function.
 
-    :param told: what tasks tell of the records that they decode.
+    :param told: the tasks' reports about the records that they decode.
     """
 
     told: Accumulator[Told] = field(kw_only=True)
-    # The batch under way, as Spark has planned it, and whether it was run.
+    # The current batch, as Spark has planned it, and whether it was run.
     _batch: DataFrame | None = None
     _ran: bool = False
 
     def begin(self, batch: DataFrame) -> None:
-        """Take the next batch."""
+        """Set the next batch."""
         self._batch, self._ran = batch, False
 
     def finish(self, ranges: RangeSet) -> None:
-        """Run a batch that the table had already: Spark needs its state, and the watermark that comes of it.
+        """Run a batch already in the table: Spark needs the batch's state and watermark.
 
-        Raises what Spark raises, and what a decoder has raised: a state that lacks records must not stay.
+        Raises the errors of Spark and of a decoder: a state that lacks records must not stay.
         """
         if not self._ran and self._batch is not None:
             log.info("The table has this batch already: it is run for its state, and its rows are dropped")
@@ -53,14 +53,14 @@ class StreamCrew(FrameCrew):
         self._batch, self.told.value = None, later(self.told.value, ranges)
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
-        """Run the batch, and write its rows. Raises TransformFailed, and what a decoder has raised."""
+        """Run the batch, and write the rows. Raises TransformFailed, and the errors of a decoder."""
         assert self._batch is not None, "a batch has begun"
         metadata, keeps = self._hold(job, self._batch, plan.ranges)
         self._ran = True
         try:
             written = self._write(job, plan, self._batch, metadata, plan.ranges, keeps_positions=keeps)
         except TransformFailed:
-            # Perhaps for want of the rows that a decoder refused to make: its own error says more.
+            # Perhaps for lack of the rows that a decoder refused to make: the decoder's error explains more.
             sums_of(self.told.value, plan.ranges)
             raise
         sums, rows = sums_of(self.told.value, plan.ranges), sum(one.rows for one in written)
@@ -72,5 +72,5 @@ class StreamCrew(FrameCrew):
         return [Piece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made, sums.use)]
 
     def _keeps(self, metadata: pa.Schema) -> bool:
-        # What a state has made of records is none of them, even where it is a row of one.
+        # A row made by a state is not a record's row, even if it looks so.
         return False

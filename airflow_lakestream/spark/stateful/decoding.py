@@ -1,7 +1,7 @@
-"""What tasks do with the records of a stream: our decoders make rows, and what became of each record is told.
+"""Decoding of a stream's records in tasks: our decoders make rows, and each record's outcome is reported.
 
-Sent to the executors by pickle. What is told comes back by an accumulator. Spark may run a task twice, and a query that
-joins a stream with itself reads it twice; so nothing is counted here: offsets are told, and their union is counted.
+Sent to the executors by pickle. Reports return by an accumulator. Spark may run a task twice, and a query that joins a
+stream with itself reads the stream twice; so tasks count nothing: they report offsets, and the driver counts the union.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
 
 _, _PARTITION, _OFFSET = COORDINATES
-# The columns of Spark's source that are asked for; keys and headers only where they are needed.
+# The columns of Spark's source in use; keys and headers only if they are needed.
 PARTITION, OFFSET, TIMESTAMP, VALUE, KEY, HEADER = ("partition", "offset", "timestamp", "value", "key", "headers")
 
 
 @dataclass(frozen=True)
 class ChunkTold:
-    """What became of the records of one chunk. `rowless` are the offsets of those without a row."""
+    """Report about a batch of records. `rowless` are the offsets of records without a row."""
 
     read: RangeSet
     rowless: RangeSet = RangeSet()
@@ -49,28 +49,28 @@ class ChunkTold:
     use: ColumnUse = ColumnUse()
 
 
-# By partition, first offset and end: a chunk that is told again is the same.
+# By partition, first offset and end: a repeated report of the same records has the same key.
 Told = dict[tuple[int, int, int], "ChunkTold | Failed"]
 
 
 class TellingParam:
-    """Joins what tasks tell; see `pyspark.AccumulatorParam`."""
+    """Accumulator of the tasks' reports; see `pyspark.AccumulatorParam`."""
 
     def zero(self, value: Told) -> Told:
-        """Return what a task begins with."""
+        """Return the empty start value of a task."""
         return {}
 
     def addInPlace(self, one: Told, other: Told) -> Told:  # noqa: N802  # the name is Spark's
-        """Return both."""
+        """Return both values as a single value."""
         one.update(other)
         return one
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Makes rows of a task's records, as Spark's source has them.
+    """A task for decoding the records of Spark's source into rows.
 
-    :param columns: of the rows, metadata columns included.
+    :param columns: columns of the rows, metadata columns included.
     """
 
     decoders: RowDecoders
@@ -79,7 +79,7 @@ class Decoding:
     told: Accumulator[Told]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode all batches. An error of ours ends them, and is told to the driver, which then lands nothing."""
+        """Decode all batches. Our own errors end the task, and reach the driver, so that nothing is landed."""
         decoder = self.decoders(self.columns, None)
         assert decoder is not None, "there are columns"
         for batch in batches:
@@ -117,7 +117,7 @@ class Decoding:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the records of each partition; Spark may give a task several, one after the other."""
+    """Yield the records of each partition; Spark may give a task several partitions in sequence."""
     partitions = batch.column(PARTITION).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
     return (batch.slice(start, end - start) for start, end in itertools.pairwise(cuts) if end > start)
@@ -134,7 +134,7 @@ def _ranges(topic: str, partition: int, offsets: pa.Array | None) -> RangeSet:
 
 @dataclass(frozen=True)
 class Sums:
-    """What became of the records in some ranges."""
+    """Counts, rejects and column use of the records in ranges."""
 
     counts: Mapping[int, Counts] = field(default_factory=dict)
     bad: BadRecords = BadRecords()
@@ -143,7 +143,7 @@ class Sums:
 
 
 def sums_of(told: Told, ranges: RangeSet) -> Sums:
-    """Return what was told of the records in ranges; the first error, if there is one, is raised."""
+    """Return the sums of the reports about records in ranges. Raises the first reported error, if any."""
     for one in told.values():
         if isinstance(one, Failed):
             raise one.error
@@ -152,7 +152,7 @@ def sums_of(told: Told, ranges: RangeSet) -> Sums:
     rejected = _once([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
     read, bad, use = RangeSet(), BadRecords(), ColumnUse()
     for chunk in chunks:
-        # Two sources may have cut the same records into other chunks.
+        # Two sources may have cut the same records into different batches.
         bad += BadRecords() if chunk.read & read else chunk.bad
         use += chunk.use
         read |= chunk.read
@@ -162,7 +162,7 @@ def sums_of(told: Told, ranges: RangeSet) -> Sums:
 
 
 def later(told: Told, ranges: RangeSet) -> Told:
-    """Return what was told of records behind ranges, which a later batch has: one of two sources was ahead."""
+    """Return the reports about records behind ranges, for a later batch: one of two sources was ahead."""
     ends = {partition: ranges.intervals(topic, partition)[-1][1] for topic, partition in ranges.partitions}
     return {key: one for key, one in told.items() if isinstance(one, ChunkTold) and key[2] > ends.get(key[0], 0)}
 
@@ -172,7 +172,7 @@ def _key(told: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
 
 
 def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iterable[pa.Table]) -> Counts:
-    """Return a partition's counts: no record has a row of its own, so those that went on are filtered."""
+    """Return a partition's counts: records never have their own rows, so good records count as filtered."""
     read_, without = read.of_partition(*key).width, rowless.of_partition(*key).width
     bad = sum(pc.sum(pc.equal(rows[_PARTITION], key[1])).as_py() or 0 for rows in rejected)
     return Counts(read=read_, rejected=bad, skipped=without - bad, filtered=read_ - without)

@@ -1,1 +1,1 @@
-"""Records that became no row, for tables of every format: which of them count, and a sink that keeps them."""
+"""Rejected records of tables of every format: the choice of counting rows, and a sink with a reject table."""

@@ -1,9 +1,9 @@
-"""The reject table of one table, whatever its format: `<table>__rejected`, the records that became no row, and why.
+"""Reject table of a table of any format: `<table>__rejected`, with the rejected records and the reasons.
 
-Written before the commit of the main table, which alone decides what is landed. So a row counts only if its landing is
-in the main table's ledger. Until that is known, the landing is noted as pending in a property of this table; a later
-landing finds out, and removes what does not count: rows of landings that came to nothing, and rows of ranges that a
-later landing brought again. See `settlement`.
+It is written before the commit of the main table, and only that commit decides on the landing: a row counts if its
+landing is in the main table's ledger. Until that is known, the landing is noted as pending in a property of the reject
+table. A later landing reads the ledger, and removes stale rows: rows of landings that were never committed, and rows of
+ranges that a later landing landed again. See `settlement`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from airflow_lakestream.tables.rejects.settlement import PLACE, Pending, Settlem
 
 
 class RejectBook(ABC):
-    """A part of the sink of a reject table, as it is written for one consumer group.
+    """Base of the sink of a reject table, for a consumer group.
 
-    The format's own sink looks at the table, and commits rows, notes and removals as one.
+    The subclass of a format loads the table, and commits rows, notes and removals as one.
     """
 
     _group: str
 
     @property
     def exists(self) -> bool:
-        """Whether the table was there at the last look."""
+        """Whether the table existed at the last look."""
         return self._properties is not None
 
     @property
     def pending(self) -> list[Pending]:
-        """The landings that were noted as pending at the last look."""
+        """The pending landings noted in the table at the last look."""
         return pending_of(self._properties or {})
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, and how many of them count.
+        """Return the numbers of all rows and of the counting rows at these offsets.
 
-        Those of open landings are among the first: one of them may land, be rolled back, and have its snapshot expired
-        before the landing that asks is there, and nothing would tell its rows from those that count.
+        The first number includes the rows of open landings: such a landing may land, be rolled back, and have its
+        snapshot expired before the caller's landing, and then its rows can't be distinguished from rows that count.
         """
         there = counting = 0
         for rows in self._rows_at(ranges, PLACE) if self.exists else ():
@@ -57,7 +57,7 @@ class RejectBook(ABC):
         return there, counting
 
     def gone(self, identity: TopicIdentity, settlement: Settlement) -> int:
-        """Return how many records of a topic the main table's ledger counts as rejected that have no row here."""
+        """Return the number of a topic's rejected records, by the main table's ledger, without a row in this table."""
         if settlement.books is None:
             return 0
         entry = settlement.books.ledger(self._group).entry(identity)
@@ -68,9 +68,9 @@ class RejectBook(ABC):
     def write_down(
         self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement
     ) -> None:
-        """Commit the rejected records of a landing, and note it as pending, by topic; settle others, too.
+        """Commit the rejected records of a landing with a pending note for each topic; settle earlier landings, too.
 
-        Raises what a commit raises.
+        Raises the errors of a commit.
         """
         if not self.exists and not records:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
@@ -81,15 +81,15 @@ class RejectBook(ABC):
             self._note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
     def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
-        """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
+        """Commit the removal of stale rows and notes of pending landings. Raises the errors of a commit."""
         with self.or_discard():
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
             self._note(landing, [*pending, *settlement.condemned], settlement)
 
     def rolled_back(self, settlement: Settlement) -> list[Pending]:
-        """Return, as pending ones, the landings with rows here that were rolled back and have no note.
+        """Return, as pending landings, the rolled back landings with rows in this table and without a note.
 
-        Without a note they would count as soon as their snapshots have expired.
+        Without a note these rows would count once the snapshots of the landings have expired.
         """
         ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
         found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
@@ -116,24 +116,24 @@ class RejectBook(ABC):
     @property
     @abstractmethod
     def _properties(self) -> Mapping[str, str] | None:
-        """The table's properties at the last look; None where it was not there."""
+        """The table's properties at the last look, or None if the table did not exist."""
 
     @abstractmethod
     def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the rows of the files that may have some of these offsets; default: of all files, all columns."""
+        """Yield the rows of files with possible rows of the ranges; default: of all files, all columns."""
 
     @abstractmethod
     def _note(self, landing: Landing, pending: Sequence[Pending], settlement: Settlement) -> None:
-        """Commit the rows taken, with notes of the pending landings, and without the rows that do not count."""
+        """Commit the buffered rows with notes of the pending landings, and remove stale rows."""
 
     @abstractmethod
     def load(self, run_id: str) -> TableState:
-        """Look at the table again."""
+        """Load the table again."""
 
     @abstractmethod
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit."""
+        """Buffer rows for the next commit."""
 
     @abstractmethod
     def or_discard(self) -> AbstractContextManager[None]:
-        """Discard what was taken where anything is raised within."""
+        """Discard the buffered rows if the block raises."""

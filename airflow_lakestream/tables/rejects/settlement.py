@@ -1,4 +1,4 @@
-"""Landings whose rejected records are written, and what the main table has decided of them: which rows count."""
+"""Landings with rejected records, and the main table's decision on each landing: landed, dead or open."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from airflow_lakestream.tables.coordinates import COORDINATES, is_hit
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, to_schema
 
-# With the landing's id and a topic behind it: what is written before the main table has decided.
+# With the landing's id and a topic behind it: the note of a landing before the main table has decided.
 PENDING = "lakestream.rejects.pending."
 
 REJECTED_AT = "rejected_at"
-# Beside what the decoder says of a record.
+# In addition to the decoder's columns.
 OWN = pa.schema(
     [
         ("consumer_group", pa.string()),
@@ -36,21 +36,21 @@ OWN = pa.schema(
         (REJECTED_AT, pa.timestamp("us", "UTC")),
     ]
 )
-# What says whose a rejected record is.
+# The columns that identify a rejected record and its landing.
 PLACE = (*COORDINATES, "consumer_group", "topic_id", "landing_id")
 
 
 def design_of(records: pa.Schema) -> TableDesign:
-    """Return the design of a reject table with these columns of its records."""
+    """Return the design of a reject table for records with these columns."""
     metadata = pa.schema([field for field in records if field.name.startswith(METADATA_PREFIX)])
     payload = pa.schema([field for field in records if field.name not in metadata.names])
-    # A table that an earlier version made gets the columns that it lacks.
+    # A table of an earlier version gets the missing columns.
     schema = to_schema(pa.schema([*payload, *OWN]))
     return TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
 
 
 def beside_place(columns: Sequence[str]) -> Sequence[str]:
-    """Return these columns of a reject table, with those that tell a record's place; none for all."""
+    """Return these columns of a reject table, with the columns of PLACE; empty (all columns) without any."""
     return tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
 
 
@@ -61,11 +61,11 @@ def rejects_of(table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A landing whose rejected records are written, and of which the main table was still to decide.
+    """Landing with written rejected records, still without a decision of the main table.
 
-    `supersedes` says that other rows of its ranges were there, to be removed once it is landed. `after` are marks of
-    the main table's ledger when the note was made; see `core.ledger.Noted`. `is_condemned` forbids the landing to
-    commit. `is_taken_back`: it had landed, and was rolled back.
+    `supersedes`: rows of earlier landings were at its ranges, to be removed once it is landed. `after` are marks of the
+    main table's ledger at the time of the note; see `core.ledger.Noted`. `is_condemned` forbids the landing to commit.
+    `is_taken_back`: it had landed, and was rolled back.
     """
 
     landing_id: str
@@ -80,7 +80,7 @@ class Pending:
     is_taken_back: bool = False
 
     def encode(self) -> str:
-        """Return the text of the property."""
+        """Return the value of the property."""
         data = {
             **ranges_to_dict(self.identity, self.ranges),
             "group": self.consumer_group,
@@ -95,12 +95,12 @@ class Pending:
 
     @property
     def key(self) -> str:
-        """The name of the property: one for each topic of a landing."""
+        """The name of the property, different for each topic of a landing."""
         return f"{PENDING}{self.landing_id}/{self.identity.topic}"
 
     @classmethod
     def decode(cls, key: str, text: str) -> Pending:
-        """Read a property. Raises UnreadableLedger."""
+        """Return the landing noted in a property. Raises UnreadableLedger."""
         landing_id = key.removeprefix(PENDING).partition("/")[0]
         try:
             data = json.loads(text)
@@ -124,18 +124,18 @@ class Pending:
 
 
 def pending_of(properties: Mapping[str, str]) -> list[Pending]:
-    """Return the landings that a reject table's properties note as pending."""
+    """Return the pending landings noted in a reject table's properties."""
     return [Pending.decode(key, text) for key, text in properties.items() if key.startswith(PENDING)]
 
 
 def of_topic(records: pa.Table, topic: str) -> pa.Table:
-    """Return the rejected records of one topic."""
+    """Return the rejected records of a topic."""
     same = pc.equal(records["_kafka_topic"], topic)
     return records if pc.all(same).as_py() else records.filter(same)
 
 
 def rows_of(records: pa.Table, pending: Pending, run_id: str) -> pa.Table:
-    """Return rejected records as rows of the table."""
+    """Return rejected records as rows of the reject table."""
     made = {
         "consumer_group": pending.consumer_group,
         "topic_id": pending.identity.topic_id,
@@ -148,9 +148,9 @@ def rows_of(records: pa.Table, pending: Pending, run_id: str) -> pa.Table:
     return records
 
 
-# A replace that nobody has heard of for so long is dead: no run takes longer.
+# A replace that has not landed after this time is dead: no run takes longer.
 DEAD_AFTER_MS = 24 * 3600 * 1000
-# With a group's name behind it: the names that it had before, as a list in JSON.
+# With a group's name behind it: the former names of the group, as a list in JSON.
 FORMER_NAMES = "lakestream.former-names."
 
 
@@ -158,7 +158,7 @@ File = TypeVar("File")
 
 
 class MainBooks(Protocol):
-    """The main table's ledgers, and the history of its landings."""
+    """The main table's ledgers, and the history of landings."""
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -166,36 +166,36 @@ class MainBooks(Protocol):
 
     @property
     def rolled_back(self) -> Sequence[str]:
-        """The ids of landings that were rolled back, and may come again."""
+        """The ids of rolled back landings, still possible to come again."""
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return a number for a landing in the table's history, which grows along it; None if it is not there."""
+        """Return a landing's number in the table's history, growing with time, or None if missing."""
 
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger."""
 
 
 def names_of(properties: Mapping[str, str], consumer_group: str) -> tuple[str, ...]:
-    """Return the names that a group has had: what it landed before it was renamed has the former ones."""
+    """Return all names of a group, the current name first; landings before a rename have a former name."""
     former = properties.get(FORMER_NAMES + consumer_group)
     return (consumer_group, *(json.loads(former) if former else ()))
 
 
 @dataclass
 class Settlement:
-    """What the main table has decided of the pending landings: those that are landed, are dead, and may yet land.
+    """The main table's decision on the pending landings: landed, dead or open.
 
-    `landed` is in the order of the main table's history. `condemned`, which are among the open ones, are to be noted
-    as that. A landing whose offsets others have landed may wait with its commit until a rollback takes those back. So
-    it is condemned first: from then on it refuses its own commit. It is dead if its offsets are landed at a later
-    look, too: a try that it began before has failed then.
+    `landed` is in the order of the main table's history. `condemned` is the part of `open` whose notes are to forbid
+    the commit. A landing whose offsets another landing has may wait with its commit until a rollback removes the
+    other. So it is condemned first: from then on it refuses its own commit. It is dead if its offsets are still landed
+    at a later look: commit attempts from before have failed by then.
     """
 
     landed: list[Pending] = field(default_factory=list)
     dead: list[Pending] = field(default_factory=list)
     open: list[Pending] = field(default_factory=list)
     condemned: list[Pending] = field(default_factory=list)
-    # Of the main table: they say which groups had other names.
+    # Of the main table; they contain the former names of groups.
     properties: Mapping[str, str] = field(default_factory=dict)
     # Landings that were rolled back, and may come again while their snapshots live.
     rolled_back: Sequence[str] = ()
@@ -203,7 +203,7 @@ class Settlement:
 
     @classmethod
     def by(cls, pending: Iterable[Pending], books: MainBooks | None) -> Self:
-        """Ask the main table; None for one that is not there."""
+        """Return the decision of the main table; if `books` is None (no table), all landings are open."""
         if books is None:
             return cls(open=list(pending))
         rolled_back = set(books.rolled_back)
@@ -214,7 +214,7 @@ class Settlement:
             if place is not None:
                 landed.append((place, one.at_ms, one))
             elif one.landing_id in rolled_back or (one.is_taken_back and not _is_old(one)):
-                # A Delta table tells it only until its group lands again.
+                # A Delta table knows of the rollback only until its group lands again.
                 rolled_back.add(one.landing_id)
             else:
                 can_not_land = _can_not_land(one, books)
@@ -231,21 +231,21 @@ class Settlement:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are rows to remove."""
+        """Whether rows must be removed."""
         return bool(self.dead) or any(one.supersedes for one in self.landed)
 
     @property
     def settled(self) -> list[Pending]:
-        """Those that need no note any more."""
+        """The decided landings, without further need of a note."""
         return [*self.landed, *self.dead]
 
     @property
     def ranges(self) -> RangeSet:
-        """Where rows to remove may be."""
+        """The offset ranges of the rows to remove."""
         return union(one.ranges for one in [*self.dead, *self.landed] if one in self.dead or one.supersedes)
 
     def stale(self, rows: pa.Table) -> pa.Array:
-        """Tell which rows of a reject table do not count, and never will; open landings are left alone."""
+        """Return a mask of the stale rows: not counting now or later. Rows of open landings are not stale."""
         ids = rows["landing_id"]
         stale = pc.is_in(ids, value_set=pa.array([one.landing_id for one in self.dead], pa.string()))
         for number, one in enumerate(self.landed):
@@ -259,33 +259,33 @@ class Settlement:
         return stale
 
     def remainders(self, files: Iterable[tuple[File, pa.Table]]) -> Iterator[tuple[File, pa.Table]]:
-        """Yield the files with rows that do not count, and the rows of them that stay."""
+        """Yield each file with stale rows, together with the remaining rows."""
         for file, rows in files if self.is_due else ():
             stale = self.stale(rows)
             if pc.any(stale).as_py():
                 yield file, rows.filter(pc.invert(stale))
 
     def is_of(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
-        """Tell which rows are of a group, whatever it was called, and of one incarnation of a topic."""
+        """Return a mask of the rows of a group, under any former name, and of this incarnation of a topic."""
         names = pa.array(names_of(self.properties, consumer_group), pa.string())
         ours = pc.and_(pc.is_in(rows["consumer_group"], names), pc.equal(rows["topic_id"], identity.topic_id))
         return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
 
     def counts(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity, landed: RangeSet) -> pa.ChunkedArray:
-        """Tell which rows count: of a group, at offsets that its ledger has landed."""
+        """Return a mask of the counting rows: of a group, at landed offsets."""
         own = pc.and_(self.is_of(rows, consumer_group, identity), is_hit(rows, landed))
         return pc.and_not(own, pc.or_(self.stale(rows), self.undecided(rows)))
 
     def undecided(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell which rows are of landings that may yet land, or come again."""
+        """Return a mask of the rows of open or rolled back landings."""
         return pc.or_(self.unsettled(rows), self.of_rolled_back(rows))
 
     def unsettled(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell which rows are of landings that may yet land."""
+        """Return a mask of the rows of open landings."""
         return pc.is_in(rows["landing_id"], value_set=pa.array([one.landing_id for one in self.open], pa.string()))
 
     def of_rolled_back(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell which rows are of landings that were rolled back."""
+        """Return a mask of the rows of rolled back landings."""
         return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
 
 
@@ -294,12 +294,12 @@ def _is_old(one: Pending) -> bool:
 
 
 def _can_not_land(one: Pending, books: MainBooks) -> bool:
-    """Tell whether a landing that was not found has not landed, and can't land on the table as it is."""
+    """Return whether a landing missing in the history has not landed, and can't land on the current table."""
     ledger = books.ledger(one.consumer_group)
     if not ledger.noted.has_all_since(one.after):
-        # It may have landed so long ago that nothing names it any more.
+        # It may have landed long ago, before all that the ledger still names.
         return False
     if one.replaces:
-        # The guard of a replace asks for its ranges to be landed, so the ledger can't tell.
+        # A replace requires landed ranges, so the ledger does not show whether the replace itself has landed.
         return _is_old(one)
     return bool(ledger.entry(one.identity).held & one.ranges)

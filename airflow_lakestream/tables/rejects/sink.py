@@ -1,4 +1,4 @@
-"""A sink with a reject table beside it: rejected records are written first, and count once the landing has landed."""
+"""Sink with a reject table: rejected records are written first, and count after the landing's commit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink, Wr
 
 log = logging.getLogger(__name__)
 
-# What a handed piece says of its rejected records: where they lie, as Arrow's IPC stream.
+# Key in handed files: the path of the rejected records, which are an Arrow IPC stream.
 HANDED = "rejected"
 
 
 class RejectingSink(WrappedSink, ABC):
-    """`core.ports.Sink` and `core.ports.Rejects`: a table's sink, and its reject table.
+    """`core.ports.Sink` and `core.ports.Rejects`: a table's sink with the sink of the reject table.
 
     :param inner: the sink of the table whose ledger decides.
     :param rejects: its reject table.
@@ -40,7 +40,7 @@ class RejectingSink(WrappedSink, ABC):
         self._run_id = ""
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table again, and remove rejected records that turned out not to count."""
+        """Load both tables again, and remove stale rejected records."""
         self._run_id = run_id
         state = self.inner.load(run_id)
         self._rejects.load(run_id)
@@ -48,31 +48,31 @@ class RejectingSink(WrappedSink, ABC):
         return state
 
     def reject(self, records: pa.Table) -> None:
-        """Take rejected records for the next commit."""
+        """Buffer rejected records for the next commit."""
         self._held.append(records)
 
     def commit(self, landing: Landing) -> int:
-        """Write down what was rejected, then commit; see `core.ports.Sink`."""
+        """Write the rejected records, then commit; see `core.ports.Sink`."""
         return self.inner.commit(self.write_down(landing))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Write down what was rejected, then replace; the rejected records of the ranges are replaced, too."""
+        """Write the rejected records, then replace, including the rejected records of the ranges."""
         done = self.inner.replace(self.write_down(landing))
         self.settle()
         return done
 
     def discard(self) -> None:
-        """Forget what was taken since the last commit; never raises."""
+        """Discard all rows since the last commit; never raises."""
         self._held = []
         super().discard()
 
     def write_down(self, landing: Landing) -> Landing:
-        """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
+        """Commit the rejected records of a landing, or a note on superseded rejected records, if necessary.
 
-        Returns the landing, with the count of those that it replaces, if that is not in it, and whether it is noted.
+        Returns the landing, marked as noted after a commit, with the count of replaced rejected records if it had none.
         """
         held, self._held = self._held, []
-        # Others may have landed these offsets since the run began, and been rolled back: their rows are there now.
+        # Other runs may have landed these offsets since this run began, and been rolled back: their rows are there now.
         self._rejects.load(self._run_id)
         settlement = self._settlement()
         topics = dict(landing.topics)
@@ -106,18 +106,18 @@ class RejectingSink(WrappedSink, ABC):
         return replace(landing, noted=True, precondition=lambda: self._check_noted(landing, keys))
 
     def _check_noted(self, landing: Landing, keys: set[str]) -> None:
-        """Raise RejectsCondemned where a landing's notes don't stand any more."""
+        """Raise RejectsCondemned if a note of a landing is gone or condemned."""
         self._rejects.load(self._run_id)
         if keys - {one.key for one in self._rejects.pending if not one.is_condemned}:
             raise RejectsCondemned(self._name, landing.landing_id)
 
     def settle(self) -> None:
-        """Forget what is decided, and remove rows that do not count. Left for the next run where it fails."""
+        """Remove stale rows, and the notes of decided landings. An error is logged, and left for the next run."""
         if not self._rejects.exists:
             return
         try:
             if self._settle_once().condemned:
-                # They are dead if the next look finds their offsets landed, too.
+                # Condemned landings are dead if the next look finds their offsets landed, too.
                 self._rejects.load(self._run_id)
                 self._settle_once()
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
@@ -125,7 +125,7 @@ class RejectingSink(WrappedSink, ABC):
 
     def _settle_once(self) -> Settlement:
         settlement = self._settlement()
-        # Also where there are no rows to remove: an old landing is no longer found, and would be taken for dead.
+        # Also without rows to remove: later on, the landing can't be found in the history, and would count as dead.
         rolled_back = self._rejects.rolled_back(settlement)
         if settlement.settled or settlement.condemned or rolled_back:
             self._rejects.settle(settlement, rolled_back, self._run_id)
@@ -133,7 +133,7 @@ class RejectingSink(WrappedSink, ABC):
 
     @abstractmethod
     def _settlement(self) -> Settlement:
-        """Ask the main table for what it has decided."""
+        """Return the main table's decision on the pending landings."""
 
 
 class TakingRejectingSink(RejectingSink, WrappedTakingSink):
@@ -142,18 +142,18 @@ class TakingRejectingSink(RejectingSink, WrappedTakingSink):
     inner: TakingSink
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
+        """Add files staged by a process of this run; stored rejected records are deleted after reading."""
         if (path := files.get(HANDED)) is not None:
             self._held.append(self._take_handed(path))
         self.inner.take_over(files)
 
     @abstractmethod
     def _take_handed(self, path: str) -> pa.Table:
-        """Return records that a process of this run stored, and delete them; the table may not exist yet."""
+        """Read and delete records stored by a process of this run; the table may not exist yet."""
 
 
 class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
-    """`core.ports.SharedSink`: files and rejected records go from one worker to another."""
+    """`core.ports.SharedSink`: workers hand over files and rejected records."""
 
     inner: SharedSink
 
@@ -163,22 +163,22 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
         self._handed: list[str] = []
 
     def discard(self) -> None:
-        """Forget what was taken since the last commit; never raises."""
+        """Discard all rows since the last commit; never raises."""
         handed, self._handed = self._handed, []
         for path in self._delete_handed(handed) if handed else ():
             log.warning("Rejected records that were not handed over could not be deleted: %s", path)
         super().discard()
 
     def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on."""
+        """Write later files below this folder of the table's data."""
         self._folder = folder
         self.inner.write_below(folder)
 
     def hand_over(self) -> Mapping[str, Any]:
-        """Write out what was taken; see `core.ports.Sink`."""
+        """Write all buffered rows; see `core.ports.Sink`."""
         files = dict(self.inner.hand_over())
         if self._held:
-            # Before it is written: half a file is deleted, too.
+            # Before it is written: a file that is written in part is deleted, too.
             self._handed.append(path := self._new_path())
             self._store(path, pa.concat_tables(self._held))
             files[HANDED] = path
@@ -186,46 +186,46 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
         return files
 
     def let_go(self) -> None:
-        """Leave what was handed over to who took it."""
+        """Give up ownership of the files handed over."""
         self._handed = []
         self.inner.let_go()
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Say why handed files can't be used; None if they can."""
+        """Return the reason against the use of handed files, or None."""
         path = files.get(HANDED)
         if path is not None and not self._is_there(path):
             return f"the records that were rejected are gone: {path}"
         return self.inner.misfit(files)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
-        """Take files that another worker handed over for the next commit."""
+        """Add files handed over by another worker to the next commit."""
         if (path := files.get(HANDED)) is not None:
             self._held.append(self._read_handed(path))
         self.inner.adopt(files)
 
     @abstractmethod
     def _new_path(self) -> str:
-        """Return a place for records, below the folder of this run."""
+        """Return a new path for records, below the folder of this run."""
 
     @abstractmethod
     def _store(self, path: str, records: pa.Table) -> None:
-        """Write records for whoever commits."""
+        """Store records for the committing process."""
 
     @abstractmethod
     def _read_handed(self, path: str) -> pa.Table:
-        """Return records that another worker stored."""
+        """Return records stored by another worker."""
 
     @abstractmethod
     def _is_there(self, path: str) -> bool:
-        """Tell whether stored records are there."""
+        """Return whether stored records exist."""
 
     @abstractmethod
     def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
-        """Delete stored records; return those that may be left. Never raises."""
+        """Delete stored records; return the paths possibly left. Never raises."""
 
 
 def write_stream(records: pa.Table) -> bytes:
-    """Return records as they are stored."""
+    """Return records as bytes of an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, records.schema) as writer:
         writer.write_table(records)
@@ -234,6 +234,6 @@ def write_stream(records: pa.Table) -> bytes:
 
 
 def read_stream(data: bytes) -> pa.Table:
-    """Return stored records."""
+    """Return the records of an Arrow IPC stream."""
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()

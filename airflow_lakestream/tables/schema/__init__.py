@@ -1,1 +1,1 @@
-"""Columns: their types and names, as text and as Arrow's, and how a table's columns change."""
+"""Columns of tables: types and names, as text and in Arrow, and changes of columns."""

@@ -1,7 +1,7 @@
-"""A change of a table's schema that goes into the commit of the next rows, and is written for before it is made.
+"""Change of a table's schema within the commit of the next rows; files are written for the change in advance.
 
-Files are written with the field ids that the change will assign. So it is made at the very schema that it was planned
-for, or not at all; the guard sees to that.
+Files are written with the field ids that the change will assign. So the change is made to exactly the schema for
+which it was planned, or not at all; the commit guard checks it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from airflow_lakestream.tables.schema.columns import (
 from airflow_lakestream.tables.schema.evolution import evolve
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
 
-# Beside the landing's own keys in the snapshot's summary: what its commit changed, as JSON.
+# Next to the landing's own keys in the snapshot's summary: the schema changes of the commit, as JSON.
 SUMMARY_KEY = "lakestream.schema-changes"
 
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """The table as it is, and as it is with the change; without any the two are the same.
+    """A table's metadata before and after a change of the schema; the same without a change.
 
-    `texts` say what is changed, `added` are new fields by the id of the field that they are in. `taken` are names that
+    `texts` are the changes in words, `added` the new fields by the id of their parent field. `taken` are names that
     no new column may have.
     """
 
@@ -54,12 +54,12 @@ class SchemaChange:
 
     @classmethod
     def none(cls, metadata: TableMetadata) -> SchemaChange:
-        """Return the change that changes nothing."""
+        """Return an empty change."""
         return cls(metadata, metadata)
 
     @classmethod
     def nowhere(cls, schema: Schema) -> SchemaChange:
-        """Return no change of a table that no catalog has: what stands for a table of another format."""
+        """Return an empty change of a table without a catalog, in place of a table of another format."""
         return replace(cls.none(metadata_of(schema, "", {"format-version": "2"})), taken=())
 
     def __bool__(self) -> bool:
@@ -71,7 +71,7 @@ class SchemaChange:
         return self.metadata.schema()
 
     def and_then(self, wanted: Iterable[NestedField], policy: SchemaEvolution) -> tuple[SchemaChange, tuple[str, ...]]:
-        """Return the change that makes room for the wanted columns, too, and why some of them are not possible."""
+        """Return the change extended by the wanted columns, and the problems of impossible columns."""
         base, now = self.base, self.metadata
         evolved = evolve(
             now.schema(),
@@ -84,7 +84,7 @@ class SchemaChange:
         )
         if not evolved.changes:
             return self, evolved.problems
-        # One that is there already is made the current one again.
+        # A known schema becomes the current one again.
         schema = next((known for known in base.schemas if known == evolved.schema), evolved.schema)
         metadata = base.model_copy(
             update={
@@ -98,17 +98,17 @@ class SchemaChange:
         return replace(self, metadata=metadata, texts=texts, added={**self.added, **added}), evolved.problems
 
     def target(self, table: Table) -> Table:
-        """Return the table with the change: what files are written for."""
+        """Return the table with the change, for writing files."""
         if not self:
             return table
         return Table(table.name(), self.metadata, table.metadata_location, table.io, table.catalog, table.config)
 
     def is_made_in(self, metadata: TableMetadata) -> bool:
-        """Tell whether a table has the very schema, field ids included, that the change leads to."""
+        """Return whether a table has exactly the change's schema, field ids included."""
         return metadata.schema() == self.schema
 
     def fits(self, metadata: TableMetadata) -> bool:
-        """Tell whether the change can be made to the table, or has been made already, with the same field ids."""
+        """Return whether the change can be made to the table, or is made already, with the same field ids."""
         if self and self.is_made_in(metadata):
             return True
         ids = [schema.schema_id for schema in metadata.schemas], metadata.last_column_id
@@ -116,16 +116,16 @@ class SchemaChange:
         return metadata.current_schema_id == self.base.current_schema_id and (not self or same_ids)
 
     def updates(self) -> tuple[TableUpdate, ...]:
-        """Return what a transaction on the base stages."""
+        """Return the updates for a transaction on the base."""
         if not self:
             return ()
         if self.schema.schema_id in {schema.schema_id for schema in self.base.schemas}:
             return (_set_current(self.schema.schema_id),)
-        # -1 is the one just added, which a catalog may give another id.
+        # -1 means the schema just added, to which a catalog may give another id.
         return (AddSchemaUpdate(schema=self.schema), _set_current(-1), *self._name_mapping())
 
     def summary(self) -> dict[str, str]:
-        """Return what the snapshot's summary says of it."""
+        """Return the changes in words as an entry of the snapshot's summary."""
         return {SUMMARY_KEY: json.dumps(self.texts, ensure_ascii=False)} if self else {}
 
     def _name_mapping(self) -> Iterable[TableUpdate]:
@@ -139,9 +139,9 @@ class SchemaChange:
 
 
 def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> SchemaChange:
-    """Return the change that gives the table a place for all that the design has.
+    """Return the change of the table for all columns of the design.
 
-    Raises InvalidArgument if the table can't be changed so, or contradicts the design in spite of the change.
+    Raises InvalidArgument if the change is impossible, or the table contradicts the design in spite of it.
     """
     change, problems = SchemaChange.none(metadata), tuple[str, ...]()
     if design.evolution is not SchemaEvolution.NONE:
@@ -168,7 +168,7 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
 
 
 def whole_schema(design: TableDesign, rows: pa.Schema | None) -> Schema:
-    """Return all columns of a new table; without a schema in the design, those of the first rows."""
+    """Return all columns of a new table; without a schema in the design, the columns of the first rows."""
     payload = design.schema
     if payload is None:
         assert rows is not None, "the decoder was made from a schema or from a first batch"
@@ -177,7 +177,7 @@ def whole_schema(design: TableDesign, rows: pa.Schema | None) -> Schema:
 
 
 def metadata_of(schema: Schema, location: str, properties: Mapping[str, str]) -> TableMetadata:
-    """Return the metadata of a plain table that no catalog has."""
+    """Return the metadata of a plain table without a catalog."""
     spec, order = UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER
     return new_table_metadata(schema, spec, order, location, dict(properties))
 
@@ -189,7 +189,7 @@ def _incoming(design: TableDesign, held: Schema) -> list[NestedField]:
     wanted = fields_from_arrow(columns, "schema")
     if design.evolution is not SchemaEvolution.WIDEN:
         return wanted
-    # What records no longer have must not be required any more.
+    # Columns that records no longer have must become optional.
     names = {one.name for one in wanted}
     left_out = (one for one in held.fields if one.name not in names and not one.name.startswith("_"))
     return [*wanted, *(one.model_copy(update={"required": False}) for one in left_out if one.required)]
@@ -200,7 +200,7 @@ def _set_current(schema_id: int) -> TableUpdate:
 
 
 def changes_in(snapshot: Snapshot | None) -> list[str]:
-    """Return what a snapshot's commit changed in the schema, in words; nothing for one that has expired."""
+    """Return the schema changes of a snapshot's commit, in words; empty for an expired snapshot."""
     if snapshot is None or snapshot.summary is None:
         return []
     texts: list[str] = json.loads(snapshot.summary.additional_properties.get(SUMMARY_KEY, "[]"))

@@ -1,4 +1,4 @@
-"""Which columns a table has, which of them the payload fills, and whether a given schema agrees with the table.
+"""Columns of a table, columns filled by the payload, and checks of a given schema against the table.
 
 Names that begin with `_kafka_` are the metadata columns'; a payload may not use them.
 """
@@ -38,7 +38,7 @@ _INTEGER_DIGITS = {iceberg.IntegerType(): 10, iceberg.LongType(): 19}
 
 
 def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Schema:
-    """Read the schema a user gives: a DDL string, a PyIceberg schema or an Arrow one (which gets fresh ids)."""
+    """Return the schema of a DDL string, a PyIceberg schema or an Arrow schema (with fresh ids)."""
     match value:
         case str():
             return parse_schema(value, argument)
@@ -54,12 +54,12 @@ def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Sche
 
 
 def to_timed_schema(value: str | Schema | pa.Schema) -> tuple[Schema, dict[Path, TimeSource]]:
-    """Read the schema of records likewise; return by column which times are made from something else in them."""
+    """Return the schema of records likewise, and the sources of times by column."""
     return parse_timed_schema(value) if isinstance(value, str) else (to_schema(value), {})
 
 
 def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
-    """Append the metadata columns, all optional, with ids above those of the payload."""
+    """Append the metadata columns, all optional, with ids above the payload's ids."""
     _refuse_reserved(payload, metadata.names)
     extra = fields_from_arrow(metadata, "metadata_columns", first_id=payload.highest_field_id + 1)
     optional = [field.model_copy(update={"required": False}) for field in extra]
@@ -67,7 +67,7 @@ def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
 
 
 def refuse_taken(schema: Schema, argument: str) -> None:
-    """Refuse columns of an Iceberg table with names that its readers keep for themselves. Raises InvalidArgument."""
+    """Refuse columns of an Iceberg table with names reserved by readers. Raises InvalidArgument."""
     if clashes := [field.name for field in schema.fields if field.name.lower() in ICEBERG_COLUMNS]:
         raise InvalidArgument(
             argument,
@@ -77,7 +77,7 @@ def refuse_taken(schema: Schema, argument: str) -> None:
 
 
 def with_rescued(payload: Schema) -> Schema:
-    """Append the column for what has none, unless it is there."""
+    """Append the column for unknown fields, unless present. Raises InvalidArgument for a column of another type."""
     there = next((field for field in payload.fields if field.name == RESCUED), None)
     if there is None:
         extra = iceberg.NestedField(payload.highest_field_id + 1, RESCUED, iceberg.StringType(), required=False)
@@ -92,10 +92,11 @@ def with_rescued(payload: Schema) -> Schema:
 def payload_schema(
     table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, with_others: bool = False
 ) -> pa.Schema:
-    """Return the Arrow schema that a decoder is to produce for a table.
+    """Return the Arrow schema for the decoder of a table.
 
-    These are the table's columns without the metadata ones; with a `given` schema only those that it names, and the
-    others if told to, required where either says so. Types are the table's. Columns left out are written as null.
+    It has the table's columns without the metadata columns; with a `given` schema only the columns of that schema, and
+    the other columns if `with_others`. A column is required if either schema requires it. Types are the table's.
+    Columns left out are written as null.
     """
     wanted = {} if given is None else {field.name: field for field in given.fields}
     fields = []
@@ -112,7 +113,7 @@ def payload_schema(
 def check_compatible(
     given: Schema, table: Schema, table_name: str, metadata: pa.Schema, argument: str = "schema"
 ) -> None:
-    """Refuse a given payload schema, or metadata columns, that an existing table contradicts.
+    """Refuse a given payload schema, or metadata columns, in contradiction to an existing table.
 
     A table may have more optional columns, and wider types as long as each value of the given type fits without loss.
     A column given as optional contradicts a required one: its nulls would have no place.
@@ -134,9 +135,9 @@ def check_compatible(
 
 
 def check_made(made: pa.Schema, given: Schema) -> None:
-    """Refuse a given payload schema that says other columns than a statement makes, or narrower types.
+    """Refuse a given payload schema with different columns or narrower types than a statement makes.
 
-    Which columns may not be null is for the given one to say; a record for which the statement makes NULL there is bad.
+    The given schema decides which columns may not be null; a record for which the statement makes NULL there is bad.
     """
     there = {field.name: field for field in given.fields}
     problems = []
@@ -161,7 +162,7 @@ def check_made(made: pa.Schema, given: Schema) -> None:
 
 
 def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
-    """Refuse metadata columns that a table lacks or has with another type, and required ones not asked for."""
+    """Refuse metadata columns missing or of another type in a table, and unrequested columns required by the table."""
     held = {field.name: field for field in table.fields}
     problems = []
     for field in fields_from_arrow(metadata, "metadata_columns"):
@@ -182,7 +183,7 @@ def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
 
 
 def fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
-    """Tell whether every value of the type `given`, nulls aside, has its place in `table`, unchanged."""
+    """Return whether every value of the type `given`, nulls aside, fits into `table` unchanged."""
     return not any(_type_problems(given, table, "", nulls=False))
 
 

@@ -1,7 +1,7 @@
 """A schema as text: `id bigint not null, tags array<string>`, in Spark's or Iceberg's type names.
 
-Of this project's own making are two rules: `timestamp` has a zone and `timestamp_ntz` has none, as in Spark; and a
-`timestamp` may say what records have instead: `from epoch_ms`, `at time zone 'Europe/Berlin'`. Imports pyiceberg only.
+This project has two rules of its own: `timestamp` has a zone and `timestamp_ntz` has none, as in Spark; and a
+`timestamp` may name its source in records: `from epoch_ms`, `at time zone 'Europe/Berlin'`. Imports pyiceberg only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PRECISION = 38
 _OTHER_TYPES = ("decimal", "dec", "numeric", "varchar", "char", "fixed", "array", "list", "map", "struct")
 _TYPES = (*PLAIN_TYPES, *_OTHER_TYPES)
 
-# What databases and libraries call types that have another name here.
+# Names of types in databases and libraries, with the names here.
 _ELSEWHERE = {
     **dict.fromkeys(("datetime", "datetime2", "timestamp_tz", "timestamp_utc"), "timestamp"),
     **dict.fromkeys(("int64", "int8", "uint32", "serial", "bigserial"), "bigint"),
@@ -55,12 +55,12 @@ _TOKEN = re.compile(
 )
 
 
-# A configuration asks for its columns some twenty times. Nothing changes a schema.
+# A configuration asks for its columns some twenty times. A schema is never changed.
 @lru_cache(maxsize=32)
 def parse_schema(text: str, argument: str = "schema") -> Schema:
-    """Read a DDL string into an Iceberg schema with fresh field ids; `argument` is what errors name.
+    """Return the Iceberg schema of a DDL string, with fresh field ids; errors name `argument`.
 
-    Raises InvalidArgument, also for a column that says from what records' values its times are made.
+    Raises InvalidArgument, also for a column with a source of its times.
     """
     schema, times = parse_timed_schema(text, argument)
     for path, source in times.items():
@@ -70,7 +70,7 @@ def parse_schema(text: str, argument: str = "schema") -> Schema:
 
 
 def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, dict[Path, TimeSource]]:
-    """Read a DDL string likewise, and return by column which times are made from something else in the records."""
+    """Return the Iceberg schema of a DDL string likewise, and the sources of times by column."""
     parser = _Parser(text, argument)
     return build_schema(parser.columns(), argument), parser.times
 
@@ -89,7 +89,7 @@ class _Token:
 
 
 class _Parser:
-    """One pass over the tokens, one method per rule of the grammar."""
+    """Parser in a single pass over the tokens, with a method per rule of the grammar."""
 
     def __init__(self, text: str, argument: str) -> None:
         self._text = text
@@ -201,7 +201,7 @@ class _Parser:
         return _unquoted(token.value)
 
     def _type_of(self, step: str) -> iceberg.IcebergType:
-        """Read the type of what stands at this step of the path, and from what its times are made."""
+        """Return the type at this step of the path, and keep the source of times."""
         self._path.append(step)
         kind = self._type()
         at = self._peek()

@@ -1,6 +1,6 @@
-"""From a table's schema to one that has a place for more: columns are added, types widened, and nothing else ever.
+"""Evolution of a table's schema: columns are added and types widened, without any further change.
 
-Pure: which columns a schema gains, and by which field ids, is decided here; the commit of a landing makes the change.
+Pure: new columns and their field ids are decided here; the commit of a landing makes the change.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from airflow_lakestream.tables.schema.columns import TAKEN, fits
 from airflow_lakestream.tables.schema.ddl import MAX_PRECISION
 from airflow_lakestream.tables.schema.types import type_text
 
-# What a column of the table itself has for a parent.
+# Parent of a top-level column.
 ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """A table's schema as it is to be, what that changes in words, and what is not possible, with the reason.
+    """Evolved schema of a table, with the changes in words, and the impossible changes with the reasons.
 
-    `added` are the new fields by the id of the field that they are in, ROOT for columns.
+    `added` are the new fields by the id of their parent field, ROOT for columns.
     """
 
     schema: Schema
@@ -45,13 +45,13 @@ def evolve(
     format_version: int,
     taken: Collection[str] = (),
 ) -> Evolved:
-    """Return the schema that has a place for each value of the wanted columns, and for each of its own.
+    """Return the schema with a place for each value of the wanted columns and of the table's columns.
 
-    Columns that only the table has stay as they are, and so do those that hold all values wanted already. A new column
-    and all in it is optional whatever is wanted, since rows that are there have no value for it.
+    Columns that only the table has stay as they are, and so do columns that hold all wanted values already. A new
+    column and all fields in it are optional, even if required in `wanted`: existing rows have no value for it.
 
-    :param last_column_id: of the table; its new fields count on from there.
-    :param schema_id: what a changed schema is called.
+    :param last_column_id: of the table; new fields get the ids after it.
+    :param schema_id: the id of a changed schema.
     :param taken: names that no new column of the table may have, in lower case.
     """
     ids = itertools.count(last_column_id + 1)
@@ -62,13 +62,13 @@ def evolve(
     try:
         schema = Schema(*struct.fields, schema_id=schema_id, identifier_field_ids=held.identifier_field_ids)
     except ValueError as error:
-        # A name with a dot that is the path of another.
+        # A name with a dot equals the path of another column.
         return Evolved(held, problems=(*work.problems, f"two columns would have one path: {error}"))
     return Evolved(schema, tuple(work.changes), tuple(work.problems), work.added)
 
 
 class _Evolution:
-    """One walk through both schemas, side by side."""
+    """Parallel walk through both schemas."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Evolution:
     def struct(
         self, held: iceberg.StructType, wanted: tuple[iceberg.NestedField, ...], path: str, parent: int
     ) -> iceberg.StructType:
-        """Return the struct with a place for all that is wanted; `path` ends in a dot, or is empty."""
+        """Return the struct with a place for all wanted fields; `path` ends in a dot, or is empty."""
         by_name = {item.name: item for item in wanted}
         known = {item.name for item in held.fields}
         taken = {item.name.lower(): item.name for item in held.fields}
@@ -193,14 +193,14 @@ class _Evolution:
 
 
 def _wider(held: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """Yield the types that a column may be given in place of its own; each holds all values of the one before."""
+    """Yield the wider types for a column; each type holds all values of the type before."""
     match held:
         case iceberg.IntegerType():
             yield iceberg.LongType()
         case iceberg.FloatType():
             yield iceberg.DoubleType()
         case iceberg.DecimalType():
-            # The scale stays: files hold the digits alone, and it says where the point is.
+            # The scale stays: files contain the digits alone, and the scale sets the point.
             for precision in range(held.precision + 1, MAX_PRECISION + 1):
                 yield iceberg.DecimalType(precision, held.scale)
         case _:
@@ -222,7 +222,7 @@ def _why_not(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
 
 
 def _all_optional(kind: iceberg.IcebergType) -> iceberg.IcebergType:
-    """Return the type with nothing required in it: PyIceberg can't read a list of structs without such a field."""
+    """Return the type with all fields optional: PyIceberg can't read lists of structs without a required field."""
     match kind:
         case iceberg.StructType():
             fields = (

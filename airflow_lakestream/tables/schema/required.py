@@ -1,8 +1,8 @@
-"""Required columns and fields: refused where they are NULL, and kept writable where what they stand in is NULL.
+"""Required columns and fields: NULL is refused, but stays writable below a NULL parent.
 
-A struct may be NULL though a field in it is required: `st struct<a: bigint not null>`. Parquet has a place for that,
-and Arrow too, but most arrays then hold NULL for the field as well, which Arrow's writer of Parquet refuses. So such a
-field is handed over without the bitmap that says where it is NULL: below a NULL nobody looks at its values.
+A struct may be NULL though a field in it is required: `st struct<a: bigint not null>`. Parquet can store this, and
+Arrow too, but most arrays then hold NULL for the field as well, which Arrow's writer of Parquet refuses. So such a
+field is passed without its bitmap of NULLs: below a NULL no reader looks at the field's values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def with_required(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column in a form that can be written; it may differ from the field's type in what is required.
+    """Return a column in writable form, with the field's type; the old type may differ in required fields.
 
-    Raises InvalidArgument where something required is NULL while all that it stands in is there.
+    Raises InvalidArgument if a required value is NULL and all its parents are not.
     """
     if column.type == field.type and field.nullable and not _requires(field.type):
         return column
@@ -28,7 +28,7 @@ def with_required(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column as one of this field, where Arrow's cast refuses a null struct around a required field.
+    """Return a column with the field's type, even if Arrow's cast refuses a NULL struct around a required field.
 
     Raises InvalidArgument as `with_required` does, and ArrowInvalid for values that the type can't hold.
     """
@@ -36,7 +36,7 @@ def cast_to(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def all_optional(kind: pa.DataType) -> pa.DataType:
-    """Return the type with nothing in it required: a cast to it does not look at what is NULL."""
+    """Return the type with all fields optional: a cast to the new type does not check for NULL."""
     if arrow.is_struct(kind):
         return pa.struct([_optional(field) for field in kind])
     if arrow.is_list(kind):
@@ -53,7 +53,7 @@ def _optional(field: pa.Field) -> pa.Field:
 
 
 def _requires(kind: pa.DataType) -> bool:
-    """Tell whether something in values of this type is required. A map's key is, but Arrow lets none be NULL."""
+    """Return whether values of this type have required parts. Keys of maps don't count: Arrow lets no key be NULL."""
     if arrow.is_map(kind):
         return not kind.item_field.nullable or _requires(kind.item_type)
     if arrow.is_nested(kind):
@@ -66,9 +66,9 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _settled(array: pa.Array, field: pa.Field, path: str, around: _Mask | None) -> pa.Array:
-    """Return an array of the field's type, without a bitmap where the field is required.
+    """Return an array of the field's type, without a bitmap of NULLs if the field is required.
 
-    :param around: where all that the values stand in is there; None: everywhere.
+    :param around: whether all parents of a value are not NULL, for each value; None: everywhere.
     """
     missing = array.null_count and not field.nullable
     if missing:
@@ -99,7 +99,7 @@ def _settled_struct(
 
 
 def _settled_items(array: pa.Array, kind: pa.DataType, path: str, around: _Mask | None) -> pa.Array:
-    """Return what the lists or maps hold, in its whole length, as the borders in their buffer count it."""
+    """Return all items of the lists or maps, as many as the borders in the buffer count."""
     there = _there(array, around)
     if arrow.is_map(kind):
         items = _settled(array.items, kind.item_field, f"{path}.value", _spread(array, there, len(array.items)))
@@ -115,7 +115,7 @@ def _there(array: pa.Array, around: _Mask | None) -> _Mask | None:
 
 
 def _spread(array: pa.Array, there: _Mask | None, count: int) -> _Mask | None:
-    """Tell for each of the items whether the list that it stands in is there; one that is in no list is not."""
+    """Return for each item whether the list around the item is not NULL; False outside of lists."""
     borders = array.offsets.to_numpy()
     if there is None and borders[0] == 0 and borders[-1] == count:
         return None

@@ -1,4 +1,4 @@
-"""From what the times of a column are made, where records have no instants: numbers since the epoch, or local times."""
+"""Sources of a column's times in records without instants: numbers since the epoch, or local times."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeAlias
 # From a column's name inwards: names of fields, and ELEMENT inside a list.
 Path: TypeAlias = tuple[str, ...]
 ELEMENT = "element"
-# Inside a map nothing is made from something else.
+# Inside a map no times are made from a source.
 MAP_STEP = "entries"
 
 
 class Epoch(StrEnum):
-    """What a number counts since 1970-01-01T00:00Z."""
+    """Unit of a number since 1970-01-01T00:00Z."""
 
     SECONDS = "epoch_s"
     MILLISECONDS = "epoch_ms"
@@ -23,20 +23,20 @@ class Epoch(StrEnum):
 
     @property
     def words(self) -> str:
-        """What it counts, in words."""
+        """The unit in words."""
         return f"{self.name.lower()} since the epoch"
 
     @property
     def per_second(self) -> int:
-        """How many make a second."""
+        """The number of units in a second."""
         return {self.SECONDS: 1, self.MILLISECONDS: 10**3, self.MICROSECONDS: 10**6, self.NANOSECONDS: 10**9}[self]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSource:
-    """What records have where a column has an instant: a number (`unit`), or a time without a zone, meant in `zone`.
+    """Source of an instant in records: a number (`unit`), or a time without a zone, read as in `zone`.
 
-    As text it is what a schema says behind the type.
+    Its text follows the type in a schema.
     """
 
     unit: Epoch | None = None

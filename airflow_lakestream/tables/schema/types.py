@@ -1,4 +1,4 @@
-"""Types of columns: Arrow's as Iceberg's and back, lossless or refused by name; their text; schemas of them.
+"""Types of columns: lossless conversion between Arrow and Iceberg, or a refusal by name; text and schemas of types.
 
 PyIceberg's own conversion takes unsigned 64-bit integers for longs and unsigned 32-bit ones for ints. `ddl` reads the
 text that is written here.
@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, Path, TimeSource
 
-# The first name of each type is the one that texts and errors are written in.
+# Texts and errors use the first name of each type.
 PLAIN_TYPES: dict[str, iceberg.IcebergType] = {
     **dict.fromkeys(("boolean", "bool"), iceberg.BooleanType()),
     **dict.fromkeys(("int", "integer", "tinyint", "smallint", "byte", "short"), iceberg.IntegerType()),
@@ -40,7 +40,7 @@ _FIRST_NAME = {kind: name for name, kind in reversed(PLAIN_TYPES.items())}
 
 
 def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema") -> Schema:
-    """Make a schema with fresh field ids out of fields whose ids are all different."""
+    """Return a schema with fresh field ids of fields with different ids."""
     struct = iceberg.StructType(*fields)
     _refuse_empty_and_twins(struct, argument)
     try:
@@ -50,21 +50,21 @@ def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema"
 
 
 def checked(schema: Schema, argument: str = "schema") -> Schema:
-    """Return `schema`, or refuse one that is empty or has two columns that some engine takes for the same."""
+    """Return `schema`; refuse an empty schema, and columns with names equal except in case."""
     _refuse_empty_and_twins(schema.as_struct(), argument)
     return schema
 
 
 def schema_text(schema: Schema, times: Mapping[Path, TimeSource] = _NO_TIMES) -> str:
-    """Write a schema as the DDL string that parses into it.
+    """Return a schema as a DDL string for `parse_timed_schema`.
 
-    :param times: which columns' times are made from something else in the records, by path.
+    :param times: the sources of columns' times, by path.
     """
     return ", ".join(f"{_quote(field.name)} {_column_text(field, times, (field.name,))}" for field in schema.fields)
 
 
 def type_text(kind: iceberg.IcebergType, times: Mapping[Path, TimeSource] = _NO_TIMES, path: Path = ()) -> str:
-    """Write a type, which stands at a path, as in a DDL string."""
+    """Return the text of a type at a path, as in a DDL string."""
     match kind:
         case iceberg.StructType():
             fields = (f"{_quote(f.name)}: {_column_text(f, times, (*path, f.name))}" for f in kind.fields)
@@ -81,13 +81,13 @@ def type_text(kind: iceberg.IcebergType, times: Mapping[Path, TimeSource] = _NO_
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of the known words, or None where none is near."""
+    """Return the nearest of the known words, or None if no word is near."""
     by_lower = {name.lower(): name for name in known}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[close[0]] if close else None
 
 
-# Names of columns that people partition by, and the unit of a time that they mean.
+# Usual names of columns for partitions, and the unit of time meant.
 UNITS = {
     **dict.fromkeys(("date", "day", "dt", "ds", "event_date"), "day"),
     **{unit: unit for unit in ("hour", "month", "year")},
@@ -95,7 +95,7 @@ UNITS = {
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `Did you mean 'x'?` for the nearest of the known words, or all of them where none is near."""
+    """Return `Did you mean 'x'?` for the nearest known word, or all words if no word is near."""
     known = tuple(known)
     near = nearest(word, known)
     return f"Known are {', '.join(known)}." if near is None else f"Did you mean {near!r}?"
@@ -142,7 +142,7 @@ _Test = Callable[[pa.DataType], bool]
 
 
 def _is_view(name: str) -> _Test:
-    """Test for a type that not every supported pyarrow has."""
+    """Return the test for a type unknown to older versions of pyarrow."""
     return getattr(arrow, f"is_{name}", lambda _: False)
 
 
@@ -175,21 +175,21 @@ _REMEDY = {
 
 
 def fields_from_arrow(schema: pa.Schema, argument: str, first_id: int = 1) -> list[iceberg.NestedField]:
-    """Turn Arrow fields into Iceberg ones with ids of their own; what Iceberg has no place for is refused."""
+    """Return Arrow fields as Iceberg fields with new ids. Raises InvalidArgument for a type unknown to Iceberg."""
     return _Converter(argument, first_id).fields(schema, "")
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Turn an Iceberg schema into a plain Arrow one: nullability kept, no field ids, 32-bit offsets.
+    """Return an Iceberg schema as a plain Arrow schema: nullability kept, no field ids, 32-bit offsets.
 
-    PyIceberg's own answer has large strings and lists. Its Parquet writer takes both alike, and the plain ones need
-    half the offsets; a batch never comes near the 2 GiB that they can address.
+    PyIceberg's own conversion makes large strings and lists. Its Parquet writer takes both alike, and the plain ones
+    need half the offsets; a batch never comes near the 2 GiB that they can address.
     """
     return pa.schema([_plain(field).remove_metadata() for field in schema_to_pyarrow(schema, include_field_ids=False)])
 
 
 def arrow_schema_with_ids(schema: Schema, *, large: bool = False) -> pa.Schema:
-    """Turn an Iceberg schema into the Arrow schema of a data file, its fields marked with their ids."""
+    """Return the Arrow schema of a data file, with fields marked by field ids."""
     full = schema_to_pyarrow(schema, include_field_ids=True)
     return full if large else pa.schema([_plain(field) for field in full])
 

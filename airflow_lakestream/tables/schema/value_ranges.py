@@ -1,8 +1,8 @@
-"""The range of the values of each column type: one answer for decoders, SQL and writers.
+"""Ranges of the values of each column type, the same for decoders, SQL and writers.
 
-Times of any kind end with the year 9999 and begin with the year 1, in UTC: what Python, SQL engines and readers of
-Iceberg and Delta can all show. Arrow takes any number for a time, and a decimal of more digits than its type says; what
-leaves the range is found here, all at once.
+Times of any kind end with the year 9999 and begin with the year 1, in UTC: Python, SQL engines and readers of Iceberg
+and Delta can all show these. Arrow accepts any number as a time, and decimals of more digits than the type has; values
+out of range are found here, by whole columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 def out_of_range(rows: pa.Table) -> dict[int, str]:
-    """Return the rows with a value that is out of range, each with the column's name and what is wrong there."""
+    """Return the rows with a value out of range, each with the column's name and the problem."""
     reasons: dict[int, str] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not _is_bounded(field.type):
@@ -54,32 +54,32 @@ def out_of_range(rows: pa.Table) -> dict[int, str]:
 
 
 def is_time_out_of_range(reason: str) -> bool:
-    """Tell whether a record is bad for a date or a time that its column can't hold."""
+    """Return whether a record is bad because of a date or time out of the column's range."""
     return NOT_A_YEAR in reason or NOT_A_TIME_OF_DAY in reason
 
 
 def is_of_range(reason: str) -> bool:
-    """Tell whether a record is bad for a value that its column's type can't hold."""
+    """Return whether a record is bad because of a value out of the range of the column's type."""
     return is_time_out_of_range(reason) or TOO_MANY_DIGITS in reason or "out of range for" in reason
 
 
 @lru_cache(maxsize=1024)
 def _is_bounded(kind: pa.DataType) -> bool:
-    """Tell whether a value of this type may be out of range."""
+    """Return whether values of this type can be out of range."""
     if arrow.is_nested(kind):
         return any(_is_bounded(kind.field(at).type) for at in range(kind.num_fields))
     return any(matches(kind) for matches, *_ in _BOUNDS)
 
 
 def _outside(array: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
-    """Yield what is wrong, where, and with which values of the array."""
+    """Yield path, problem and row numbers of the array's values out of range."""
     kind = array.type
     if arrow.is_struct(kind):
         for field, child in zip(kind, array.flatten(), strict=True):
             if _is_bounded(field.type):
                 yield from _outside(child, f"{path}.{field.name}")
     elif arrow.is_map(kind):
-        # As the lists of pairs that they are: a map's own parts do not leave out what lies below a NULL.
+        # As lists of pairs: a map's keys and items would include values below a NULL.
         pairs = pa.struct([kind.key_field, kind.item_field])
         entries = array.cast(pa.list_(pa.field("entries", pairs, nullable=False)))
         yield from _items(entries, path)

@@ -1,4 +1,4 @@
-"""Casts by Flink, as far as both engines make the same of a value; of any other one it is said that there is doubt."""
+"""Casts in Flink's SQL, with doubts: conditions for values on which the engines may differ."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from airflow_lakestream.transform.to_flink.part import (
     unlike,
 )
 
-# What a double holds exactly, and what its text may be so that no engine rounds twice.
+# Digits that a double represents exactly; and below, the texts of doubles that no engine rounds twice.
 EXACT_DIGITS = 15
-# That has a place in the type, whatever its digits are.
+# Texts that fit the type, with any digits.
 _WHOLE = {"INTEGER": r"^-?(0|[1-9][0-9]{0,8})$", "BIGINT": r"^-?(0|[1-9][0-9]{0,17})$"}
 _DOUBLE = r"^-?[0-9]{1,15}(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?$"
 _TIME = r"^(19|2[0-9])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
@@ -28,7 +28,7 @@ _RANGES = {"INTEGER": (-(2**31), 2**31 - 1), "BIGINT": (-(2**53), 2**53)}
 
 
 def cast(part: Part, kind: str, node: Node) -> Part:
-    """Return an expression as another type. Raises NotCommon."""
+    """Return an expression with another type. Raises NotCommon."""
     if part.kind == kind:
         return part
     target = flink_type(kind, node)
@@ -43,7 +43,7 @@ def cast(part: Part, kind: str, node: Node) -> Part:
 
 
 def out_of(sql: str, kind: str) -> str:
-    """Return the condition that a whole number has no place in a type of integers."""
+    """Return the condition for a whole number out of the range of an integer type."""
     low, high = (-(2**63) + 1, 2**63 - 1) if kind == "BIGINT" else _RANGES[kind]
     return f"({sql} NOT BETWEEN {low} AND {high})"
 
@@ -78,7 +78,7 @@ def _text_to_boolean(sql: str, _: str, kind: str) -> Made:
 
 def _text_to_date(sql: str, _: str, kind: str) -> Made:
     made = f"TRY_CAST({sql} AS DATE)"
-    # Flink makes a day of the next month of one that the month has not.
+    # Flink turns a day that the month does not have into a day of the next month.
     return made, [f"(COALESCE(CAST({made} AS STRING), '') <> {sql})"]
 
 
@@ -95,7 +95,7 @@ def _text_to_instant(sql: str, of: str, kind: str) -> Made:
 
 
 def _whole_to_whole(sql: str, _: str, kind: str) -> Made:
-    # Flink drops the upper bits of what is too large.
+    # Flink drops the upper bits of a number that is too large.
     return f"CAST({sql} AS {flink_type(kind)})", [out_of(sql, kind)] if kind == "INTEGER" else []
 
 
@@ -156,7 +156,7 @@ _CASTS: Mapping[tuple[str, str], Callable[[str, str, str], Made]] = {
 
 
 def alike(left: Part, right: Part, node: Node) -> tuple[Part, Part]:
-    """Return two expressions as one type, in which both engines compare them. Raises NotCommon."""
+    """Return two expressions of a type that both engines compare alike. Raises NotCommon."""
     kinds = (left.kind, right.kind)
     if NULL in kinds:
         kind = next((kind for kind in kinds if kind != NULL), "INTEGER")

@@ -1,4 +1,4 @@
-"""Expressions of DuckDB's parsed form as Flink's."""
+"""Translation of expressions from DuckDB's parsed form to Flink's SQL."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _COMPARISONS = {
 }
 _SURE = {"+": 2**62 - 1, "-": 2**62 - 1, "*": 3037000498}
 _BOOLEAN = "BOOLEAN"
-# As they are written.
+# Names as written in SQL.
 _NAMES = {"~~*": "ILIKE", "!~~*": "NOT ILIKE", "to_days": "INTERVAL"}
 
 
 class Expressions:
-    """Translates the expressions of one SELECT.
+    """Translator of the expressions of a SELECT.
 
-    :param column: returns the column of a reference to one.
+    :param column: returns the column for a reference.
     :param kind_of: returns DuckDB's type of an expression.
     """
 
@@ -115,7 +115,7 @@ class Expressions:
 
     def _alike(self, first: Node, second: Node, here: Node) -> tuple[Part, Part]:
         left, right = self.of(first), self.of(second)
-        # A text that is written out becomes the other side's type.
+        # A text literal gets the type of the other side.
         if constant(second) is not None and left.kind != NULL:
             right = cast(right, left.kind, second)
         elif constant(first) is not None and right.kind != NULL:
@@ -156,7 +156,7 @@ class Expressions:
             return self._like(node, name, arguments)
         if name in ("||", "concat"):
             parts = [self.as_kind(one, "VARCHAR") for one in arguments]
-            # Of what is NULL the function makes nothing, the operator NULL.
+            # The function leaves NULL out, the operator returns NULL.
             texts = [one.sql if name == "||" else f"COALESCE({one.sql}, '')" for one in parts]
             return Part(f"({' || '.join(texts)})", "VARCHAR", doubts_of(parts))
         if name in ("if", "iff") and len(arguments) == 3:
@@ -188,7 +188,7 @@ class Expressions:
         kind = self._kind_of(node)
         made = form.flink.format(*expressions)
         doubts = tuple(doubt.format(*expressions) for doubt in form.doubts)
-        # Of texts, Flink's types differ by their length only.
+        # Flink's types of texts differ only by length.
         cast_to = made if kind == "VARCHAR" else f"CAST({made} AS {flink_type(kind, node)})"
         return Part(cast_to, kind, (*doubts_of(parts), *doubts))
 
@@ -242,7 +242,7 @@ class Expressions:
 
 
 def _by_zero(divisor: Part) -> str:
-    """Return the condition that DuckDB fails, or makes an infinity; Flink fails unless it is kept from dividing."""
+    """Return the condition of a division by 0: DuckDB fails or returns infinity; Flink must be kept from dividing."""
     return f"({divisor.sql} = 0)"
 
 

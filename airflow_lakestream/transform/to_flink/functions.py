@@ -1,6 +1,6 @@
-"""The functions of the common subset: what they take, and their form in Flink.
+"""Functions of the common subset: the kinds of arguments, and the form in Flink.
 
-`{0}`, `{1}`, ... stand for the arguments. A doubt is a condition for records on which the engines may differ.
+`{0}`, `{1}`, ... are the arguments. A doubt is a condition for records on which the engines may differ.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from airflow_lakestream.transform.statement import Node, constant
 from airflow_lakestream.transform.to_flink.part import INTEGERS, TIMES, NotCommon, Part, digits_of, text
 
 TEXT, NUMBER, WHOLE, INSTANT = "text", "number", "whole number", "time"
-# Arguments that have to be written out.
+# Arguments that have to be literals.
 WRITTEN, COUNT, UNIT, FORMAT, PATH, PATTERN, ZONE = (
     *("a text that is written out", "a number that is written out", "a unit that is written out"),
     *("a format that is written out", "a path that is written out", "a pattern that is written out", "'UTC'"),
 )
 _NOT_ASCII = "REGEXP({0}, '[^\\x00-\\x7F]')"
-# How Java prints a number that DuckDB prints otherwise, or as it is written.
+# Java's text of a number that DuckDB prints otherwise, or as it is written.
 _PRINTED = "^-?[0-9]+([.][0-9]{{9,}}|([.][0-9]+)?E[+-]?[0-9]+)$"
 _UNITS = ("second", "minute", "hour", "day", "month", "quarter", "year")
 _PATH = re.compile(r"""\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"*'\\]+)"|\[(\d+)\]""")
-# What both RE2 and Java mean the same by.
+# Patterns with the same meaning in RE2 and Java.
 _PORTABLE = re.compile(r"(?:[\w \-/:,@#%&=<>!~\"';_.^$|()\[\]*+?]|\{\d+(?:,\d*)?\}|\\[.\-/\\+*?|()\[\]{}^$dwsDWS])*")
 _FORMATS = {"%Y": "yyyy", "%m": "MM", "%d": "dd", "%H": "HH", "%M": "mm", "%S": "ss", "%%": "%"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """A function that both engines have.
+    """A function of both engines.
 
-    :param takes: of each argument, what it has to be.
-    :param flink: Flink's expression, as its type is DuckDB's.
-    :param doubts: conditions.
+    :param takes: the kind of each argument.
+    :param flink: Flink's expression, of DuckDB's type.
+    :param doubts: conditions for records on which the engines may differ.
     """
 
     takes: tuple[str, ...]
@@ -46,8 +46,8 @@ def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> Form:
     return Form((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
 
 
-# A document that Flink takes and DuckDB does not, or the other way: Flink reads no further than a document's end. And a
-# number that is printed anew.
+# A document that only one of Flink and DuckDB accepts: Flink reads no further than a document's end. And a number that
+# is printed in another form.
 _BEHIND = "REGEXP({0}, '[}}\\]]\\s*[^\\s,}}\\]]')"
 _WHOLE = "REGEXP({0}, '(?s)^\\s*[\\[{{].*[\\]}}]\\s*$')"
 _NO_JSON = f"(NOT ({{0}} IS JSON AND {_WHOLE}) OR {_BEHIND} OR {{0}} IS NULL)"
@@ -94,7 +94,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "timezone": Form((ZONE, INSTANT), "{1}"),
 }
-# Other names of the same.
+# Further names of the same functions.
 SAME: Mapping[str, str] = {
     **{"substring": "substr", "ceiling": "ceil", "len": "length", "datetrunc": "date_trunc", "datepart": "date_part"},
     **{"lcase": "lower", "ucase": "upper", "prefix": "starts_with"},
@@ -103,7 +103,7 @@ SAME: Mapping[str, str] = {
 
 
 def written(takes: str, node: Node, function: str, here: Node) -> str | None:
-    """Return an argument that has to be written out, as Flink has it; None for any other. Raises NotCommon."""
+    """Return a literal argument in Flink's form, or None for an argument of another kind. Raises NotCommon."""
     if (read := _WRITTEN.get(takes)) is None:
         return None
     if (found := read(node)) is None:
@@ -112,7 +112,7 @@ def written(takes: str, node: Node, function: str, here: Node) -> str | None:
 
 
 def fitting(takes: str, part: Part, function: str, here: Node) -> str:
-    """Return the expression of an argument, of a type that the form takes. Raises NotCommon."""
+    """Return an argument's expression, of a type fit for the form. Raises NotCommon."""
     fits = {
         TEXT: part.kind == "VARCHAR",
         NUMBER: part.kind in (*INTEGERS, "DOUBLE") or digits_of(part.kind) is not None,
@@ -121,12 +121,12 @@ def fitting(takes: str, part: Part, function: str, here: Node) -> str:
     }
     if not fits[takes]:
         raise NotCommon(f"{function} of {part.kind}", here, f"is not in the SQL that Flink takes: it takes a {takes}")
-    # Of times Flink has all units and formats for those without a zone only; sessions are in UTC.
+    # Flink has all units and formats only for times without a zone; sessions are in UTC.
     return f"CAST({part.sql} AS TIMESTAMP(6))" if takes == INSTANT and part.kind != "TIMESTAMP" else part.sql
 
 
 def number_of(node: Node) -> int | None:
-    """Return a whole number that is written out, None for anything else."""
+    """Return the whole number of a literal, or None for another node."""
     if node["class"] != "CONSTANT":
         return None
     found = node["literal"]["text"] if "literal" in node else node["value"].get("value")

@@ -1,4 +1,4 @@
-"""What the parts of a translated statement are, and how each says where it stands."""
+"""Parts of a translated statement, and the place of an error in the statement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTEGERS = ("INTEGER", "BIGINT")
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
 NULL = '"NULL"'
 _DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
-# Of a node that the parser has made itself.
+# Position of a node that the parser has made itself.
 _NOWHERE = 2**63
 _UNKNOWN = "is not in the SQL that Flink takes"
 
@@ -36,10 +36,10 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Part:
-    """An expression of Flink's.
+    """Flink's form of an expression.
 
-    :param kind: DuckDB's type of it.
-    :param doubts: conditions, each true for a record whose value may be another one than DuckDB's.
+    :param kind: DuckDB's type of the expression.
+    :param doubts: conditions, each true for a record whose value may differ from DuckDB's.
     """
 
     sql: str
@@ -48,10 +48,10 @@ class Part:
 
 
 class NotCommon(InvalidArgument):
-    """Something in a statement is not in the subset that Flink runs.
+    """Error: a part of the statement is outside Flink's subset of SQL.
 
-    :param offset: where it stands, in bytes of the statement with its input's name in it; None where that is not known.
-    :param place: line and column in the statement as it was written, from 1; None where that is not known.
+    :param offset: position in bytes, in the statement with its input's name; None if unknown.
+    :param place: line and column in the user's statement, from 1; None if unknown.
     """
 
     def __init__(self, what: str, node: Node | None = None, why: str = _UNKNOWN, place: Place | None = None) -> None:
@@ -63,14 +63,14 @@ class NotCommon(InvalidArgument):
         super().__init__("sql", f"{where}{what} {why}.", self.remedy)
 
     def placed(self, sql: str) -> NotCommon:
-        """Return the error with its place in the statement, as the user wrote it."""
+        """Return the error with the place in the user's statement."""
         if self.offset is None:
             return self
         return NotCommon(self.what, None, self.why, place_in(sql, self.offset))
 
 
 def place_in(sql: str, offset: int) -> Place:
-    """Return line and column, from 1, of an offset in bytes of the statement with its input's name in it."""
+    """Return line and column, from 1, of an offset in bytes in the statement with the input's name."""
     at, behind = 0, 0
     for found in OF_INPUT.finditer(sql):
         before = len(sql[behind : found.start()].encode())
@@ -82,13 +82,13 @@ def place_in(sql: str, offset: int) -> Place:
 
 
 def digits_of(kind: str) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal, None for any other type."""
+    """Return precision and scale of a decimal, or None for another type."""
     found = _DECIMAL.fullmatch(kind)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def is_number(kind: str) -> bool:
-    """Tell whether a type is one of numbers."""
+    """Return whether values of the type are numbers."""
     return kind in (*INTEGERS, "FLOAT", "DOUBLE") or digits_of(kind) is not None
 
 
@@ -102,25 +102,25 @@ def flink_type(kind: str, node: Node | None = None) -> str:
 
 
 def text(value: str) -> str:
-    """Return a text as SQL has it."""
+    """Return a text as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def name(value: str) -> str:
-    """Return a name as Flink has it."""
+    """Return a name as an identifier of Flink's SQL."""
     return "`" + value.replace("`", "``") + "`"
 
 
 def matches(sql: str, pattern: str) -> str:
-    """Return the condition that a text is one of a pattern."""
+    """Return the condition for a text matching a pattern."""
     return f"REGEXP({sql}, {text(pattern)})"
 
 
 def unlike(sql: str, pattern: str) -> str:
-    """Return the condition that there is a text which is none of a pattern; unknown where there is none."""
+    """Return the condition for a text not matching a pattern; unknown for NULL."""
     return f"(NOT {matches(sql, pattern)})"
 
 
 def is_lost(sql: str, made: str) -> str:
-    """Return the condition that nothing was made of something."""
+    """Return the condition for a value lost as NULL."""
     return f"({sql} IS NOT NULL AND {made} IS NULL)"

@@ -1,7 +1,7 @@
-"""A whole statement as Flink's SELECT.
+"""Translation of a whole statement into Flink's SELECT.
 
-Flink lands the rows of which it is sure. A record for which a part of the statement may mean something else to DuckDB
-is left out; whoever publishes lets DuckDB land it, and compares the rows of all others.
+Flink lands the rows without any doubt. A record for which a part of the statement may mean something else to DuckDB
+is left out; the publication lets DuckDB land it, and compares the other rows.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _NO_TIME = (
     "(CAST(`_kafka_timestamp` AS TIMESTAMP(3)) NOT BETWEEN TIMESTAMP '1970-01-01 00:00:00' AND "
     "TIMESTAMP '9999-12-31 23:59:59')"
 )
-# What a decoder puts in the place of bytes that are no UTF-8.
+# The replacement that a decoder writes for invalid UTF-8.
 _NO_TEXT = "(POSITION(" + text("\ufffd") + " IN {0}) > 0)"
 _NOT_IN_FLINK = ("headers", "_kafka_headers", "_kafka_key")
 
 
 def translated(sql: str, columns: pa.Schema, *, raw: bool) -> str:
-    """Return a statement as a SELECT from `source`, which has its columns and the records' positions.
+    """Return a statement as a SELECT from `source`, with the statement's columns and the records' positions.
 
-    :param columns: what the statement reads.
-    :param raw: these are texts of Kafka's records; else columns that Flink has decoded.
+    :param columns: the columns that the statement reads.
+    :param raw: the columns are texts of Kafka's records; else columns that Flink has decoded.
 
     Raises InvalidArgument for a statement that DuckDB refuses, or that is not in the common subset (NotCommon).
     """
@@ -68,7 +68,7 @@ class _Selects:
         self._raw = raw
 
     def select(self, node: Node, tables: Mapping[str, tuple[str, Columns]]) -> tuple[str, Columns]:
-        """Return a SELECT, and names and types of its columns; the positions come along."""
+        """Return a SELECT, with names and types of the columns; the positions are added."""
         for cte, _, query in ctes(node):
             tables = {**tables, cte.lower(): self.select(query, tables)}
         source = node["from_table"]
@@ -104,7 +104,7 @@ class _Selects:
 
 
 class _Scope:
-    """What one SELECT reads."""
+    """Input of a SELECT."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, alias: str, columns: Columns, is_raw: bool) -> None:
         self._database = database
@@ -149,7 +149,7 @@ class _Scope:
         return Part(name(called), kind, tuple(doubts))
 
     def items(self, listed: Sequence[Node]) -> list[tuple[str, Node | Part]]:
-        """Return names and expressions of a SELECT's columns; `*` is written out. Raises NotCommon."""
+        """Return names and expressions of a SELECT's columns, with `*` expanded. Raises NotCommon."""
         found: list[tuple[str, Node | Part]] = []
         for item in listed:
             if item["class"] != "STAR":

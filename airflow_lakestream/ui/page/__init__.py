@@ -1,1 +1,1 @@
-"""The page of all streams: what Airflow's own database tells of them. It opens no Kafka and no catalog."""
+"""The page of all streams, from Airflow's own database. Neither Kafka nor a catalog is opened."""

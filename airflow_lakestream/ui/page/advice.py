@@ -1,4 +1,4 @@
-"""What to do about each cause: the runbook's own words, which a test compares with its page."""
+"""Advice for each cause, in the runbook's words: a test compares both texts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from airflow_lakestream.watching.causes import Cause
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A section of the runbook, and its steps."""
+    """A section of the runbook, with steps."""
 
     title: str
     steps: tuple[str, ...]
 
     @property
     def anchor(self) -> str:
-        """Where the section is on its page."""
+        """Anchor of the section in the runbook."""
         return self.title.lower().replace(",", "").replace(" ", "-")
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ _OF_CAUSE: dict[str, Advice] = {
 
 
 def with_advice(why: Iterable[Why]) -> list[dict[str, Any]]:
-    """Return reasons as JSON-ready values, each section of the runbook with the first that leads to it."""
+    """Return reasons as JSON-ready values, with a section of the runbook at the first reason for the section."""
     told: set[str] = set()
     found = []
     for one in why:

@@ -1,4 +1,4 @@
-"""Whether a backfill lands the intervals of a stream, and if not, why: by the schedule of its DAG, and by its mode."""
+"""Reasons against a backfill of a stream's intervals: the DAG's schedule, or the task's mode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ RESUMES = 'Each run lands what is not landed yet, whatever its interval: a backf
 
 
 def of_schedule(dag: Mapping[str, Any]) -> str | None:
-    """Return why the DAG, as Airflow keeps it in JSON, has no intervals to backfill; None where it has."""
+    """Return the reason for a DAG without intervals to backfill. `dag` is Airflow's serialized JSON.
+
+    None for a DAG with intervals.
+    """
     allowed = dag.get("allowed_run_types")
     if isinstance(allowed, Mapping):
         allowed = allowed.get("__var")
@@ -30,18 +33,21 @@ def of_schedule(dag: Mapping[str, Any]) -> str | None:
     name = str(given.get("__type", "")).rpartition(".")[2]
     if name in _SCHEDULES:
         return _SCHEDULES[name]
-    # What a plain cron text or a timedelta is in Airflow 3.
+    # A plain cron text or a timedelta becomes such a timetable in Airflow 3.
     values = given.get("__var")
     interval = values.get("interval") if isinstance(values, Mapping) else None
     return _NO_WIDTH if name.endswith("TriggerTimetable") and interval in (None, 0, 0.0) else None
 
 
 def of_mode(engine: str, given: Mapping[str, Any], app: Mapping[str, Any]) -> str | None:
-    """Return why a task does not land the interval of its run; None where it does, and where only a run knows."""
+    """Return the reason for a task without intervals.
+
+    None if it lands intervals, or if only a run knows.
+    """
     landing = app.get("landing")
     modes = {
         "extract": given.get("mode", "resume"),
-        # Its plan knows, which is another task.
+        # Known to its plan, which is another task.
         "group": None,
         "spark": landing.get("mode", "resume") if isinstance(landing, Mapping) else "resume",
     }

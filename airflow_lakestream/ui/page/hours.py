@@ -1,4 +1,4 @@
-"""The rows that each task landed in each table, hour by hour over the last day, from the reports of its runs."""
+"""Rows landed by each task in each table, hour by hour over the last day, from the reports of runs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 HOURS = 24
 _HOUR = timedelta(hours=1)
-# To read a day of 1,000 streams takes half a second of the database: once for all who look within so many seconds.
+# Reading a day of 1,000 streams takes half a second of the database: once for all users within this many seconds.
 _FRESH_S = 60
-# Of the first run of the day so exactly is looked for: as many more are read.
+# Precision of the search for the first run of the day: up to this many runs more are read.
 RUNS = 1000
 _MOST_DIGITS = 18
 _RETURNED = XComModel.key == "return_value"
 
 
 class Hours:
-    """Rows by task and hour. A run's rows are those of the hour in which it told of them."""
+    """Rows by task and hour. A run's rows belong to the hour of the report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,9 +41,9 @@ class Hours:
     def of(
         self, session: Session, tasks: Mapping[Key, bool]
     ) -> tuple[datetime, dict[Key, dict[str | None, list[int]] | None]]:
-        """Return the first hour, and the rows by table and hour of each task; None where its runs tell only of sums.
+        """Return the first hour, and each task's rows by table and hour; None if the runs report only sums.
 
-        :param tasks: by task whether its runs may go on and on.
+        :param tasks: by task whether a run may last for days.
         """
         with self._lock:
             if self._read_at is None or time.monotonic() - self._read_at > _FRESH_S:
@@ -70,7 +70,7 @@ class Hours:
                 table_in(session, XComModel.value),
             )
             .where(XComModel.dag_run_id >= self._floor, _RETURNED, XComModel.timestamp >= self._first)
-            # Else PostgreSQL carries the whole reports through a sort, on disk.
+            # Without it, PostgreSQL carries the whole reports through a sort, on disk.
             .offset(0)
             .subquery()
         )
@@ -85,9 +85,9 @@ class Hours:
 
 
 def _number(session: Session, value: Any) -> ColumnElement[Any]:
-    """Return what is a number in JSON as one. Anybody's XComs are among these: a text may stand there, too.
+    """Return a JSON number as SQL number, or NULL. These are XComs of any task: the value may be a text.
 
-    Numbers of more digits are no rows, and PostgreSQL can't cast all of them; it alone refuses to cast a text.
+    Numbers of more digits are not rows, and PostgreSQL can't cast all of them; only PostgreSQL refuses to cast a text.
     """
     text = value.as_string()
     is_number = func.length(text) <= _MOST_DIGITS
@@ -97,19 +97,19 @@ def _number(session: Session, value: Any) -> ColumnElement[Any]:
 
 
 def _first_run(session: Session, since: datetime) -> int:
-    """Return the id of a run before which none told of anything after `since`; ids are in the order of time."""
+    """Return the id of a run before which no run reported after `since`; ids are in the order of time."""
     low, high = 0, session.scalar(select(func.max(DagRun.id))) or 0
     while high - low > RUNS + 1:
         middle = (low + high) // 2
         some = select(XComModel.timestamp).where(XComModel.dag_run_id >= middle).order_by(XComModel.dag_run_id)
-        # The oldest of some: one of them may be of a task that was cleared, and told again.
+        # The oldest of several: any single report may be of a cleared task, which reported again.
         oldest = session.scalar(select(func.min(some.limit(20).subquery().c.timestamp)))
         low, high = (middle, high) if oldest is not None and oldest < since else (low, middle)
     return low
 
 
 def _going_on(session: Session, dags: Iterable[str], floor: int) -> set[str]:
-    """Return the DAGs of which some run took, or takes, more than an hour."""
+    """Return the DAGs with a run of more than an hour, ended or not."""
     found: set[str] = set()
     now = datetime.now(UTC)
     for chunk in chunks(sorted(dags)):

@@ -1,4 +1,4 @@
-"""What a report in Airflow's database tells of a landing; and all landings of one task."""
+"""Landings from the reports in Airflow's database, and the history of a task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = tuple[str, str]
 # A partition, and the offsets from the first on to the second.
 Offsets = tuple[int, int, int]
 
-# The XComs of a task that landed: its report, and how far a run is that goes on.
+# Keys of the XComs of a task that landed: the report, and the progress of a run that goes on.
 TOLD = ("return_value", "progress")
 _RANGES = {"ranges": listed(offsets), "lost": listed(offsets)}
 _REPORT = mapped(
@@ -35,7 +35,7 @@ _REPORT = mapped(
     snapshot_ids=listed(identifier),
     schema_changes=listed(text),
 )
-# A half of a surrogate pair without the other one, as JSON escapes it: text for Python, and none for PostgreSQL.
+# Half of a surrogate pair without the other half, as escaped by JSON: Python accepts the text, PostgreSQL does not.
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF_OF_A_PAIR = f"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
 # SQLite takes no more than 32,766 values in a statement.
@@ -46,20 +46,20 @@ _Item = TypeVar("_Item")
 
 
 def chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Yield what one statement can take at a time."""
+    """Yield parts of a small enough size for a statement."""
     for start in range(0, len(items), _CHUNK):
         yield items[start : start + _CHUNK]
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What one run of a task has landed, as its report has it.
+    """Landing of a run of a task, from the report.
 
-    :param rows: of all tables that the run wrote.
-    :param lag: the offsets that the run left; None where it does not know.
-    :param names: its topic, table and consumer group, as far as it tells them.
-    :param landed: the ranges of offsets that it landed, by topic; `lost` those that Kafka no longer had.
-    :param problem: why the report could not be read; then nothing else of it is known.
+    :param rows: rows in all tables that the run wrote.
+    :param lag: the offsets that the run left, or None if unknown.
+    :param names: topic, table and consumer group, if the report has them.
+    :param landed: the landed ranges of offsets, by topic; `lost` are the ranges that Kafka no longer had.
+    :param problem: the error of reading the report; all other fields are then unknown.
     """
 
     at: datetime
@@ -93,9 +93,12 @@ class Landing:
 
 
 def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: Any) -> Landing | None:
-    """Return the landing that a report tells of; None for a run that read nothing, and for what is no report."""
+    """Return the landing in a report.
+
+    None for a run without records, and for a value that is not a report.
+    """
     if isinstance(report, str):
-        # Written by `XCom.set`, which makes a text of it first.
+        # Written by `XCom.set`, which makes a text of the report first.
         try:
             report = json.loads(report)
         except (ValueError, RecursionError):
@@ -110,13 +113,13 @@ def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: 
 
 
 def _told(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a report tells. Raises Odd."""
+    """Return the fields of a landing in a report. Raises Odd."""
     told = _REPORT("", report)
     topics = told["topics"] or {told["topic"] or "": told}
     names = {name: told[name] for name in ("topic", "table", "consumer_group") if told[name]}
     lag = "remaining_lag" if "remaining_lag" in report else "lag"
     rows = "rows" if "rows" in report else "rows_out"
-    # An alias has an event of each table that was written.
+    # An alias has an event for each table that was written.
     own = {table: count for table, count in told["tables"].items() if table == told["table"]} or told["tables"]
     return {
         "rows": sum(own.values()) if own else told[rows] or 0,
@@ -132,18 +135,18 @@ def _told(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tells(session: Session, column: Any) -> ColumnElement[bool]:
-    """Whether a JSON column has what `landing_of` makes a landing of: by text, since it may hold anybody's values."""
+    """Return the condition for a landing in a JSON column, by texts: the column may have values of any task."""
     nothing = (("read", "0"), ("rows_in", "0"), ("lost", "[]"))
-    # In Airflow 3.1 the column of events is JSON that SQLAlchemy does not know as such.
+    # In Airflow 3.1 SQLAlchemy does not know that the column of events is JSON.
     known = type_coerce(readable(session, column), JSON)
-    # Not the text of a text: PostgreSQL fails for all rows at one in which there is a NUL.
+    # Compares JSON texts, not their contents: for a single NUL inside, PostgreSQL fails for all rows.
     return or_(*(cast(known[name], String(64)).notin_((empty, "null")) for name, empty in nothing))
 
 
 def readable(session: Session, column: Any) -> Any:
-    """Return a JSON column, NULL for values at which the database's functions fail for all rows.
+    """Return a JSON column, with NULL for values that break the database's functions for all rows.
 
-    Those are NaN on SQLite, and half of a surrogate pair on PostgreSQL.
+    These values are NaN on SQLite, and half of a surrogate pair on PostgreSQL.
     """
     dialect = session.get_bind().dialect.name
     if dialect not in ("sqlite", "postgresql"):
@@ -153,12 +156,12 @@ def readable(session: Session, column: Any) -> Any:
 
 
 def table_in(session: Session, column: Any) -> ColumnElement[str]:
-    """Return the table that a report names, as JSON text; see `tells`."""
+    """Return a report's table, as JSON text; see `tells`."""
     return cast(type_coerce(readable(session, column), JSON)["table"], Text).label("told_table")
 
 
 def table_of(told: str | None) -> str | None:
-    """Return the table of a JSON text; None where a report names none."""
+    """Return the table of a JSON text, or None for a report without a table."""
     try:
         table = json.loads(told or "null")
     except (ValueError, RecursionError):
@@ -167,12 +170,12 @@ def table_of(told: str | None) -> str | None:
 
 
 def history(session: Session, key: Key, newest: int | None, most: int, tables: Collection[str | None]) -> list[Landing]:
-    """Return the newest landings of one task, the newest first.
+    """Return the newest landings of a task, the newest first.
 
-    Its XComs tell of them; the events of its asset also of runs that are deleted.
+    They are in the XComs of the task, and in the events of its asset, which outlive deleted runs.
 
-    :param newest: the id of its newest event; where it is not known, its DAG says which asset it is.
-    :param tables: of these tables, where None stands for reports that name none; all of them if it is empty.
+    :param newest: the id of its newest event; None: the asset is found through the DAG.
+    :param tables: only landings in these tables, None for reports without a table; if empty, all landings.
     """
 
     def wanted(column: Any) -> ColumnElement[bool]:

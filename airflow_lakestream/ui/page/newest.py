@@ -1,7 +1,7 @@
-"""The newest landing of each task in each table, by statements that cost the same however many landings there are.
+"""The newest landing of each task in each table, by statements of a constant cost for any number of landings.
 
-Events of assets and XComs have ids in the order of time, so the newest of them are read by these. What is older is
-looked for once, task by task, of those tasks that none of the newest belongs to.
+Events of assets and XComs have ids in the order of time, so the newest are read by id. Older events and XComs are
+searched once, task by task, for tasks without any among the newest.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from airflow_lakestream.ui.page.tasks import StreamTask
 
 _Place = tuple[Key, str | None]
-# So many of the newest events and runs are looked at: the last landings of some thousand streams.
+# Number of newest events and runs that are read: the last landings of some thousand streams.
 WINDOW = 10_000
-# Of one task the tables that were written last: names of tables may be made by each run.
+# Per task only the tables written last: names of tables may be made by each run.
 MOST_TABLES = 20
-# A later event may be committed first: so many ids are looked at again.
+# A later event may be committed first: this many ids are read again.
 _AGAIN = 1000
 _RETURNED = XComModel.key == "return_value"
 
 
 class Newest:
-    """The newest landing of each task in each table that it has landed in. For one thread at a time.
+    """The newest landing of each task in each of the tables. For one thread at a time.
 
-    Reports are kept, and read once. A landing whose report names no table is under None.
+    Reports are kept, and read once. A landing whose report names no table has the key None.
     """
 
     def __init__(self) -> None:
         self._seen: int | None = None
         self._events: dict[Key, dict[str | None, int]] = {}
-        # The run, and when it told.
+        # The run, and the time of the report.
         self._told: dict[Key, dict[str | None, tuple[int, datetime]]] = {}
         self._searched: set[Key] = set()
         self._read: dict[_Place, tuple[Any, Any]] = {}
         self._landings: dict[Key, dict[str | None, Landing]] = {}
 
     def of(self, session: Session, tasks: Mapping[Key, StreamTask]) -> dict[Key, dict[str | None, Landing]]:
-        """Return the newest landings of each of the tasks that has any, by table.
+        """Return the newest landings by task and table. Tasks without a landing are left out.
 
-        The events of outlets tell of all landings of a task that has some.
+        The events of outlets are enough for a task that has them.
         """
         self._look_at_events(session)
         if any(not task.has_outlets or key not in self._events for key, task in tasks.items()):
@@ -62,7 +62,7 @@ class Newest:
         return {key: _newest(self._landings[key]) for key in tasks if key in self._landings}
 
     def event_of(self, key: Key, table: str | None) -> int | None:
-        """Return the id of a task's newest event of a table, or of any, where it is known."""
+        """Return the id of a task's newest event for a table, or for any table; None if unknown."""
         events = self._events.get(key, {})
         return events.get(table, max(events.values(), default=None))
 
@@ -107,7 +107,7 @@ class Newest:
             self._told.setdefault((dag_id, task_id), {})[table_of(table)] = (run, at)
 
     def _search(self, session: Session, missing: Sequence[Key]) -> None:
-        """Look for what is older: in all XComs of the tasks, then in the events of their outlets."""
+        """Search older landings: in all XComs of the tasks, then in the events of the outlets."""
         for chunk in chunks(missing):
             dags, tasks = ({key[n] for key in chunk} for n in (0, 1))
             self._take_told(session, XComModel.dag_id.in_(dags), XComModel.task_id.in_(tasks))

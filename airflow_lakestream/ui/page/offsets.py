@@ -1,4 +1,4 @@
-"""The offsets of a stream's landings by partition, with the holes between them and what was lost."""
+"""Offsets of a stream's landings by partition, with holes and losses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from airflow_lakestream.ui.page.landings import Landing
 
-# More bars than these nobody tells apart.
+# Nobody can distinguish more bars.
 _MOST_PARTITIONS = 200
 
 
 def offsets_of(landings: Iterable[Landing]) -> list[dict[str, Any]]:
-    """Return for each topic and partition its landed and lost ranges, as [from, until], and the holes between them.
+    """Return by topic and partition the landed and lost ranges, as [from, until], and the holes between.
 
-    They are those of the landings given. What was landed before them is unknown here, so a bar begins with the first.
+    Only the given landings count. Earlier landings are unknown, so a bar begins with the first range.
     """
     landed: dict[tuple[str, int], list[tuple[int, int]]] = {}
     lost: dict[tuple[str, int], list[tuple[int, int]]] = {}

@@ -1,6 +1,6 @@
-"""What the buttons of a stream start: runs of bundled DAGs, told which table it is, and how its records are decoded.
+"""Buttons of a stream: each starts a run of a bundled DAG with the table's names and the decoding of the records.
 
-A run is started by the browser, by Airflow's own API, which asks whether the user may. Nothing is started here.
+The browser starts the run by Airflow's own API, which checks the user's permission. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.ui.page.landings import Key
 
-# Airflow keeps the arguments of so many runs by default.
+# By default Airflow keeps the arguments of this many runs.
 _KEPT_RUNS = 30
-# How a value begins that Airflow keeps a part of, and what it puts in the place of a secret.
+# Beginning of a value that Airflow has cut, and Airflow's replacement of a secret.
 _CUT = "Truncated."
 _MASKED = "***"
 _FILE = ".sql"
-# How Airflow writes down a schema of PyIceberg.
+# Beginning of a schema of PyIceberg in Airflow's text.
 _OBJECT = "table {"
-# What a template makes of an empty param; a delimiter may be a blank.
+# Results of a template of an empty param; a delimiter may be a blank.
 _NOTHING: tuple[Any, ...] = (None, "", "None", [])
 
 
 class Press(StrEnum):
-    """What a button does."""
+    """Action of a button."""
 
     AUDIT = "audit"
     REPLAY = "replay"
 
     @property
     def dag_id(self) -> str:
-        """The bundled DAG that a press starts."""
+        """The bundled DAG of the button."""
         return f"lake_{self.value}"
 
 
-# What each DAG is told besides the names: an audit decodes nothing, and no Delta table is replayed.
+# Arguments of each DAG besides the names: an audit decodes nothing, and no Delta table is replayed.
 _TOLD = {
     Press.AUDIT: [name for name in KEPT if name.endswith("_conn_id")],
     Press.REPLAY: [name for name in KEPT if name != "storage_conn_id"],
@@ -58,12 +58,12 @@ _TOLD = {
 
 
 class NotPossible(Exception):
-    """A button can do nothing for this stream, and why."""
+    """A button without an effect for this stream, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """The stream whose button it is: its task's arguments as the DAG file has them, and its names as they are known."""
+    """Stream of a button: the task's arguments from the DAG file, and the known names."""
 
     key: Key
     task: StreamTask
@@ -72,7 +72,7 @@ class Pressed:
 
 
 def buttons(session: Session, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
-    """Return by button the DAG that it starts, whether that is there, and why the button can't; None where it can."""
+    """Return by button: the DAG, whether the DAG is available, and the reason against a press, or None."""
     there = _there(session, readable)
     return {
         press.value: {
@@ -85,7 +85,7 @@ def buttons(session: Session, stream: Pressed, readable: Collection[str]) -> dic
 
 
 def conf_of(session: Session, press: Press, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
-    """Return what a press starts: the DAG, whether it is paused, and the run's conf. Raises NotPossible."""
+    """Return the start of a run: the DAG, whether the DAG is paused, and the run's conf. Raises NotPossible."""
     there = _there(session, readable)
     if (why := _why_not(press, stream, there)) is not None:
         raise NotPossible(why)
@@ -97,7 +97,7 @@ def conf_of(session: Session, press: Press, stream: Pressed, readable: Collectio
 
 
 def _there(session: Session, readable: Collection[str]) -> dict[str, bool]:
-    """Return which of the bundled DAGs there are, of those that may be read, and whether they are paused."""
+    """Return the bundled DAGs among the readable DAGs, with a flag for paused DAGs."""
     wanted = [press.dag_id for press in Press if press.dag_id in readable]
     rows = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(wanted), ~DagModel.is_stale)
     return {dag_id: bool(paused) for dag_id, paused in session.execute(rows)}
@@ -136,7 +136,7 @@ _OF_STREAM: dict[Press, Callable[[Pressed, bool], str | None]] = {Press.AUDIT: _
 
 
 class _Rendered:
-    """A task's arguments: as the DAG file has them, and templates as the newest run rendered them."""
+    """A task's arguments from the DAG file; templates as rendered by the newest run."""
 
     def __init__(self, session: Session, stream: Pressed) -> None:
         self._session = session
@@ -145,7 +145,7 @@ class _Rendered:
         self._fields: Mapping[str, Any] | None = None
 
     def __call__(self, name: str) -> Any:
-        """Return an argument; None where none is given. Raises NotPossible."""
+        """Return an argument, or None if missing. Raises NotPossible."""
         value = self._given.get(name)
         if _is_for_a_run(name, value):
             if name not in self._of_run():
@@ -157,7 +157,7 @@ class _Rendered:
             raise NotPossible(f"The argument {name} {what}: start the DAG by its form.")
         if name == "schema" and text.startswith(_OBJECT):
             raise NotPossible("The argument schema is no text in the DAG file: start the DAG by its form.")
-        # As a form's field takes it.
+        # In the form of a form's field.
         if name == "writer_schemas":
             try:
                 return list(arguments.schemas(name, value) or ())
@@ -176,7 +176,7 @@ class _Rendered:
                 .limit(_KEPT_RUNS)
             )
             found = [one for one in self._session.scalars(newest) if isinstance(one, Mapping)]
-            # Not as a run had them that was told another table.
+            # Arguments of a run for another table do not count.
             by_run, table = self._stream.task.has_table_by_run, self._stream.table
             self._fields = next((one for one in found if by_run or one.get("table") in (None, table)), {})
         return self._fields

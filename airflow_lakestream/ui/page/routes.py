@@ -1,4 +1,4 @@
-"""What the API server answers of streams. Each route asks for a user, and tells of the DAGs that this user may read."""
+"""Routes of the API server for streams. Each route needs a user, and answers for the DAGs of this user only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.ui.page.streams import Streams
 
 def readable_dags(user: GetUserDep, session: SessionDep) -> set[str]:
     """Return the DAGs that the user may read; anonymous requests end here, with 401."""
-    # Airflow's own dependency for it reads the state of the main application, which one that is mounted has not.
+    # Airflow's own dependency reads the state of the main application, which a mounted application does not have.
     return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET", session=session))
 
 
@@ -60,7 +60,7 @@ def routes() -> APIRouter:
         stream = streams.pressed(session, (dag_id, task_id), readable, table)
         if stream is None:
             raise HTTPException(404, _nowhere(dag_id, task_id))
-        # Besides the permission on the bundled DAG, for which Airflow asks when the run is started.
+        # In addition to the permission on the bundled DAG, which Airflow checks when the run is started.
         may_start_runs(request, user)
         try:
             return _json(conf_of(session, press, stream, readable))
@@ -71,10 +71,10 @@ def routes() -> APIRouter:
 
 
 def _json(found: dict[str, Any]) -> Response:
-    # Of values that are JSON's own already: FastAPI would look at each of them again, and fails for half a character.
+    # The values are plain JSON: FastAPI would check each again, and fails for half a character.
     return Response(json.dumps(found), media_type="application/json")
 
 
 def _nowhere(dag_id: str, task_id: str) -> str:
-    # The same for one that may not be read: its name is no secret that an answer tells.
+    # The same text for a stream that may not be read: the answer must not disclose that it exists.
     return f"There is no stream {dag_id}.{task_id}, or you may not read its DAG."

@@ -1,4 +1,4 @@
-"""The rows of the page: a stream is a task and a table that it lands in."""
+"""Rows of the page: a stream is a task with a table of landings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.ui.page.tasks import Found, StreamTask
 
 @dataclass(frozen=True, slots=True)
 class KnownDag:
-    """A DAG with something of ours in it."""
+    """A DAG with streams or looks."""
 
     dag_id: str
     paused: bool
@@ -30,12 +30,12 @@ class KnownDag:
 
 @dataclass(frozen=True, slots=True)
 class SeenStream:
-    """All that a stream's row is made of.
+    """All facts for a stream's row.
 
-    :param table: the one that it lands in; None where it is not known, or each run has another one.
-    :param names: its topic, table and consumer group, as its newest landing has told them, or the DAG file.
-    :param conf: what a run is given that lands there; None where that is not known.
-    :param is_usual: whether the scheduler's runs land there.
+    :param table: the table of the landings, or None if it is unknown or changes with each run.
+    :param names: topic, table and consumer group of the newest landing, or of the DAG file.
+    :param conf: conf of a run that lands in the table, or None if unknown.
+    :param is_usual: whether the scheduler's runs land in the table.
     """
 
     dag: KnownDag
@@ -50,26 +50,26 @@ class SeenStream:
 
     @property
     def key(self) -> Key:
-        """Its task."""
+        """Key of the task."""
         return self.dag.dag_id, self.task.task_id
 
     @property
     def pressed(self) -> Pressed:
-        """The stream as its buttons know it."""
+        """The stream as seen by the buttons."""
         return Pressed(self.key, self.task, self.names["table"], self.names["consumer_group"])
 
     @property
     def told_tables(self) -> tuple[str | None, ...]:
-        """The tables that its reports name, where None is for those that name none; all of them if it is empty."""
+        """Tables of the stream's reports, with None for reports without a table; empty: all tables."""
         if self.table is None:
             return ()
         return (self.table, None) if self.table == self.task.table_of({}) else (self.table,)
 
 
 def streams_of(dag: KnownDag, task: StreamTask, landings: Mapping[str | None, Landing], runs: Runs) -> list[SeenStream]:
-    """Return the streams of a task, first the one that the scheduler's runs land in, then the newest.
+    """Return the streams of a task: first the table of the scheduler's runs, then the newest tables.
 
-    :param landings: the newest one by table, as far as reports name it.
+    :param landings: the newest landing by table, if the report names the table.
     """
     key, usual, by_run = (dag.dag_id, task.task_id), task.table_of({}), task.has_table_by_run
     tries, confs = runs.tries.get(key, {}), runs.confs.get(key, {})
@@ -81,12 +81,12 @@ def streams_of(dag: KnownDag, task: StreamTask, landings: Mapping[str | None, La
                 found[table] = one
     newest = sorted(found, key=lambda table: found[table].at, reverse=True)
     others = [table for table in dict.fromkeys((*newest, *tries)) if table not in (None, usual)][:MOST_TABLES]
-    # The tables of a mapped task are all its own.
+    # All tables of a mapped task are usual.
     is_mapped = usual is None and not by_run and not task.has_table_by_form
 
     def stream(table: str | None) -> SeenStream:
         is_usual = table == usual or is_mapped
-        # A run of which nobody knows where it lands is one of the scheduler's.
+        # A run with an unknown table counts as a run of the scheduler.
         those = [tries[one] for one in {table, None} if one in tries and (is_usual or one is not None)]
         return SeenStream(
             dag,
@@ -128,7 +128,7 @@ def row_of(seen: SeenStream) -> dict[str, Any]:
 
 
 def _names(dag: KnownDag, task: StreamTask, landing: Landing | None, table: str | None) -> dict[str, str | None]:
-    """Return names as the newest landing had them, or as the DAG file has them, unless they are templates there."""
+    """Return the names in the newest landing, or else in the DAG file, except templates."""
     told: Mapping[str, str] = landing.names if landing is not None else {}
     return {
         "topic": told.get("topic") or task.topic,

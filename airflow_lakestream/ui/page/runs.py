@@ -1,4 +1,4 @@
-"""The newest run of each DAG, by the tables that its runs write: how its tasks are, and what they have told so far."""
+"""The newest run of each DAG, by the tables of the run: states of tasks, and reports up to now."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from airflow_lakestream.ui.page.tasks import StreamTask, filled
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-# Of mapped tasks the first of these counts.
+# Of a mapped task the first of these states counts.
 _WORST_FIRST = ("failed", "upstream_failed", "up_for_retry", "running", "deferred", "queued", "scheduled")
-# A later run may be committed first: so many ids are looked at again.
+# A later run may be committed first: this many ids are read again.
 _AGAIN = 1000
-# What a run was given, as far as the names of its streams hang on it.
+# Conf of a run, as far as the names of its streams depend on it.
 Conf = tuple[tuple[str, str | None], ...]
 _Dag = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A task in a run, of two runs the later has the greater `run`. `state` is Airflow's word; None: not scheduled."""
+    """State of a task in a run; a later run has a greater `run`. `state` is Airflow's word; None: not scheduled."""
 
     run_id: str
     state: str | None
@@ -44,9 +44,9 @@ class Try:
 
 @dataclass
 class Runs:
-    """What the newest runs of some DAGs have, of each task by the table that a run writes; None where it alone knows.
+    """The newest runs of DAGs: by task, and by the run's table. Key None: only the run knows the table.
 
-    `confs` has what the run was given that its names hang on.
+    `confs` has the part of a run's conf that the names depend on.
     """
 
     tries: dict[Key, dict[str | None, Try]] = field(default_factory=dict)
@@ -55,22 +55,22 @@ class Runs:
 
 
 class NewestRuns:
-    """The newest run of each DAG, and of each conf on which a name of its streams hangs.
+    """The newest run of each DAG, and of each conf with an effect on the names of streams.
 
-    It is among the newest runs of all, or, looked for once, among the DAG's own.
+    The run is among the newest runs of all DAGs, or found by a search among the DAG's own runs, done once.
     """
 
     def __init__(self) -> None:
         self._seen: int | None = None
-        # By DAG, and the params that its names hang on.
+        # By DAG, and the params that its names depend on.
         self._ids: dict[_Dag, dict[Conf, int]] = {}
         self._params: dict[str, tuple[str, ...]] = {}
         self._searched: set[_Dag] = set()
 
     def of(self, session: Session, tasks: Mapping[Key, StreamTask], telling: Iterable[Key]) -> Runs:
-        """Return how tasks are in their DAGs' newest runs.
+        """Return the states of tasks in the newest runs of the DAGs.
 
-        :param telling: of these tasks also what they have told by XCom.
+        :param telling: tasks whose XComs are returned, too.
         """
         told = {key: tasks[key] for key in telling}
         runs = Runs()
@@ -83,20 +83,20 @@ class NewestRuns:
         return runs
 
     def _confs(self, tasks: Iterable[Key]) -> dict[int, Conf]:
-        """Return by run what it was given, of the newest runs of each DAG."""
+        """Return the confs of the newest runs of each DAG, by run."""
         dags = sorted({dag_id for dag_id, _ in tasks})
         return {
             run: conf for dag_id in dags for conf, run in _newest(self._ids.get((dag_id, self._params[dag_id]), {}))
         }
 
     def _look(self, session: Session, dags: Collection[_Dag]) -> None:
-        # Also of those that somebody else looks at: what is seen now is not read again.
+        # Also for DAGs of other users' looks: runs that are read now are not read again.
         self._params.update(dags)
         top = session.scalar(select(func.max(DagRun.id))) or 0
         since = top - WINDOW if self._seen is None else self._seen - _AGAIN
         self._take(session, self._params, DagRun.id > since)
         self._seen = max(top, self._seen or 0)
-        # What did not run lately, or only for another table, has few runs.
+        # A DAG without a recent run, or with recent runs only for another table, has few runs.
         missing = sorted(dag for dag in dags if () not in self._ids.get(dag, {}) and dag not in self._searched)
         for chunk in chunks(missing):
             self._take(session, dict(chunk), DagRun.dag_id.in_([dag_id for dag_id, _ in chunk]))

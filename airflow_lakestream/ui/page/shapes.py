@@ -1,6 +1,6 @@
-"""What others have written into Airflow's database, as far as it has the kinds that the page shows.
+"""Shapes of values in Airflow's database, as a check before the page shows a value.
 
-Anybody's tasks write XComs and events there. What is of another kind is `Odd`: it is named, and nothing of it is shown.
+Any task writes XComs and events there. A value of another kind is `Odd`: it is named, and its report is not shown.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 Shape = Callable[[str, Any], Any]
 
-# Deeper than anything of ours, and far from what JSON's writers take.
+# Deeper than any value of this provider, and far below the limit of JSON's writers.
 _MOST_NESTED = 20
 _MOST_SHOWN = 60
 
 
 class Odd(ValueError):
-    """A value of another kind than it should have."""
+    """A value of another kind than expected."""
 
     def __init__(self, name: str, value: object, kind: str) -> None:
         shown = ascii(value)
@@ -39,7 +39,7 @@ def count(name: str, value: Any) -> int:
 
 def number(name: str, value: Any) -> int | float | None:
     """Return a number, or None. Raises Odd."""
-    # What is no number compares as false.
+    # NaN compares as false.
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63):
         return value
     raise Odd(name, value, "number of 64 bits")
@@ -51,12 +51,12 @@ def text(name: str, value: Any) -> str | None:
         return None
     if not isinstance(value, str):
         raise Odd(name, value, "text")
-    # Half a character can't be sent.
+    # Half of a surrogate pair can't be sent.
     return value.encode("utf-8", "backslashreplace").decode()
 
 
 def identifier(name: str, value: Any) -> str | None:
-    """Return an id, which may be a number, as text. Raises Odd."""
+    """Return an id (text or number) as text. Raises Odd."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(name, value)
 
 
@@ -69,7 +69,7 @@ def offsets(name: str, value: Any) -> tuple[int, int, int]:
 
 
 def listed(shape: Shape) -> Shape:
-    """Return the shape of a list; None is an empty one."""
+    """Return the shape of a list, which may be None for empty."""
 
     def found(name: str, value: Any) -> list[Any]:
         if value is not None and not isinstance(value, list | tuple):
@@ -80,7 +80,7 @@ def listed(shape: Shape) -> Shape:
 
 
 def keyed(shape: Shape) -> Shape:
-    """Return the shape of a mapping of texts to values that are alike; None is an empty one."""
+    """Return the shape of a mapping of texts to values of the same shape; None becomes an empty mapping."""
 
     def found(name: str, value: Any) -> dict[str, Any]:
         if value is not None and not isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def keyed(shape: Shape) -> Shape:
 
 
 def mapped(**shapes: Shape) -> Shape:
-    """Return the shape of a mapping with these keys; those that are missing are None to their shapes."""
+    """Return the shape of a mapping with these keys; a missing value is None for the shape."""
 
     def found(name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -103,7 +103,7 @@ def mapped(**shapes: Shape) -> Shape:
 
 
 def plain(name: str, value: Any, depth: int = 0) -> Any:
-    """Return a value of any kind, if it can be sent. Raises Odd."""
+    """Return a value of any JSON kind. Raises Odd."""
     if depth > _MOST_NESTED:
         raise Odd(name, "...", "value that is so deep")
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""What a stream is doing, as far as Airflow's database tells it. Nothing here looks anywhere.
+"""State of a stream by Airflow's database. Pure functions without a query.
 
-The words are those of `lakestream status`. That command asks Kafka and the tables; here the newest run is asked, the
-newest landing, and what `supervise_lakestream` has last seen.
+The words are the same as in `lakestream status`. That command asks Kafka and the tables; the facts here are the
+newest run, the newest landing, and the last look of `supervise_lakestream`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_lakestream.ui.page.runs import Try
 from airflow_lakestream.ui.page.supervision import Supervised
 from airflow_lakestream.watching.causes import Cause
 
-# What only Airflow knows of; the other causes are those of sensors and `lakestream status`.
+# A cause that only Airflow knows; the other causes are shared with sensors and `lakestream status`.
 FAILED_RUN = "failed run"
 _FAILED = ("failed", "upstream_failed", "up_for_retry")
 _RUNNING = ("running", "deferred", "restarting")
@@ -23,7 +23,7 @@ _WAITING = (None, "scheduled", "queued", "up_for_reschedule")
 
 
 class PageState(StrEnum):
-    """What a stream is doing; the worst comes first."""
+    """Activity of a stream; the worst comes first."""
 
     FAILING = "failing"
     STALLED = "stalled"
@@ -37,7 +37,7 @@ class PageState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a stream is in its state. `cause` is a `Cause` or FAILED_RUN; empty where nothing has to be done."""
+    """Reason for a stream's state. `cause` is a `Cause` or FAILED_RUN; empty if no action is needed."""
 
     text: str
     cause: str = ""
@@ -49,7 +49,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of one stream."""
+    """Facts about a stream."""
 
     paused: bool
     lasts: bool
@@ -59,7 +59,7 @@ class Seen:
 
 
 def state_of(seen: Seen) -> tuple[PageState, list[Why]]:
-    """Return what a stream is doing, and why, the worst first."""
+    """Return a stream's state and the reasons, the worst first."""
     found = [*_of_newest_run(seen), *_of_supervision(seen), *_of_pause(seen), *_of_landing(seen)]
     order = list(PageState)
     found.sort(key=lambda one: order.index(one[0]))
@@ -86,7 +86,7 @@ def _of_supervision(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     for why in dict.fromkeys(unseen.values()):
         yield PageState.UNSEEN, Why(why, Cause.COULD_NOT_LOOK)
     landing = seen.landing
-    # What was overdue when somebody looked has been landed since.
+    # Overdue records of the look have been landed since.
     is_over = landing is not None and landing.at > said.at and landing.lag == 0
     bad = [what for what in said.looks if said.is_bad(what) and what not in unseen and not is_over]
     for what, problem in said.problems.items():
@@ -130,7 +130,7 @@ def _of_landing(seen: Seen) -> Iterator[tuple[PageState, Why]]:
     elif newest is not None and newest.state in _WAITING:
         yield PageState.IDLE, Why("A run waits for its turn.")
     elif landing is not None and (newest is None or landing.run_id == newest.run_id):
-        # Not behind: what has come since may be young. Whether something is overdue, only a look at Kafka tells.
+        # Not behind: records that came since may be young. Only a look at Kafka shows whether records are overdue.
         left = 0 if seen.lasts else landing.lag or 0
         yield PageState.LANDING, Why(f"The newest run left {_count(left)} for the next one." if left else "")
     else:

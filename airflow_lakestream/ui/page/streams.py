@@ -1,4 +1,4 @@
-"""All streams that a user may see, as the page shows them: by a handful of statements, however many there are."""
+"""All streams visible to a user, for the page: read by a handful of statements, for any number of streams."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from airflow_lakestream.ui.page.tasks import Found, find
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-# Of one stream so many landings are shown.
+# At most this many landings of a stream are shown.
 _MOST = 200
 
 
 class Streams:
-    """Reads Airflow's database, and keeps what can't change: what a serialized DAG of a given hash has of ours."""
+    """Reads Airflow's database, and caches constant facts: the streams in a serialized DAG, by hash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Streams:
         self._hours = Hours()
 
     def all(self, session: Session, readable: Collection[str]) -> str:
-        """Return all streams of the DAGs that may be read, and the DAGs that look at streams, as JSON."""
+        """Return all streams of the readable DAGs, and the DAGs with looks, as JSON."""
         with self._lock:
             dags = self._dags(session, readable)
             rows = ",".join([self._text(seen) for seen in self._seen(session, dags)])
@@ -52,7 +52,7 @@ class Streams:
         return f'{{"streams":[{rows}],"supervisors":{looking},"at":{json.dumps(datetime.now(UTC).isoformat())}}}'
 
     def hours(self, session: Session, readable: Collection[str]) -> dict[str, Any]:
-        """Return the rows that each task landed in each table, and in those that no report names, by hour of a day."""
+        """Return the landed rows by task, table and hour of a day; table None is for reports without a table."""
         with self._lock:
             dags = self._dags(session, readable)
         tasks = {(dag.dag_id, task.task_id): task.lasts for dag in dags for task in dag.found.streams}
@@ -71,9 +71,9 @@ class Streams:
     def one(
         self, session: Session, key: Key, readable: Collection[str], table: str | None = None
     ) -> dict[str, Any] | None:
-        """Return one stream with its history; None where there is none that may be read.
+        """Return a stream with history, or None if no readable stream has this key.
 
-        :param table: which of those that the task lands in; None for the one that it lands in by itself.
+        :param table: one of the task's tables; None for the usual table.
         """
         found, newest, supervisors = self._find(session, key, table, readable)
         if found is None:
@@ -92,14 +92,14 @@ class Streams:
     def pressed(
         self, session: Session, key: Key, readable: Collection[str], table: str | None = None
     ) -> Pressed | None:
-        """Return one stream as its buttons know it; None where there is none that may be read."""
+        """Return a stream as seen by the buttons, or None if no readable stream has this key."""
         found = self._find(session, key, table, readable)[0]
         return None if found is None else found.pressed
 
     def _find(
         self, session: Session, key: Key, table: str | None, readable: Collection[str]
     ) -> tuple[SeenStream | None, int | None, list[str]]:
-        """Return a stream, the id of its newest event, and the DAGs that look at streams."""
+        """Return a stream, the id of the newest event, and the DAGs with looks."""
         with self._lock:
             dags = [dag for dag in self._dags(session, readable) if dag.dag_id == key[0] or dag.found.looks]
             of_task = [seen for seen in self._seen(session, dags, key[0]) if seen.key == key]
@@ -107,7 +107,7 @@ class Streams:
             return found, None if found is None else self._landings.event_of(key, found.table), _supervisors(dags)
 
     def _text(self, seen: SeenStream) -> str:
-        """Return a row as JSON. Most are as they were when somebody last looked."""
+        """Return a row as JSON. Most rows are unchanged since the last call, and kept as text."""
         place = seen.key, seen.table
         before = self._texts.get(place)
         if before is None or before[0] != seen:
@@ -115,7 +115,7 @@ class Streams:
         return before[1]
 
     def _seen(self, session: Session, dags: Collection[KnownDag], dag_id: str | None = None) -> Iterator[SeenStream]:
-        """Yield the streams of the DAGs, or of one of them, task by task: first the table that is usual."""
+        """Yield the streams of the DAGs, or of a single DAG, task by task: first the usual table."""
         said = self._supervision.of(session, {dag.dag_id: dag.found.looks for dag in dags if dag.found.looks})
         found = {
             (dag.dag_id, task.task_id): (dag, task)

@@ -1,4 +1,4 @@
-"""What the sensors of `supervise_lakestream` have last said of each stream, read from their XComs."""
+"""Last results of the sensors of `supervise_lakestream` for each stream, read from XComs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_lakestream.watching.causes import UNSEEN
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-# What is shown of the sensors' values, and of what a table holds.
+# Shown fields of the sensors' values, and of a table's contents.
 _LOOK = mapped(lag=whole, lost=whole, time_left=number, reasons=listed(mapped(cause=text, text=text)))
 _SAMPLE = mapped(topic=text, partition=whole, offset=whole, error=text, value=text, bytes=whole, run_id=text)
 _REASON = mapped(stage=text, reason=text, records=whole, samples=listed(_SAMPLE))
@@ -35,13 +35,13 @@ _CONTENTS = mapped(
     snapshots=mapped(count=whole, newest=listed(_SNAPSHOT)),
     rejects=mapped(count=count, looked_at=count, kinds=count, reasons=listed(_REASON)),
 )
-# A stream, as the list of streams names it: (table, consumer_group).
+# A stream in the list of streams: (table, consumer_group).
 Named = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a task told what a table holds: a mapped part of it, in a run; `is_well` is whether it succeeded."""
+    """Place of a report about a table's contents: a mapped task in a run; `is_well`: the task succeeded."""
 
     run: int
     dag_id: str
@@ -54,10 +54,10 @@ class Place:
 
 @dataclass
 class Supervised:
-    """What was last said of a stream. `looks` has by what was looked at whether it is well, and the sensor's value.
+    """Last results for a stream. `looks` has by kind of look whether the look succeeded, and the sensor's value.
 
-    `problems` has by what was looked at why the value could not be read. What its table holds is told at the place
-    `contents`.
+    `problems` has by kind of look the error of reading the value. `contents` is the place of the report about the
+    table's contents.
     """
 
     dag_id: str
@@ -68,7 +68,7 @@ class Supervised:
     contents: Place | None = None
 
     def value(self, what: str, name: str) -> Any:
-        """Return one figure of a look; None where nobody looked."""
+        """Return a figure of a look, or None without a look."""
         return (self.looks.get(what, {}).get("value") or {}).get(name)
 
     def is_bad(self, what: str) -> bool:
@@ -76,7 +76,7 @@ class Supervised:
         return self.looks.get(what, {}).get("well") is False
 
     def unseen(self) -> dict[str, str]:
-        """Return why nothing could be seen, by what was to be looked at."""
+        """Return the reasons of looks without a result, by kind of look."""
         bad = {what: look.get("value") for what, look in self.looks.items() if look.get("well") is False}
         usual = "The task that looks failed. The last line of its log says why."
         return {
@@ -91,15 +91,15 @@ class Supervised:
 
 
 class Supervision:
-    """What was last said of each stream. A run that has ended is read once."""
+    """Last results for each stream. An ended run is read once."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Any, dict[Named, Supervised]]] = {}
 
     def of(self, session: Session, looks: Mapping[str, Sequence[LookTask]]) -> dict[Named, Supervised]:
-        """Return what was last said of each stream.
+        """Return the last results for each stream.
 
-        :param looks: by DAG its tasks that look.
+        :param looks: by DAG the tasks with looks.
         """
         newest = (
             select(func.max(DagRun.id))
@@ -111,7 +111,7 @@ class Supervision:
         for run, dag_id, run_id, at in session.execute(runs):
             if at is None:
                 continue
-            # A run whose tasks are cleared ends another time.
+            # A run with cleared tasks ends a second time.
             wanted = (run, at, looks[dag_id])
             if self._read.get(dag_id, (None,))[0] != wanted:
                 self._read[dag_id] = (wanted, _said(session, run, dag_id, run_id, at, looks[dag_id]))
@@ -122,7 +122,7 @@ class Supervision:
 
 
 def contents_of(session: Session, said: Supervised | None) -> dict[str, Any] | None:
-    """Return what a stream's table held when it was last looked at, and when that was; None where nobody looks."""
+    """Return the contents of a stream's table at the last look, with the time, or None without a look."""
     place = said.contents if said is not None else None
     if place is None:
         return None
@@ -164,7 +164,7 @@ def _said(
 ) -> dict[Named, Supervised]:
     found: dict[Named, Supervised] = {}
     tasks = {look.task_id: look for look in looks}
-    # Not what tables hold: that is read one by one.
+    # Contents of tables are read one by one, not here.
     told = {task_id for task_id, look in tasks.items() if look.what != CONTENTS} | {look.listed_by for look in looks}
     of_run = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
         XComModel.dag_run_id == run, XComModel.key == "return_value", XComModel.task_id.in_(told)
@@ -191,7 +191,7 @@ def _said(
 
 
 def seen_in(value: Any) -> dict[str, Any]:
-    """Return what a sensor has told of a look. Raises Odd."""
+    """Return a sensor's value of a look. Raises Odd."""
     known: dict[str, Any] = _LOOK("", value)
     return {**plain("", value), **known}
 

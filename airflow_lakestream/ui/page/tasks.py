@@ -1,6 +1,6 @@
-"""Which tasks of a DAG are streams, read from the JSON that Airflow keeps of it: no DAG is made of it.
+"""Tasks of a DAG with streams, found in the serialized JSON without building the DAG.
 
-Texts are as the DAG file has them. What is a template there is rendered by a run, not here.
+Texts are from the DAG file. Templates are rendered by a run, not here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_lakestream.ui.page.backfills import of_mode, of_schedule
 _OURS = "airflow_lakestream."
 _MAINTENANCE = "maintain_iceberg"
 _MIRRORS = ("cdc_to_iceberg", "cdc_to_delta")
-# By operator: the engine that lands.
+# Engine that lands, by operator.
 ENGINES = {
     "KafkaExtractOperator": "extract",
     "CommitPiecesOperator": "group",
@@ -25,19 +25,19 @@ ENGINES = {
     "FlinkSqlOperator": "flink",
     "KafkaConnectOperator": "connect",
 }
-# A run of theirs goes on and on, and tells how far it is by the XCom `progress`.
+# A run of these engines goes on and on, and reports its progress by the XCom `progress`.
 LASTING = ("spark", "flink", "connect")
-# The arguments that say where a stream's tables are, and how its records are decoded.
+# Arguments for the places of a stream's tables, and for decoding its records.
 KEPT = (
     *("kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
     *(*DECODING, "schema_evolution", "tombstones"),
 )
-# What is filled in by what a run is given.
+# A template that the conf of a run fills in.
 _PARAM = re.compile(r"\{\{\s*params\.(\w+)\s*\}\}")
 _DAG_ID = re.compile(r"\{\{\s*dag\.dag_id\s*\}\}")
-# What is told of one stream at a time: it is long.
+# Reported for a single stream at a time, since it is long.
 CONTENTS = "contents"
-# By sensor or operator: what it looks at, as `Supervision` calls it.
+# Kind of look by sensor or operator, as in `Supervision`.
 LOOKS = {
     "IcebergSnapshotFreshnessSensor": "freshness",
     "CheckpointLagSensor": "lag",
@@ -48,11 +48,11 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """A task that lands. A name that only a run knows is None; `texts` has names as the DAG file has them.
+    """A task with landings. A name known only to a run is None; `texts` has the names of the DAG file.
 
-    `defaults` has the params of its DAG that these hang on, by name. `no_backfill` says why a backfill of its DAG would
-    land no interval. `given` has its arguments of `KEPT`, as the DAG file has them; those that are left out are not
-    among them.
+    `defaults` has by name the DAG's params that these depend on. `no_backfill` is the reason for which a backfill of
+    the DAG would land no interval. `given` has the task's arguments of `KEPT` from the DAG file, without missing
+    arguments.
     """
 
     task_id: str
@@ -75,18 +75,18 @@ class StreamTask:
         return self.engine in LASTING
 
     def written(self, conf: Mapping[str, str | None]) -> dict[str, str]:
-        """Return its names in a run that is given a conf, as far as they are known without the run."""
+        """Return the names in a run with a conf, except parts known only to the run."""
         values = {**self.defaults, **conf}
         return {name: _PARAM.sub(lambda m: values.get(m[1]) or m[0], text) for name, text in self.texts.items()}
 
     def table_of(self, conf: Mapping[str, str | None]) -> str | None:
-        """Return the table that a run writes which is given a conf; None where the run alone knows."""
+        """Return the table of a run with a conf, or None if only the run knows."""
         table = self.written(conf).get("table", "{")
         return None if "{" in table else table
 
     @property
     def has_table_by_run(self) -> bool:
-        """Whether its records, or the time, choose tables: then all of them are one stream."""
+        """Whether records, or the time, choose tables: then all of these are the same stream."""
         return "{" in _PARAM.sub("", self.texts.get("table", ""))
 
     @property
@@ -97,7 +97,7 @@ class StreamTask:
 
 @dataclass(frozen=True, slots=True)
 class LookTask:
-    """A mapped task that looks at each stream of the list which the task `listed_by` returns."""
+    """A mapped task with a look at each stream in the list from the task `listed_by`."""
 
     task_id: str
     what: str
@@ -106,7 +106,7 @@ class LookTask:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a DAG has of ours, and its tags."""
+    """Streams and looks of a DAG, with the DAG's tags."""
 
     streams: tuple[StreamTask, ...] = ()
     looks: tuple[LookTask, ...] = ()
@@ -114,7 +114,7 @@ class Found:
 
 
 def find(data: Mapping[str, Any]) -> Found:
-    """Return what the JSON of a serialized DAG has of ours."""
+    """Return the streams, looks and tags in the JSON of a serialized DAG."""
     dag = _map(data.get("dag"))
     tasks = [_plain(task) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
@@ -148,7 +148,7 @@ def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str)
 
 
 def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]:
-    """Return what the DAG's form has by default."""
+    """Return the defaults of the DAG's form."""
     found = task.get("params")
     pairs = found if isinstance(found, list) else []
     usual = {str(name): _map(one).get("default") for name, one in pairs}
@@ -156,7 +156,7 @@ def _defaults(task: Mapping[str, Any], names: set[str]) -> dict[str, str | None]
 
 
 def filled(value: Any) -> str | None:
-    """Return what a template makes of a param; None of one that has no place in a name."""
+    """Return a param as text for a name, or None if unfit for a name."""
     return str(value) if isinstance(value, str | int) and value != "" else None
 
 
@@ -179,7 +179,7 @@ def _looks(tasks: list[dict[str, Any]]) -> Iterator[LookTask]:
 
 
 def _xcom_of(value: Any) -> str | None:
-    """Return the first task whose XCom an expansion takes, whatever is made of it on the way."""
+    """Return the task of the first XCom in an expansion, behind any mapping."""
     if isinstance(value, Mapping):
         if "task_id" in value and "key" in value:
             return _text(value["task_id"])
@@ -194,7 +194,7 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def _map(value: Any) -> Mapping[str, Any]:
-    # Airflow wraps some values, with their type beside them.
+    # Airflow wraps some values together with a type.
     inner = value.get("__var", value) if isinstance(value, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
 

@@ -1,1 +1,1 @@
-"""How fresh a table is."""
+"""Freshness of tables."""

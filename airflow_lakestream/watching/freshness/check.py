@@ -1,4 +1,4 @@
-"""The look of a sensor that waits until a table is fresh, or complete up to a time."""
+"""The look of a sensor for a table that has to be fresh, or complete up to a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_lakestream.watching.streams.landings import History, ledgers, look_
 
 @dataclass(frozen=True)
 class FreshnessCheck:
-    """`watching.asking.Check` of `IcebergSnapshotFreshnessSensor`; see it for the arguments."""
+    """`watching.asking.Check` of `IcebergSnapshotFreshnessSensor`, with the arguments of the sensor."""
 
     table: str
     iceberg_conn_id: str
@@ -78,7 +78,7 @@ class FreshnessCheck:
     def _landings(self, table: Table, now_ms: int) -> Facts:
         wanted, since = self.wanted, None
         if wanted.event_time_column is not None and wanted.max_age is not None:
-            # Earlier landings can hold no event that is young enough.
+            # No event in an earlier landing is young enough.
             since = now_ms - int(wanted.max_age * 1000)
         history = look_back(table, wanted.consumer_group, wanted.branch, wanted.operations, since)
         return Facts(history, self._event(table, history, now_ms))
@@ -90,7 +90,7 @@ class FreshnessCheck:
         return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
 
     def _of_kafka(self, places: Places, table: Table, facts: Facts, now_ms: int) -> Step:
-        """Ask what the groups lack of their topics, and whether the time is complete."""
+        """Add to the facts the groups' backlogs, and the reasons for which the time is not complete."""
         wanted, found = self.wanted, []
         reasons: list[Reason] | None = [] if wanted.complete_through is not None else None
         watch: KafkaWatch = yield ask_kafka(places, str(self.kafka_conn_id))

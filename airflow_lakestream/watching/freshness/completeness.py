@@ -1,8 +1,8 @@
-"""Whether a table is complete up to a time.
+"""Completeness of a table up to a time.
 
 The rule is the ledger's: B(t) is a partition's first offset with a timestamp at or after t; without such a record the
 boundary is open. The time is complete if the ledger holds all offsets below B(t), and no boundary is open. Then no
-record from before it can come, but for late ones.
+record from before it can come, except late ones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Step = Generator[Ask, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """What keeps a time from being complete; nothing if it is complete.
+    """Reasons for which a time is not complete; all are empty if the time is complete.
 
-    `missing` are offsets below the boundaries that are not landed. `open` are the partitions whose boundary is open,
-    `before` those in which the group begins after the time. `unsettled` are open ones that would be closed, but for a
-    transaction under way. `covered`: the ledger says where the time's offsets begin.
+    `missing` are offsets below the boundaries that are not landed. `open` are the partitions with an open boundary,
+    `before` the partitions in which the group begins after the time. `unsettled` are open partitions that would be
+    closed without a transaction under way. `covered`: the ledger knows the first offsets of the time.
     """
 
     topic: str
@@ -48,7 +48,7 @@ class Completeness:
         return self.covered and not (self.missing or self.open or self.before)
 
     def reasons(self, group: str, at: str) -> list[Reason]:
-        """Return what keeps the time from being complete.
+        """Return the reasons for which the time is not complete.
 
         :param at: the time, as text.
         """
@@ -90,7 +90,7 @@ def completeness(
     """Decide whether all of a topic is landed up to a time.
 
     :param highs: the boundary of the time, by partition.
-    :param lows: where the covered time that reaches up to it begins; None without one.
+    :param lows: the start of the covered time that reaches up to it, by partition; None without a covered time.
     :param ends: by partition, the log's end, records of open transactions included: a partition without a record at or
         after the time counts as closed once all up to there is landed. None: it never does.
 
@@ -116,15 +116,15 @@ def completeness(
 def begins_of(
     backlog: Backlog, partitions: Mapping[int, object], lows: Mapping[int, Boundary] | None
 ) -> dict[int, int]:
-    """Return, by partition, the first offset that belongs to the group, for a time.
+    """Return, by partition, the first offset of a time that belongs to the group.
 
-    :param lows: where the covered time that reaches up to it begins; None without one.
+    :param lows: the start of the covered time that reaches up to it, by partition; None without a covered time.
     """
     return {p: _begin(backlog, lows or {}, p) for p in partitions}
 
 
 def _begin(backlog: Backlog, lows: Mapping[int, Boundary], partition: int) -> int:
-    """Return the partition's first offset that belongs to the group, for this time."""
+    """Return the partition's first offset of this time that belongs to the group."""
     origin = backlog.entry.origin
     # A partition added after the origin was fixed begins at 0.
     begins = [origin.get(partition, 0)] if origin else []
@@ -138,14 +138,14 @@ def _names(topic: str, partitions: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Completing:
-    """Asks of one table's topics what completeness is decided by; `conn_id` names the watch in questions."""
+    """Asks Kafka for the facts behind the completeness of a table; `conn_id` names the watch in questions."""
 
     watch: KafkaWatch
     conn_id: str
     table: str
 
     def backlog(self, ledger: Ledger, topic: str) -> Step:
-        """Return what a ledger lacks of a topic. Raises TopicReplaced, LogTruncated."""
+        """Return the offsets of a topic that a ledger lacks, as a `Backlog`. Raises TopicReplaced, LogTruncated."""
         key, answer = ("topic", self.conn_id, topic), partial(self.watch.topic, topic)
         state = yield Ask((*key, True), answer)
         try:
@@ -155,9 +155,9 @@ class Completing:
             return backlog_of(ledger, (yield Ask((*key, False), answer, keep=0.0)), self.table)
 
     def ends(self, backlog: Backlog) -> Ask:
-        """Ask for the log's ends behind a backlog's own, records of open transactions included."""
+        """Ask for the log's ends of a backlog's partitions, records of open transactions included."""
         state = backlog.state
-        # An older answer would not have a transaction that was begun since.
+        # An older answer would not have a transaction that began after it.
         key = ("high watermarks", self.conn_id, state.identity)
         return Ask(key, partial(self.watch.high_watermarks, state), keep=0.0)
 

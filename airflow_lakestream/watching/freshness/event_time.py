@@ -1,4 +1,4 @@
-"""The newest event of a table, from the bounds of a column that its manifests keep."""
+"""The newest event of a table, by a column's bounds in the manifests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """A column of a table, read by its bounds. Times are milliseconds since the epoch; times without zone are UTC."""
+    """A column of a table, read by bounds. Times are milliseconds since the epoch; times without zone are UTC."""
 
     table: Table
     column: str
@@ -36,7 +36,7 @@ class EventTimes:
 
     @classmethod
     def of(cls, table: Table, column: str) -> EventTimes:
-        """Find the column. Raises InvalidArgument if it does not exist or is no time."""
+        """Find the column. Raises InvalidArgument if the column does not exist or has no time."""
         try:
             field = table.schema().find_field(column)
         except ValueError as e:
@@ -47,10 +47,10 @@ class EventTimes:
         return cls(table, column, field.field_id, field.field_type)
 
     def newest(self, snapshot_ids: Iterable[int], until_ms: int) -> int | None:
-        """Return the newest event in the files that these snapshots added; None if they added none.
+        """Return the newest event in files that these snapshots added, or None without files.
 
-        A file with an event dated after `until_ms` is skipped: that says nothing about now. Raises InvalidArgument if
-        the manifests keep no bounds of the column.
+        A file with an event dated after `until_ms` is skipped: its bound does not show the newest past event. Raises
+        InvalidArgument if the manifests keep no bounds of the column.
         """
         newest: int | None = None
         for file in self._files(set(snapshot_ids)):
@@ -83,12 +83,12 @@ class EventTimes:
 
 
 def _milliseconds(kind: IcebergType, value: int) -> int | None:
-    """Return a bound as milliseconds since the epoch; None if it is no time."""
+    """Return a bound as milliseconds since the epoch, or None for a type without time."""
     if isinstance(kind, TimestampType | TimestamptzType):
         return value // 1000
     if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
         return value // 1_000_000
-    # A date stands for events up to the day's end.
+    # A date means events up to the day's end.
     return (value + 1) * _DAY_MS - 1 if isinstance(kind, DateType) else None
 
 

@@ -1,6 +1,6 @@
-"""Whether a table is fresh: its newest landing or newest event is young, or it is complete up to a time.
+"""Freshness of a table: a young newest landing, a young newest event, or completeness up to a time.
 
-Changes by other writers are no landings. If nothing is left to land, the topic is idle, not late.
+Changes by other writers are not landings. If everything is landed, the topic is idle, not late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERATIONS = ("append", "overwrite", "replace", "delete")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """When a table counts as fresh. Ages are seconds, `complete_through` is milliseconds since the epoch."""
+    """Conditions for a fresh table. Ages are seconds, `complete_through` is milliseconds since the epoch."""
 
     table: str
     consumer_group: str | None = None
@@ -40,7 +40,7 @@ class Wanted:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Wanted:
-        """Read the arguments as users and templates write them. Raises InvalidArgument."""
+        """Read the arguments in the form of users and templates. Raises InvalidArgument."""
         max_age, through = given.get("max_age"), given.get("complete_through")
         idle_after = given.get("idle_after")
         wanted = cls(
@@ -70,10 +70,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The result of a look: whether the table is fresh, and why or why not.
+    """Result of a look: whether the table is fresh, and the reasons.
 
-    `age` is that of the newest landing or event, in seconds. `through_ms` is the time, in milliseconds since the epoch,
-    up to which the table is known to be complete; with `max_age` alone the time of the newest landing or event.
+    `age` is the age of the newest landing or event, in seconds. `through_ms` is the time, in milliseconds since the
+    epoch, up to which the table is known to be complete; with `max_age` alone the time of the newest landing or event.
     """
 
     fresh: bool
@@ -86,7 +86,7 @@ class Freshness:
 
     @property
     def message(self) -> str:
-        """The result in one line."""
+        """The result as a line of text."""
         return f"{self.table} is {'fresh' if self.fresh else 'not fresh'}" + (
             f": {told(self.reasons)}" if self.reasons else ""
         )
@@ -106,10 +106,10 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen of a table. Each fact is looked up only if it matters.
+    """Facts about a table. Each fact is looked up only if it matters.
 
-    `event_ms` is the newest event; `backlogs` are what each group lacks; `incomplete` says why the time is not
-    complete, None if no time was asked for.
+    `event_ms` is the newest event; `backlogs` are the backlogs of each group; `incomplete` are the reasons for which
+    the time is not complete, None if no time was asked for.
     """
 
     history: History
@@ -149,13 +149,13 @@ def reached_ms(wanted: Wanted, facts: Facts) -> int | None:
 
 
 def is_young(wanted: Wanted, facts: Facts, now_ms: int) -> bool:
-    """Tell whether `max_age` is kept, whatever the topic holds."""
+    """Return whether the newest landing or event is within `max_age`, even if the topic has no newer record."""
     reached = reached_ms(wanted, facts)
     return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
 
 
 def nothing(wanted: Wanted, history: History) -> Reason:
-    """Return the reason for a table without a landing that counts."""
+    """Return the reason for a table without a counting landing."""
     if history.expired:
         return Reason(Cause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown")
     if wanted.operations:
@@ -165,7 +165,7 @@ def nothing(wanted: Wanted, history: History) -> Reason:
 
 
 def _late(wanted: Wanted, facts: Facts, age: float | None, now_ms: int) -> tuple[bool, Reason]:
-    """Return whether a table that is too old counts as fresh, and why it is old."""
+    """Return whether a table past `max_age` counts as fresh, and the reason for the age."""
     assert wanted.max_age is not None, "see the caller"
     waits = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
     what = f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"

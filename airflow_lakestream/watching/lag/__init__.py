@@ -1,1 +1,1 @@
-"""Unread records: how many, how old, and whether they are about to leave the log."""
+"""Unread records: number, age, and time until removal by retention."""

@@ -1,4 +1,4 @@
-"""How far a consumer is behind, and whether that is too far."""
+"""Lag of a consumer, compared with limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.watching.source import Source
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition: unread offsets (records, or holes between them), and the age of the oldest unread record seen.
+    """Lag of a partition: unread offsets (records or holes), and the age of the oldest unread record seen.
 
     `crowded`: more records are unread than a look reads, so older ones may be among them.
     """
@@ -39,7 +39,7 @@ class PartitionLag:
 
 @dataclass(frozen=True)
 class Limits:
-    """The allowed lag; None: no limit. Ages are seconds."""
+    """The allowed lag; None is unlimited. Ages are seconds."""
 
     records: int | None = None
     age: float | None = None
@@ -47,7 +47,7 @@ class Limits:
     per_partition: bool = True
 
     def far(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
-        """Return the partitions that are too far behind; if the sum is too large, all that are behind."""
+        """Return the partitions over the limit; if the sum is over the limit, all partitions with lag."""
         behind = [lag for lag in lags if lag.records]
         too_many = [lag for lag in behind if self._too_many(lag, sum(one.records for one in behind))]
         return [lag for lag in behind if lag in too_many or self._too_old(lag)]
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Lag:
-    """A consumer's lag at one moment; `now` is in seconds since the epoch."""
+    """A consumer's lag at a moment; `now` is in seconds since the epoch."""
 
     books: Books
     unread: Sequence[Unread]
@@ -69,7 +69,7 @@ class Lag:
 
     @property
     def partitions(self) -> list[PartitionLag]:
-        """All partitions, those without lag included."""
+        """All partitions, also without lag."""
         found = []
         for one in self.unread:
             for p in sorted(one.state.marks):
@@ -80,11 +80,11 @@ class Lag:
 
     @property
     def batch_age(self) -> float | None:
-        """How long ago the consumer last made progress; None if unknown."""
+        """Seconds since the consumer last made progress, or None if unknown."""
         return None if self.books.newest_at is None else max(0.0, self.now - self.books.newest_at)
 
     def judge(self, limits: Limits, *, fail: bool) -> Verdict:
-        """Compare with the limits. A consumer that is too far behind fails with `fail`, and waits without."""
+        """Compare the lag with the limits. A consumer over a limit fails with `fail`, and waits without."""
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
         lost = reasons_lost(self.unread)
@@ -98,7 +98,7 @@ class Lag:
             near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is within the limits, {self._text(behind, worst)}")
             return Verdict(LookOutcome.DONE, (near, *lost), value)
         outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
-        # A partition without any record is not compared with the others.
+        # A partition that never had a record does not count for the comparison.
         used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
         late = 0 < len(far) < used and len(behind) < used
         return Verdict(outcome, (*self._causes(behind, worst, is_old, late), *lost), value)
@@ -142,7 +142,7 @@ class Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class LagCheck(Source):
-    """Waits until a consumer is near the end of its topics; the arguments are the sensor's."""
+    """Waits until a consumer is near the end of the topics; the arguments are the sensor's."""
 
     max_lag_records: Any = None
     max_lag_seconds: Any = None

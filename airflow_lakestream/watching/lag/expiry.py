@@ -1,4 +1,4 @@
-"""When unread records leave the log, at the current rates of writing and reading: arithmetic only.
+"""Time until unread records leave the log, at the current rates of writing and reading: arithmetic only.
 
 By time, a record leaves at the earliest when it is older than `retention.ms`. A consumer that keeps reading puts that
 moment off, as fast as it reads through the time in which the records were written. By size, a record leaves once enough
@@ -16,10 +16,10 @@ LAST_PART = 4
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """One partition at one moment. Rates are records per second; times are seconds since the epoch.
+    """State of a partition at a moment. Rates are records per second; times are seconds since the epoch.
 
-    `unread` is the number of unread records, `first_at` the timestamp of the first of them. `capacity` is the number of
-    records that fit into the log by size; None without a limit.
+    `unread` is the number of unread records, `first_at` the timestamp of the first. `capacity` is the number of records
+    that fit into the log by size; None without a limit.
     """
 
     unread: int
@@ -38,12 +38,12 @@ class TimeLeft:
     stopped: float = math.inf
 
     def is_short(self, wanted: float) -> bool:
-        """Whether that is less than `wanted` seconds."""
+        """Whether less than `wanted` seconds are left."""
         return self.going_on < wanted or self.stopped < wanted / LAST_PART
 
 
 def time_left(view: PartitionView, now: float) -> TimeLeft:
-    """Return how long the first unread record stays."""
+    """Return the time until the first unread record leaves the log."""
     if not view.unread:
         return TimeLeft()
     by_time, by_size = _by_time(view, now), _by_size(view)
@@ -54,7 +54,7 @@ def _by_time(view: PartitionView, now: float) -> TimeLeft:
     if view.retention is None or view.first_at is None:
         return TimeLeft()
     stopped = max(0.0, view.first_at + view.retention - now)
-    # This many unread records were written in each second: reading as many gains a second.
+    # In each second of that time `density` unread records were written: reading `density` records gains a second.
     density = view.unread / max(1.0, now - view.first_at)
     gained = view.landed / density
     return TimeLeft(math.inf if gained >= 1 else stopped / (1 - gained), stopped)
@@ -69,7 +69,7 @@ def _by_size(view: PartitionView) -> TimeLeft:
 
 
 def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
-    """Return the rate (records per second) that reads everything within half of the time left."""
+    """Return the rate (records per second) for reading everything within half of the time left."""
     if not view.unread:
         return 0.0
     within = left.stopped / 2

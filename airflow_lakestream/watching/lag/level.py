@@ -1,4 +1,4 @@
-"""Whether enough waits for a consumer to be worth a run, and when to say so again."""
+"""Alarm for a consumer with enough unread records for a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Step = Generator[Ask, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a consumer has not read: `reached` says that it is enough, `seconds` how old the oldest record seen is."""
+    """Unread offsets of a consumer; `reached`: enough for a run; `seconds`: age of the oldest record seen."""
 
     reached: bool
     ranges: RangeSet
@@ -31,13 +31,13 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelWatch(Source):
-    """A consumer, and the level: so many unread records, or one that has waited so many seconds."""
+    """A consumer, with the level: a number of unread records, or an age of the oldest in seconds."""
 
     min_records: int | None = None
     min_wait: float | None = None
 
     def look(self, places: Places) -> Step:
-        """Return `Waiting`. Raises what `Source` raises."""
+        """Return `Waiting`. Raises the errors of `Source`."""
         found = yield from self._read(places)
         now = time.time()
         before_ms = None if self.min_wait is None else int((now - self.min_wait) * 1000)
@@ -64,20 +64,20 @@ class LevelWatch(Source):
         except NotThere:
             if not self.topics:
                 raise
-            # Before its first run a consumer has read nothing of the topics that it is to read.
+            # Before the first run all records of the given topics are unread.
             return Books("a consumer that has not begun", self.topics, positions={})
 
 
 @dataclass
 class Alarm:
-    """Fires once for what waits, and again once nothing of that waits any more, or after `again_after` seconds."""
+    """Alarm for unread records: fires again once all are read, or after `again_after` seconds."""
 
     again_after: float
     fired_for: RangeSet | None = None
     fired_at: float = 0.0
 
     def fires(self, waiting: Waiting, now: float) -> bool:
-        """Tell whether to fire; it then remembers for what."""
+        """Return whether to fire; if yes, remember the ranges."""
         if self.fired_for is not None:
             is_done = not self.fired_for & waiting.ranges
             if not is_done and now - self.fired_at < self.again_after:

@@ -1,4 +1,4 @@
-"""Whether unread records are about to leave the log, and how large a run must be to catch up."""
+"""Risk of losing unread records to retention, and the size of a run for catching up."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate
 from airflow_lakestream.watching.lag.waiting import Asking, Unread, reasons_lost
 from airflow_lakestream.watching.source import Source, ask_kafka
 
-# Seconds over which rates are measured; less if Kafka keeps little.
+# Seconds over which rates are measured; less if Kafka's retention is short.
 _WINDOW = 900.0
 _PARTS_OF_RETENTION = 4
 # For a consumer that lands by runs, the rate is measured over several runs.
 _RUNS = 3
-# Bytes of a record in the log besides its key and value.
+# Bytes of a record in the log in addition to key and value.
 _OVERHEAD = 10
 _SETTINGS_KEPT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What Kafka keeps of a topic, and the records that came to each partition in the last `window` seconds."""
+    """Retention of a topic, and the records by partition of the last `window` seconds."""
 
     retention: Retention
     produced: Mapping[int, int]
@@ -40,7 +40,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRisk:
-    """One partition, and how long its first unread record stays."""
+    """A partition with the time until the first unread record leaves the log."""
 
     topic: str
     partition: int
@@ -53,7 +53,7 @@ class PartitionRisk:
 
 @dataclass(frozen=True)
 class Risk:
-    """All partitions of a consumer at one moment; `every` is the seconds between its runs, if known."""
+    """Risk of all partitions of a consumer at a moment; `every` is the seconds between runs, if known."""
 
     books: Books
     unread: Sequence[Unread]
@@ -61,7 +61,7 @@ class Risk:
     every: float | None
 
     def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
-        """Fail if less than `wanted` seconds are left or records are lost; otherwise be done after `watch_for`."""
+        """Fail if less than `wanted` seconds are left or records are lost; otherwise be done, after `watch_for`."""
         short = [one for one in self.partitions if one.left.is_short(wanted)]
         reasons = [*self._short(short, wanted), *reasons_lost(self.unread)]
         if reasons:
@@ -75,12 +75,12 @@ class Risk:
 
     @property
     def rate(self) -> float:
-        """The rate (records per second) that would catch up."""
+        """The rate (records per second) needed to catch up."""
         return sum(rate_to_catch_up(one.view, one.left) for one in self.partitions)
 
     @property
     def max_records(self) -> int | None:
-        """The records per run that would catch up; None if the time between runs is unknown."""
+        """The records per run needed to catch up, or None if the time between runs is unknown."""
         return None if self.every is None else math.ceil(self.rate * self.every)
 
     def _short(self, short: Sequence[PartitionRisk], wanted: float) -> list[Reason]:
@@ -156,7 +156,7 @@ class RiskCheck(Source):
         )
         window = window_of(retention, every)
         since_ms = int((now - window) * 1000)
-        # Rounded to the second, so that sensors that look at the same moment share the answer.
+        # Rounded to the second: sensors that look at the same moment share the answer.
         key = ("offsets at", self.kafka_conn_id, state.identity, since_ms // 1000)
         starts = yield Ask(key, lambda: watch.offsets_at(state, since_ms))
         produced = {p: max(0, marks.end - starts[p]) for p, marks in state.marks.items() if p in starts}
@@ -164,7 +164,7 @@ class RiskCheck(Source):
 
 
 def every_of(found: Books) -> float | None:
-    """Return the seconds between the consumer's runs, from its last commits; None if unknown."""
+    """Return the seconds between the consumer's runs, from the last commits, or None if unknown."""
     first: dict[str, float] = {}
     for step in found.steps or ():
         first[step.run] = min(step.at, first.get(step.run, step.at))
@@ -197,7 +197,7 @@ def risks(
 
 
 def window_of(retention: Retention, every: float | None) -> float:
-    """Return the seconds over which the rate of writing is measured: at most a part of what is kept."""
+    """Return the seconds for measuring the rate of writing: at most a part of the retention time."""
     part = math.inf if retention.milliseconds is None else retention.milliseconds / 1000 / _PARTS_OF_RETENTION
     return min(max(_WINDOW, _RUNS * (every or 0.0)), part)
 
@@ -206,12 +206,12 @@ def _landing_window(settings: TopicSettings, found: Books, every: float | None, 
     window = max(settings.window, _RUNS * (every or 0.0))
     if every is None or not found.steps:
         return window
-    # A consumer that began lately has a shorter window; its first run landed what came in the interval before it.
+    # A new consumer has a shorter window; its first run landed the records of the interval before it.
     return min(window, now - min(step.at for step in found.steps) + every)
 
 
 def _capacity(retention: Retention, sizes: Sequence[int], held: int) -> float | None:
-    """Return the least number of records with which a partition is full by size."""
+    """Return the least number of records to fill a partition by size."""
     if retention.size is None or not sizes:
         return None
     # The log is compressed, and these sizes are not. So take at least what the log holds now, without the segment that
@@ -221,5 +221,5 @@ def _capacity(retention: Retention, sizes: Sequence[int], held: int) -> float | 
 
 
 def _whole(value: float) -> int | None:
-    """Return seconds as JSON, which has no infinity: None stands for forever."""
+    """Return whole seconds for JSON; None means forever, since JSON has no infinity."""
     return int(value) if math.isfinite(value) else None

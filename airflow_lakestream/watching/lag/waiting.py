@@ -1,9 +1,9 @@
-"""What a group lacks of a topic, and what of it waits for too long. Sensors, `status` and metrics use this.
+"""Backlog of a group in a topic, and the overdue part. Sensors, `status` and metrics use this.
 
-Overdue is any unread record with a timestamp before a given time, wherever it stands: producers send timestamps in any
-order. If the first unread record is older, that is proof enough. Otherwise all are read, since no request to Kafka can
-tell that none is older. A record dated in the future counts as just come, and does not hide others. A record without a
-timestamp is older than any time.
+Overdue is any unread record with a timestamp before a given time, at any offset: producers send timestamps in any
+order. If the first unread record is older, no more proof is needed. Otherwise all are read, since no request to Kafka
+answers whether an older record exists. A record dated in the future counts as just arrived, and does not hide others.
+A record without a timestamp is older than any time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_lakestream.watching.causes import Cause, Reason, some
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """One topic of a ledger, compared with the topic now.
+    """A topic of a ledger, compared with the topic now.
 
     `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` are offsets that
     Kafka no longer has; `overdue` and `crowded` are as in `Unread`.
@@ -42,7 +42,7 @@ class Backlog:
 
 
 def backlog_of(ledger: Ledger, state: TopicState, table: str) -> Backlog:
-    """Return what a ledger lacks of a topic. Raises TopicReplaced, LogTruncated."""
+    """Return the backlog of a topic by a ledger. Raises TopicReplaced, LogTruncated."""
     topic = state.identity.topic
     check_identity(ledger, state.identity, table)
     entry = ledger.entry(state.identity)
@@ -53,7 +53,7 @@ def backlog_of(ledger: Ledger, state: TopicState, table: str) -> Backlog:
 
 
 def topics_of(ledger: Ledger) -> tuple[str, ...]:
-    """Return the topics that a ledger has landed, sorted."""
+    """Return the topics in a ledger, sorted."""
     return tuple(sorted({identity.topic for identity in ledger.topics}))
 
 
@@ -73,9 +73,9 @@ def _begin(entry: TopicEntry, identity: TopicIdentity, partition: int, low: int)
 
 # At most this many timestamps are read per partition; if more records are unread, all count as overdue.
 MOST_READ = 100_000
-# Of all partitions at most so many bytes are read for their timestamps, by the size of the first unread records.
+# At most this many bytes of all partitions are read for timestamps, estimated by the size of the first unread records.
 MOST_BYTES = 256 * 2**20
-# How many holes at the beginning of the unread offsets are skipped, one after the other.
+# At most this many holes in a row, at the beginning of the unread offsets, are skipped.
 _HOLES = 5
 
 Asking = Generator[Ask, Any, Any]
@@ -83,7 +83,7 @@ Asking = Generator[Ask, Any, Any]
 
 @dataclass(frozen=True)
 class Unread:
-    """What a consumer has not read of one topic.
+    """Unread offsets of a topic.
 
     `firsts` are the first unread records, by partition. `oldest` are the least timestamps seen, in milliseconds since
     the epoch. `overdue` are the offsets that count as from before the given time; `crowded` the partitions with more
@@ -99,7 +99,7 @@ class Unread:
     crowded: frozenset[int] = frozenset()
 
     def records(self, partition: int) -> int:
-        """Return the number of unread offsets of a partition: records, or holes between them."""
+        """Return the number of unread offsets of a partition: records or holes."""
         return self._of(partition).width
 
     def _of(self, partition: int) -> RangeSet:
@@ -107,21 +107,21 @@ class Unread:
 
 
 def reasons_lost(unread: Iterable[Unread]) -> list[Reason]:
-    """Return why records of these topics can't be read any more, if some can't."""
+    """Return the reason for lost records of these topics, if any, as a list."""
     gone = [some(one.lost) for one in unread if one.lost]
     return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
 
 @dataclass(frozen=True)
 class Looking:
-    """Looks at one topic through a watch; `conn_id` names the watch in questions."""
+    """Looks at a topic through a watch; `conn_id` names the watch in questions."""
 
     conn_id: str
     watch: KafkaWatch
     state: TopicState
 
     def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, reread: bool = False) -> Asking:
-        """Find the first unread records. Markers and aborted records are no lag, in front of records or alone.
+        """Find the first unread records. Markers and aborted records do not count as lag, in front of records or alone.
 
         Returns `Unread`, whose `oldest` are the timestamps of the first records.
         """
@@ -144,14 +144,15 @@ class Looking:
                 firsts[p] = first
             if not any(p in found and found[p] for p in asked):
                 break
-        # If holes remain after the last try, the record found may be one that is read already: leave it out.
+        # If holes remain after the last try, the record found may be read already: leave it out.
         firsts = {p: one for p, one in firsts.items() if [one.offset] == [a for a, _ in ranges.intervals(topic, p)[:1]]}
         return Unread(self.state, ranges, lost, firsts, {p: first.timestamp_ms for p, first in firsts.items()})
 
     def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Asking:
-        """Find what is unread, and what of it is from before a time.
+        """Find the unread and the overdue offsets.
 
-        Without a time the partitions share the number of timestamps that are read for one. Returns `Unread`.
+        Overdue are records from before `before_ms`. If it is None, the partitions share the number of timestamps that
+        are read for a single partition. Returns `Unread`.
         """
         unread = yield from self.behind_holes(ranges, lost, reread=before_ms is not None)
         topic = self.state.identity.topic
@@ -173,13 +174,13 @@ class Looking:
         return replace(unread, oldest=oldest, overdue=overdue, crowded=crowded)
 
     def _below(self, unread: Unread, proven: list[int], before_ms: int | None) -> Asking:
-        """Find the unread offsets below the first record that is young enough: all of them are overdue.
+        """Find the unread offsets below the first record of a young enough age: all are overdue.
 
-        That record may stand ahead of what is unread: then the first unread one is the only one that is proven.
+        If that record is ahead of the unread offsets, only the first unread record is proven to be overdue.
         """
         if not proven or before_ms is None:
             return RangeSet()
-        # Rounded to the second, so that sensors that look at the same moment share the answer.
+        # Rounded to the second: sensors that look at the same moment share the answer.
         key = ("offsets at", self.conn_id, self.state.identity, before_ms // 1000)
         bounds = yield Ask(key, lambda: self.watch.offsets_at(self.state, before_ms))
         topic = self.state.identity.topic
@@ -198,9 +199,9 @@ class Looking:
 
 
 def _readable(unread: Unread, partitions: Iterable[int]) -> list[int]:
-    """Return the partitions whose records can all be read within a look: as many as `MOST_BYTES` has, small ones first.
+    """Return the partitions with few enough bytes to fit into `MOST_BYTES` together, small partitions first.
 
-    Each may have 100,000 records of a megabyte.
+    A partition may have 100,000 records of a megabyte.
     """
     sizes = {p: unread.records(p) * (unread.firsts[p].size if p in unread.firsts else 1) for p in partitions}
     found, left = [], MOST_BYTES

@@ -1,1 +1,1 @@
-"""Which hours or days of a table are complete and not told yet, and which have got rows since they were told."""
+"""Complete hours or days of a table: emitted once, and again after late rows."""

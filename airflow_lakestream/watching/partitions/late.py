@@ -1,4 +1,4 @@
-"""The rows that landed late: in partitions that were told already. By the positions and times of an Iceberg table."""
+"""Late rows, landed in emitted partitions, by the positions and times of an Iceberg table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_lakestream.watching.partitions.telling import Every, Told
 
 
 def check_columns(table: Table, column: str, every: Every) -> None:
-    """Refuse a table whose rows don't say when they are from, and which record each is.
+    """Refuse a table without the times of rows or the positions of records.
 
     Raises InvalidArgument, NoPositions.
     """
@@ -34,7 +34,7 @@ def check_columns(table: Table, column: str, every: Every) -> None:
 
 
 def late_rows(table: Table, column: str, every: Every, before: Told, unseen: RangeSet) -> dict[int, int]:
-    """Return how many rows of unseen offsets are in partitions that were told, by the partition's start.
+    """Return the number of rows of unseen offsets in emitted partitions, by the partition's start.
 
     Reads only files that may hold such offsets. Raises UnreadableTable.
     """
@@ -46,7 +46,7 @@ def late_rows(table: Table, column: str, every: Every, before: Told, unseen: Ran
             for rows in read_rows(table.metadata, table.io, task, columns=(*COORDINATES, column)):
                 found.update(_starts(rows.filter(is_hit(rows, unseen))[column], every))
     except (OSError, ValueError, pa.ArrowException) as e:
-        # A ValueError is PyIceberg's for delete files that it can't apply.
+        # PyIceberg raises ValueError for delete files that it can't apply.
         raise UnreadableTable(name_of(table), e) from e
     width = every.width_ms
     return {start: rows for start, rows in found.items() if before.has((start, start + width))}
@@ -57,7 +57,7 @@ def _files(table: Table, unseen: RangeSet) -> Iterator[FileScanTask]:
 
 
 def _starts(times: pa.ChunkedArray, every: Every) -> dict[int, int]:
-    """Return how many times lie in each partition, by its start; those without a value in none."""
+    """Return the number of times in each partition, by the partition's start. Nulls are left out."""
     times = times.drop_null()
     kind = times.type
     as_ms = pa.timestamp("ms", kind.tz if pa.types.is_timestamp(kind) else None)

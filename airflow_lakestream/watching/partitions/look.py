@@ -1,4 +1,4 @@
-"""The look of one who tells a table's partitions: which of them are complete, and which have got late rows."""
+"""The look before emitting a table's partitions: for complete partitions, and for late rows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from airflow_lakestream.watching.partitions.telling import (
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import ledgers
 
-# Of a span: whether something holds. Asks questions.
+# Asks questions, and returns whether a condition holds for a span.
 Holds = Callable[[Interval], Generator[Ask, Any, Any]]
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look found: what is to be told, if anything, and why the next partition is not complete yet."""
+    """Result of a look: the partitions to emit, if any, and the reasons for an incomplete next partition."""
 
     telling: Telling | None
     reasons: tuple[Reason, ...] = ()
@@ -58,7 +58,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class PartitionsLook:
-    """The table whose partitions are told; see `AssetPartitionsOperator` for the fields. Raises InvalidArgument."""
+    """The table with the partitions to emit; see `AssetPartitionsOperator` for the fields. Raises InvalidArgument."""
 
     table: str
     consumer_group: str
@@ -82,7 +82,7 @@ class PartitionsLook:
 
     @property
     def name(self) -> str:
-        """What tells these partitions from all others that may be told of the same asset."""
+        """Name of these partitions, unique among all partitions emitted for an asset."""
         return f"{self.table}/{self.consumer_group}/{self.size}"
 
     def look(self, places: Places, before: Told, now_ms: int | None = None) -> Step:
@@ -93,7 +93,7 @@ class PartitionsLook:
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         table: Table = yield from ask_table(places, self.iceberg_conn_id, self.table)
         check_columns(table, self.event_time_column, self.size)
-        # Before Kafka is asked: what is complete is complete by offsets that this table has.
+        # Before Kafka is asked: partitions are complete only by offsets that this table has.
         ledger = ledgers(table, self.consumer_group)[self.consumer_group]
         if not ledger.topics:
             raise NotThere(f"consumer_group: {self.table} has no ledger of {self.consumer_group!r}.")
@@ -102,9 +102,9 @@ class PartitionsLook:
         return (yield from self.decide(watch, ledger, before, found, now_ms))
 
     def decide(self, watch: KafkaWatch, ledger: Ledger, before: Told, found: Mapping[int, int], now_ms: int) -> Step:
-        """Decide what is to be told. Returns `Looked`; raises DataLoss where that keeps everything from being told.
+        """Decide about the partitions to emit. Returns `Looked`; raises DataLoss if a loss leaves no partition to emit.
 
-        :param found: by the starts of partitions that were told, how many rows they have got since.
+        :param found: new rows in emitted partitions, by the partition's start.
         """
         late = late_of(before, found)
         spans: Sequence[Interval] = candidates(before, self.size, self.since_ms, now_ms, late)
@@ -118,7 +118,7 @@ class PartitionsLook:
             one = _OfTopic(
                 completing, backlog, self.consumer_group, self.idle_seconds, now_ms, begun=before.begun.get(key)
             )
-            # In the end those that are complete in all topics.
+            # After the last topic only spans are left that are complete in all topics.
             spans = yield from one.complete(spans)
             reasons += one.reasons
             losses += one.losses
@@ -130,7 +130,7 @@ class PartitionsLook:
 
 
 class _OfTopic:
-    """Looks for the spans that are complete in one topic."""
+    """Looks for the complete spans of a topic."""
 
     def __init__(
         self,
@@ -156,9 +156,10 @@ class _OfTopic:
         self.reasons: list[Reason] = []
 
     def complete(self, spans: Sequence[Interval]) -> Step:
-        """Return the complete ones of sorted spans.
+        """Return the complete spans among sorted spans.
 
-        Of those that lie in the same covered time, or in none, each is complete if a later one is. So few are asked.
+        Among spans within the same covered time, or outside of any, each is complete if a later span is. So Kafka is
+        asked about few spans.
         """
         found: list[Interval] = []
         for part, group in itertools.groupby(spans, partial(part_of, self._backlog.entry)):
@@ -180,7 +181,7 @@ class _OfTopic:
         return found
 
     def _doubtful(self, lows: Mapping[int, Boundary]) -> str:
-        """Return before which offsets a covered time may have begun, where the log's start does not tell."""
+        """Return as text the partitions with possibly removed records at the beginning of a covered time."""
         state, held = self._backlog.state, self._backlog.entry.held
         topic = state.identity.topic
         starts = [(p, low.offset) for p, low in lows.items() if 0 < low.offset == state.marks[p].low]
@@ -189,9 +190,9 @@ class _OfTopic:
         )
 
     def _begins_by(self, span: Interval) -> Step:
-        """Tell whether it is certain that the group begins at the span's start, or before.
+        """Return whether the group certainly begins at the span's start, or before.
 
-        Where the log begins with the span, Kafka may have lost records of the span. Those below the group's beginning
+        If the log begins with the span, Kafka may have lost records of the span. Records below the group's beginning
         were never landed.
         """
         if self._begun is not None and self._begun.holds(span, self._backlog.entry):
@@ -203,7 +204,7 @@ class _OfTopic:
         )
 
     def _lacks(self, span: Interval, lows: Mapping[int, Boundary] | None) -> Step:
-        """Tell whether something of the span is not landed, or may still come."""
+        """Return whether something of the span is not landed, or may still come."""
         highs = yield from self._at(span[1])
         idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000
         if idle and self._ends is None:
@@ -223,7 +224,7 @@ class _OfTopic:
 
 
 def part_of(entry: TopicEntry, span: Interval) -> Interval | None:
-    """Return the covered time in which a span lies; None if it lies in none."""
+    """Return the covered time around a span, or None."""
     return next((part for part in entry.covered if part[0] <= span[0] and span[1] <= part[1]), None)
 
 
@@ -236,7 +237,7 @@ def check_since(argument: str, value: object) -> int:
 
 
 def _first(spans: Sequence[Interval], holds: Holds) -> Step:
-    """Return the place of the first span of which something holds, if it also holds of all later ones."""
+    """Return the index of the first span with `holds`, if `holds` is true for all later spans, too."""
     low, high = 0, len(spans)
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""Which hours or days are told, and which are told again: pure values and arithmetic.
+"""Decision about the hours or days to emit, and to emit again: pure values and arithmetic.
 
-The rule: an hour is told once it is complete, and never before. From then on, rows that land with a time in it make it
-told again, marked, as soon as it is complete with them. All that has to be remembered goes with the telling itself: who
-knows the newest one knows them all.
+The rule: an hour is emitted once it is complete, and never before. Rows that land later with a time in it make it
+emitted again, marked, as soon as it is complete with them. The event itself carries the whole state: the newest
+event is enough to go on.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from airflow_lakestream.core.codec import decode_ranges, encode_ranges
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce, overlapping
 
-# So many are told at a time; the rest by the next runs. Each is an event, and Airflow writes them in one transaction.
+# At most this many are emitted at a time; the rest by the next runs. Airflow writes the events in one transaction.
 MOST_TOLD = 240
 # Topic and topic id.
 Incarnation = tuple[str, str]
 
 
 class Every(StrEnum):
-    """How long a partition is."""
+    """Length of a partition."""
 
     HOUR = "hour"
     DAY = "day"
 
     @property
     def width_ms(self) -> int:
-        """Its length in milliseconds; days are those of UTC."""
+        """Length in milliseconds; days are UTC days."""
         return 3_600_000 if self is Every.HOUR else 86_400_000
 
     def key(self, start_ms: int) -> str:
-        """Return the partition key, in the form that Airflow's mappers of time read and write."""
+        """Return the partition key, in the form of Airflow's time mappers."""
         return datetime.fromtimestamp(start_ms / 1000, UTC).strftime(
             "%Y-%m-%dT%H:%M:%S" if self is Every.HOUR else "%Y-%m-%d"
         )
 
     def between(self, since_ms: int, until_ms: int) -> list[Interval]:
-        """Return the whole ones of a time, in order."""
+        """Return the whole partitions within a time, in order."""
         first = -(-since_ms // self.width_ms) * self.width_ms
         return [(at, at + self.width_ms) for at in range(first, until_ms - self.width_ms + 1, self.width_ms)]
 
 
 class Begun(NamedTuple):
-    """A time by which a group had begun, in milliseconds since the epoch, and with which origin, as text.
+    """A time (milliseconds since the epoch) after the beginning of a group, with the group's origin as text.
 
-    A rollback to before its first landing lets it begin anew, with another one.
+    A rollback to before its first landing lets the group begin again, with another origin.
     """
 
     at_ms: int
@@ -57,12 +57,12 @@ class Begun(NamedTuple):
 
     @classmethod
     def first_of(cls, spans: Iterable[Interval], entry: TopicEntry) -> Begun | None:
-        """Return that the group had begun by the first of these spans; None without one."""
+        """Return the group's beginning by the first of these spans, or None without spans."""
         first = min((start for start, _ in spans), default=None)
         return None if first is None else cls(first, cls.text_of(entry))
 
     def holds(self, span: Interval, entry: TopicEntry) -> bool:
-        """Tell whether it says that the group had begun by a span's start."""
+        """Return whether the group had certainly begun by a span's start."""
         return self.at_ms <= span[0] and self.origin == self.text_of(entry)
 
     @staticmethod
@@ -73,11 +73,11 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Told:
-    """All that was told up to a telling.
+    """State after an emission: all partitions emitted up to then.
 
-    `spans` are the times of the partitions that were told. `landed` are the offsets that the table held then. `waiting`
-    are rows that landed late in a told partition, by its start, and are still to be told. `begun` says, by topic, by
-    when the group had begun: seen when Kafka still had the records of then.
+    `spans` are the times of the emitted partitions. `landed` are the offsets that the table held then. `waiting` are
+    late rows of emitted partitions, by the partition's start, that are not emitted yet. `begun` has by topic a time by
+    which the group had begun, observed while Kafka still had the records of that time.
     """
 
     number: int = 0
@@ -87,11 +87,11 @@ class Told:
     begun: Mapping[Incarnation, Begun] = field(default_factory=dict)
 
     def has(self, span: Interval) -> bool:
-        """Tell whether a partition was told."""
+        """Return whether a partition was emitted."""
         return any(start <= span[0] and span[1] <= end for start, end in overlapping(self.spans, *span))
 
     def unseen(self, ledger: Ledger) -> RangeSet:
-        """Return the offsets that the table has got since; none while nothing was told."""
+        """Return the offsets landed since the last emission; empty before the first emission."""
         if not self.spans:
             return RangeSet()
         return union(ranges - self.landed.get(key, RangeSet()) for key, ranges in landed_of(ledger).items())
@@ -108,7 +108,7 @@ class Told:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Told:
-        """Read what `to_json` gave."""
+        """Read the values of `to_json`."""
         return cls(
             int(value["number"]),
             tuple((start, end) for start, end in value["spans"]),
@@ -120,7 +120,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Telling:
-    """What is told now: the partitions by their starts, and how many late rows those have that are told again."""
+    """The partitions to emit now, by start, and the number of late rows of each partition to emit again."""
 
     new: tuple[int, ...]
     reopened: Mapping[int, int]
@@ -128,25 +128,25 @@ class Telling:
 
     @property
     def starts(self) -> list[int]:
-        """The starts of all partitions that are told, sorted."""
+        """Starts of all partitions to emit, sorted."""
         return sorted([*self.new, *self.reopened])
 
 
 def landed_of(ledger: Ledger) -> dict[Incarnation, RangeSet]:
-    """Return what a table holds, by topic."""
+    """Return a table's landed offsets, by topic."""
     return {(one.topic, one.topic_id): entry.landed for one, entry in ledger.topics.items() if entry.landed}
 
 
 def late_of(before: Told, found: Mapping[int, int]) -> dict[int, int]:
-    """Return the late rows that are still to be told: those just found, and those found before."""
+    """Return the late rows not emitted yet: found now or before."""
     starts = sorted({*before.waiting, *found})
     return {start: before.waiting.get(start, 0) + found.get(start, 0) for start in starts}
 
 
 def candidates(before: Told, every: Every, since_ms: int, until_ms: int, late: Iterable[int]) -> list[Interval]:
-    """Return the partitions that may have to be told, in order.
+    """Return the candidates for an emission, in order.
 
-    :param late: the starts of those that have late rows.
+    :param late: the starts of partitions with late rows.
     """
     untold = [span for span in every.between(since_ms, until_ms) if not before.has(span)]
     return sorted({*untold, *((start, start + every.width_ms) for start in late)})
@@ -159,11 +159,11 @@ def tell(
     complete: Collection[Interval],
     by_origin: Mapping[Incarnation, Collection[Interval]] | None = None,
 ) -> Telling | None:
-    """Return what is to be told, the oldest first; None if that is nothing.
+    """Return the emission of the oldest complete partitions, or None without a complete partition.
 
     :param late: see `late_of`.
     :param complete: the candidates that are complete.
-    :param by_origin: by topic, those that are because the group had begun by then.
+    :param by_origin: by topic, the candidates that are complete because the group had begun by then.
     """
     spans = sorted(complete)[:MOST_TOLD]
     if not spans:
@@ -182,7 +182,7 @@ def tell(
 def _begun(
     before: Told, ledger: Ledger, by_origin: Mapping[Incarnation, Collection[Interval]], told: Collection[Interval]
 ) -> dict[Incarnation, Begun]:
-    """Return what is known anew of when the group had begun, by topic."""
+    """Return the new beginnings of the group, by topic."""
     found = {}
     for identity, entry in ledger.topics.items():
         key = identity.topic, identity.topic_id

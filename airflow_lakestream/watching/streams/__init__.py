@@ -1,1 +1,1 @@
-"""The streams of tables: what landed, and the state of each."""
+"""Streams of tables, with landings and states."""

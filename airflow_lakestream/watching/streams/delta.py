@@ -1,4 +1,4 @@
-"""The streams of a Delta table and their landings, read from its log; `landings` does the same for Iceberg."""
+"""Streams and landings of a Delta table, read from the log; `landings` does the same for Iceberg."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_SINCE = 100
 
 @dataclass(frozen=True)
 class DeltaStreams:
-    """`streams.Streams` of a Delta table; `store` is that of its folder."""
+    """`streams.Streams` of a Delta table; the root of `store` is the table's folder."""
 
     head: Head
     store: Any
@@ -32,12 +32,12 @@ class DeltaStreams:
 
     @classmethod
     def at(cls, storage: DeltaStorage, location: str) -> DeltaStreams | None:
-        """Open a table; None if it does not exist."""
+        """Open a table; None if the table does not exist."""
         head = storage.open(location)
         return None if head is None else cls(head, storage.store(location))
 
     def groups(self) -> tuple[str, ...]:
-        """Return the groups that have a ledger."""
+        """Return the groups with a ledger."""
         return ledger_store.groups(self.head)
 
     def ledger(self, consumer_group: str) -> Ledger:
@@ -46,11 +46,11 @@ class DeltaStreams:
         return ledger_store.read_ledger(self.head, consumer_group)
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
-        """Return what a group landed, of one topic or all; see `look_back`. Raises UnreadableLedger."""
+        """Return a group's landings, of a topic or all; see `look_back`. Raises UnreadableLedger."""
         return look_back(self.head, self.store, consumer_group, since_ms, topic)
 
     def cursor(self) -> Cursor:
-        """Return the cursor of one who has been told of all landings."""
+        """Return the cursor after all landings."""
         return _cursor(self.head, self.head.version)
 
     def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
@@ -84,7 +84,7 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
             break
         seen = _seen(version, actions, consumer_group)
         if seen.landing is not None:
-            # The ledger's last landing is below: this one was taken back by a RESTORE.
+            # This landing is above the ledger's last landing: a RESTORE took it back.
             if not topic or topic in seen.topics:
                 rolled_back.append(seen)
         elif seen.consumer_group is None and seen.operation != "RESTORE" and _changes_files(actions):
@@ -93,9 +93,9 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
 
 
 def after(head: Head, store: Any, cursor: Cursor, consumer_group: str | None = None) -> Found:
-    """Return the landings after a cursor, from the log: versions only grow, also where a table is RESTOREd.
+    """Return the landings after a cursor, from the log: versions only grow, even by a RESTORE.
 
-    A cursor's number is the version and one: the first version is 0. Raises UnreadableLedger.
+    A cursor's number is the version plus 1, since the first version is 0. Raises UnreadableLedger.
     """
     begin = cursor.of(head.table_id).sequence
     found: list[Told] = []

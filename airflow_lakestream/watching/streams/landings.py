@@ -1,4 +1,4 @@
-"""The streams of an Iceberg table, and its history: landings, what other writers did since, and what was rolled back.
+"""Streams and history of an Iceberg table: landings, later snapshots of other writers, and rolled back landings.
 
 A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count. `delta` does the
 same for Delta tables.
@@ -34,7 +34,7 @@ from airflow_lakestream.watching.streams import told
 from airflow_lakestream.watching.streams.told import Found
 
 RECENT = 5
-# Columns that a reason names.
+# At most this many columns are named in a reason.
 _SHOWN = 8
 _SOURCE = "source-snapshot-id"
 _BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
@@ -42,7 +42,7 @@ _BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A snapshot, with what matters here; `at_ms` is milliseconds since the epoch.
+    """A snapshot of a table's history; `at_ms` is milliseconds since the epoch.
 
     `landing` is None for another writer's snapshot; `rows` are the rows that it added.
     """
@@ -57,22 +57,22 @@ class Seen:
 
     @property
     def rejected(self) -> int:
-        """How many records it rejected."""
+        """Number of rejected records."""
         return self.landing.counts.rejected if self.landing else 0
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that it landed."""
+        """Topics of the landing."""
         return frozenset(identity.topic for identity in self.landing.topics) if self.landing else frozenset()
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that landed it; None for another writer's, and for a ledger change that landed nothing."""
+        """Engine of the landing, or None for another writer's snapshot and for a ledger change without rows."""
         if self.landing is None:
             return None
         if self.landing.engine is not None:
             return self.landing.engine
-        # Older versions did not write the engine down; a Spark run is named by the query's id and the batch.
+        # Older versions did not write the engine; the run of a Spark landing is the query's id and the batch.
         if _BATCH.match(self.landing.run_id):
             return Engine.SPARK
         landed = any(entry.held or entry.replaced for entry in self.landing.topics.values())
@@ -83,8 +83,8 @@ class Seen:
 class History:
     """A branch's history, newest first.
 
-    `recent` are the newest snapshots that count; `since` are those on top of them, which do not count. `rolled_back`
-    are landings newer than all that count, and in no branch's history. `expired`: there were landings, but their
+    `recent` are the newest snapshots that count; `since` are newer snapshots that do not count. `rolled_back` are
+    landings newer than all that count, and in no branch's history. `expired`: there were landings, but their
     snapshots have expired.
     """
 
@@ -95,12 +95,12 @@ class History:
 
     @property
     def newest(self) -> Seen | None:
-        """The newest snapshot that counts."""
+        """The newest counting snapshot."""
         return self.recent[0] if self.recent else None
 
     @property
     def silent(self) -> Mapping[str, str]:
-        """The columns that should have got a value in the newest run, and got none; see `core.column_use`."""
+        """Columns without an expected value in the newest run; see `core.column_use`."""
         found: Mapping[str, str] | None = None
         landings = [one.landing for one in self.recent if one.landing is not None and one.landing.rows]
         for landing in landings:
@@ -109,7 +109,7 @@ class History:
         return found or {}
 
     def reasons(self, now_ms: int) -> list[Reason]:
-        """Return reasons for which the table's newest snapshot alone would mislead."""
+        """Return reasons against trusting the table's newest snapshot alone."""
         found = []
         if silent := silent_texts(self.silent):
             texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
@@ -139,9 +139,9 @@ def look_back(
     """Return a branch's landings.
 
     :param consumer_group: whose landings count; None: every group's.
-    :param operations: only snapshots of these operations count; without a group, also those of other writers.
-    :param since_ms: include all that count from then on, not only the last few.
-    :param topic: only landings of this topic count; those of others are left out.
+    :param operations: only snapshots of these operations count; without a group, also snapshots of other writers.
+    :param since_ms: include all snapshots that count from then on, not only the last few.
+    :param topic: only landings of this topic count; landings of other topics are left out.
 
     Raises InvalidArgument if the branch does not exist, UnreadableLedger.
     """
@@ -171,14 +171,14 @@ def look_back(
 
 
 def newest(table: Table, most: int) -> list[Seen]:
-    """Return the newest snapshots of main, landings and others. Raises UnreadableLedger."""
+    """Return the newest snapshots of main, by any writer. Raises UnreadableLedger."""
     metadata = table.metadata
     snapshots = islice(ledger_store.ancestors(metadata, ledger_store.head_of(metadata)), most)
     return [_seen(snapshot, metadata, None) for snapshot in snapshots]
 
 
 def ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:
-    """Return the ledgers at a branch's head by group: one group's, or all.
+    """Return the ledgers at a branch's head, by group: all, or only the given group.
 
     Raises UndecidedLedger, UnreadableLedger, FormatVersionTooOld, and InvalidArgument if the branch does not exist.
     """
@@ -203,7 +203,7 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
 def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> Seen:
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
-        # A cherry-pick has its source's rows but none of its lakestream.* keys.
+        # A cherry-pick has the rows of its source snapshot, but not the lakestream.* keys.
         picked = metadata.snapshot_by_id(int(source))
         summary = {**summary, **ledger_store.summary_of(picked)} if picked is not None else summary
     group = summary.get(codec.SUMMARY_GROUP)
@@ -217,14 +217,14 @@ def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | 
 
 
 def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
-    """Tell whether the snapshot restates the ledger without landings: earlier ones no longer belong to the group."""
+    """Return whether the snapshot restates the ledger without landings: earlier landings are no longer the group's."""
     summary = ledger_store.summary_of(snapshot)
     ledger = decode_restated(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return ledger is not None and not ledger.topics
 
 
 def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent: list[Seen]) -> Iterator[Seen]:
-    """Yield the landings that are in no branch's history and newer than all that count: they may be landed again."""
+    """Yield landings outside of every branch, newer than all counting snapshots: offsets that may be landed again."""
     kept = {
         one.snapshot_id
         for branch in {MAIN_BRANCH, *metadata.refs}
@@ -240,7 +240,7 @@ def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent:
 
 
 def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
-    """Tell whether the snapshot replaced files by others with the same rows, as far as their numbers tell.
+    """Return whether the snapshot only rewrote files with the same rows, by the numbers in the summary.
 
     Rows that were deleted in place are in the old files, and not in the new ones.
     """
@@ -254,26 +254,26 @@ def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
 
 
 class Streams(Protocol):
-    """One table, as it was when it was opened."""
+    """A table in the state at its opening."""
 
     @property
     def problems(self) -> tuple[type[Exception], ...]:
         """The errors raised if a group's ledger can't be read."""
 
     def groups(self) -> tuple[str, ...]:
-        """Return the groups that have a ledger."""
+        """Return the groups with a ledger."""
 
     def ledger(self, consumer_group: str) -> Ledger:
-        """Return a group's ledger. Raises one of `problems`."""
+        """Return a group's ledger. Raises the errors in `problems`."""
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
-        """Return what a group landed, of a topic or of all; see `landings.look_back`. Raises one of `problems`."""
+        """Return a group's landings, of a topic or all; see `landings.look_back`. Raises the errors in `problems`."""
 
     def cursor(self) -> Cursor:
-        """Return the cursor of one who has been told of all landings."""
+        """Return the cursor after all landings."""
 
     def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
-        """Return the landings after a cursor, of a group or of all. Raises one of `problems`."""
+        """Return the landings after a cursor, of a group or all. Raises the errors in `problems`."""
 
 
 @dataclass(frozen=True)
@@ -285,14 +285,14 @@ class IcebergStreams:
 
     @classmethod
     def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
-        """Open a table; None where there is none."""
+        """Open a table; None if the table does not exist."""
         try:
             return cls(fitness.load_table(catalog, name))
         except NoSuchTableError:
             return None
 
     def groups(self) -> tuple[str, ...]:
-        """Return the groups that have a ledger."""
+        """Return the groups with a ledger."""
         return ledger_store.groups(self.table)
 
     def ledger(self, consumer_group: str) -> Ledger:
@@ -300,11 +300,11 @@ class IcebergStreams:
         return ledgers(self.table, consumer_group)[consumer_group]
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
-        """Return what a group landed, of a topic or of all. Raises UnreadableLedger, UndecidedLedger."""
+        """Return a group's landings, of a topic or all. Raises UnreadableLedger, UndecidedLedger."""
         return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
 
     def cursor(self) -> Cursor:
-        """Return the cursor of one who has been told of all landings."""
+        """Return the cursor after all landings."""
         return head_cursor(ledger_store.facts_of(self.table.metadata), str(self.table.metadata.table_uuid))
 
     def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:

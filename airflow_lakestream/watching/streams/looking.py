@@ -1,4 +1,4 @@
-"""Looks at streams: the ledgers of tables, their topics, and the folders of Spark queries."""
+"""Looks at streams: ledgers of tables, topics, and folders of Spark queries."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from airflow_lakestream.watching.streams.status import Facts, Query, Stream, sta
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
 
-# Errors that say what is wrong with a stream, like those of its ledger. With any other one it could not be looked at.
+# Errors that are the state of a stream, like errors of its ledger. After any other error the state is unknown.
 _OF_STREAM = (TopicReplaced, LogTruncated, TopicMissing)
-# Each request that Kafka does not answer takes its whole time-out: after so many no more are sent in a look.
+# Each request without an answer takes its whole time-out: after this many no more are sent in a look.
 _UNANSWERED = 3
 
 
 class Lakes(Protocol):
-    """Where tables and checkpoints are. Opened on first use: without Iceberg tables no catalog is needed."""
+    """Catalog and stores, opened on first use: without Iceberg tables no catalog is needed."""
 
     def catalog(self) -> Catalog:
         """Return the catalog of Iceberg tables. Raises InvalidArgument, CatalogUnavailable."""
@@ -46,18 +46,18 @@ class Lakes(Protocol):
         """Return the store of Delta tables. Raises InvalidArgument."""
 
     def properties(self, location: str) -> Mapping[str, str] | None:
-        """Return what opens a checkpoint's store; None for a local one. Raises InvalidArgument, CatalogUnavailable."""
+        """Return the properties of a checkpoint's store; None if local. Raises InvalidArgument, CatalogUnavailable."""
 
 
 @dataclass(frozen=True)
 class StreamSearch:
-    """Where streams are looked for.
+    """The search for streams: tables, namespaces, checkpoints.
 
-    :param tables: each `namespace.table`, or the path or URI of a Delta table.
+    :param tables: names as `namespace.table`, or paths or URIs of Delta tables.
     :param namespaces: all their tables with a ledger are looked at.
     :param checkpoints: of Spark queries; the tables of the bundled apps' queries are looked at, too.
     :param group: look only at the streams of this consumer group.
-    :param landings_ms: tell of all landings of so many milliseconds; by default of the last few.
+    :param landings_ms: report all landings of this many milliseconds; by default the last few.
     """
 
     lakes: Lakes
@@ -71,8 +71,8 @@ class StreamSearch:
     def streams(self, now_ms: int, max_age: float) -> list[Stream]:
         """Look at all streams; see `status.status` for the arguments.
 
-        A stream that can't be looked at is one of them, in the state UNSEEN. Raises InvalidArgument if a table or
-        namespace does not exist, NotThere if there is no checkpoint, and what opens a catalog or a store raises.
+        A stream that can't be looked at is in the list, in the state UNSEEN. Raises InvalidArgument if a table or
+        namespace does not exist, NotThere without a checkpoint, and the errors of opening a catalog or a store.
         """
         topics = _Topics(self.kafka, int(now_ms - max_age * 1000))
         found: list[Facts] = []
@@ -81,7 +81,7 @@ class StreamSearch:
             found += _or_why(self._of_checkpoint(location, queries, topics), Facts("", "", "", checkpoint=location))
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
-            # Without its catalog or store no table can be looked at: what these raise ends the look.
+            # No table can be looked at without its catalog or store: errors of opening these end the look.
             lake = self.lakes.catalog() if lake_of(name).has_catalog else self.lakes.storage()
             found += _or_why(self._of_table(lake, name, own, topics), Facts(name, "", ""))
         return [status(facts, now_ms, max_age) for facts in found]
@@ -96,7 +96,7 @@ class StreamSearch:
         return list(names | dict.fromkeys(query.inputs["table"] for query in queries))
 
     def _query(self, location: str) -> Query | None:
-        """Return the query of a bundled app; None for another application's, which keeps no lease."""
+        """Return the query of a bundled app, or None for another application's query, without a lease."""
         properties = self.lakes.properties(location)
         lease = read_lease(location, properties)
         if lease is None or not lease.inputs.get("table"):
@@ -104,7 +104,7 @@ class StreamSearch:
         return Query(location, lease, read_progress(location, properties))
 
     def _of_checkpoint(self, location: str, queries: list[Query], topics: _Topics) -> Iterator[Facts]:
-        """Return what the checkpoint alone tells of another application's query; add one of a bundled app's."""
+        """Add a bundled app's query to `queries`; yield another application's facts by the checkpoint alone."""
         if (query := self._query(location)) is not None:
             queries.append(query)
             return
@@ -117,7 +117,7 @@ class StreamSearch:
     def _of_table(self, lake: Any, name: str, queries: list[Query], topics: _Topics) -> Iterator[Facts]:
         streams: Streams | None = lake_of(name).part("books").at(lake, name)
         if streams is None:
-            # Catalogs also list what is no table of Iceberg's, and what is dropped just now.
+            # Catalogs also list tables of other formats, and tables that are just being dropped.
             if not queries and name in self.tables:
                 where = "at" if is_place(name) else "in the catalog:"
                 raise InvalidArgument("table", f"there is no table {where} {name}.")
@@ -146,20 +146,20 @@ class StreamSearch:
             yield topics.compared(facts, lambda state: backlog_of(ledger, state, name))
 
     def _of_query(self, query: Query, name: str) -> Facts:
-        """Return the facts of a query that has landed nothing yet."""
+        """Return the facts of a query without a landing."""
         return Facts(name, query.inputs.get("group", ""), query.inputs.get("topic", ""), query=query)
 
 
 @dataclass
 class _Topics:
-    """The topics of one look: asks Kafka for each, until it has not answered too often."""
+    """Topics of a look: asks Kafka for each, until too many requests had no answer."""
 
     kafka: KafkaWatch
     before_ms: int
     unanswered: list[KafkaUnavailable] = field(default_factory=list)
 
     def compared(self, facts: Facts, backlog: Callable[[TopicState], Backlog]) -> Facts:
-        """Return the facts with what waits in the stream's topic, or with why that can't be told."""
+        """Return the facts with the backlog in the stream's topic, or with the problem of finding the backlog."""
         try:
             if len(self.unanswered) >= _UNANSWERED:
                 raise self.unanswered[-1]
@@ -173,18 +173,18 @@ class _Topics:
 
 
 def _or_why(found: Iterator[Facts], unseen: Facts) -> Iterator[Facts]:
-    """Yield what was found, and why that is not all."""
+    """Yield the facts found, and after an error `unseen` with the problem."""
     try:
         yield from found
     except (InvalidArgument, NotThere):
-        # Whoever called has named what is not there.
+        # The caller has named the missing table, namespace or checkpoint.
         raise
     except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
         yield replace(unseen, problem=_why(e))
 
 
 def _why(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> Reason:
-    """Return why a stream is as it is, or could not be looked at."""
+    """Return the reason for a stream's state, or for a failed look."""
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
     return Reason(Cause.UNUSABLE if isinstance(error, of_stream) else Cause.COULD_NOT_LOOK, text)
 
@@ -194,5 +194,5 @@ def _entry(ledger: Ledger, topic: str) -> TopicEntry:
 
 
 def is_place(table: str) -> bool:
-    """Tell whether this is the path or URI of a Delta table, not a name in a catalog."""
+    """Return whether the name is the path or URI of a Delta table, not a name in a catalog."""
     return TableFormat.of(table) is TableFormat.DELTA

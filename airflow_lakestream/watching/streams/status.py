@@ -1,7 +1,7 @@
-"""What a stream is doing, decided from what was seen of it. Nothing here looks anywhere.
+"""State of a stream, decided from the facts of a look. Pure functions: no connection is opened.
 
-Overdue is what is older than the age that is borne and not landed. So a healthy stream that lands each minute is
-`landing` though records wait at any moment, and a stopped one on a quiet topic is not called late.
+Overdue are records that are not landed and older than the allowed age. So a healthy stream that lands each minute is
+`landing` though records wait at any moment, and a stopped stream on a quiet topic is not called late.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from airflow_lakestream.watching.streams.landings import History, Seen
 
 
 class State(StrEnum):
-    """What a stream is doing."""
+    """Activity of a stream."""
 
     LANDING = "landing"
     IDLE = "idle"
@@ -33,13 +33,13 @@ class State(StrEnum):
     UNSEEN = "could not look"
 
 
-# States with which nobody has to get up.
+# States that need no action by a person.
 HEALTHY = (State.LANDING, State.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A Spark query, as its folder tells of it."""
+    """A Spark query by the files in the checkpoint's folder."""
 
     location: str
     lease: LeaseRecord
@@ -47,15 +47,15 @@ class Query:
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """What the checkpoint belongs to: app, topic, table, group."""
+        """Inputs of the checkpoint: app, topic, table, group."""
         return self.lease.inputs
 
     def last_seen_ms(self, now_ms: int) -> int:
-        """When its driver was last there, in milliseconds since the epoch."""
+        """Time of the driver's last sign of life, in milliseconds since the epoch."""
         return now_ms if self.lease.state(now_ms / 1000) is LeaseState.HELD else int(self.lease.beat_at * 1000)
 
     def reason(self, now_ms: int, max_age: float) -> Reason | None:
-        """Tell why the query lands nothing; None for one that runs, or has ended as it should."""
+        """Return the reason for a query that lands no rows, or None if the query runs or has ended well."""
         lease, now = self.lease, now_ms / 1000
         state, ago = lease.state(now), span(max(0.0, now - lease.beat_at))
         if state is LeaseState.VANISHED:
@@ -75,10 +75,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen of one stream; `problem` is what keeps it from being looked at.
+    """Facts about a stream; `problem` is the error of a failed look.
 
-    Of a query that is none of the bundled apps' all is known from its `checkpoint`: no table, no group, no lease; and
-    `got_on_ms`, when it last got on, in milliseconds since the epoch.
+    For a query of another application than the bundled apps all facts are from its `checkpoint`: no table, no group, no
+    lease; and `got_on_ms`, the time of its last progress, in milliseconds since the epoch.
     """
 
     table: str
@@ -96,14 +96,14 @@ class Facts:
 
     @property
     def reached_ms(self) -> int | None:
-        """When it last got on, in milliseconds since the epoch."""
+        """Time of the last progress, in milliseconds since the epoch."""
         newest = self.history.newest
         return self.got_on_ms if newest is None else newest.at_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream's status. `lag` and `overdue` are offsets, `age` seconds since the newest landing."""
+    """Status of a stream. `lag` and `overdue` are offsets, `age` seconds since the newest landing."""
 
     table: str
     consumer_group: str
@@ -154,7 +154,7 @@ class Stream:
 
 
 def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
-    """Decide what a stream is doing.
+    """Decide about the state of a stream.
 
     :param max_age: seconds for which a record may wait, and for which nothing may land while some wait.
     """
@@ -194,7 +194,7 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
     if query is not None and query.cause is Cause.FAILED_QUERY:
         return State.FAILING, [query, *_late(backlog), *beside]
     if backlog is None:
-        # A query that has landed nothing yet: there is no ledger to ask what it lacks.
+        # A query that has landed nothing yet has no ledger to compare with the topic.
         nothing = Reason(Cause.NO_LANDING, "nothing was landed yet")
         return State.STALLED if query is not None else State.LANDING, [*of_query, nothing, *beside]
     if backlog.lost:
@@ -205,7 +205,7 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
         state, waits = _overdue(facts, backlog, max_age, age)
         late = waits if query is None else Reason(query.cause, f"{query.text}; {waits.text}")
         return state, [late, *_late(backlog), *beside]
-    # What waits has come just now.
+    # The records that wait have just arrived.
     if lands or backlog.lacking:
         return State.LANDING, [*of_query, *beside]
     return State.IDLE, [*of_query, Reason(Cause.IDLE_TOPIC, f"all of {facts.topic} is landed"), *beside]
@@ -226,7 +226,7 @@ def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) 
 
 
 def _late(backlog: Backlog | None) -> Iterator[Reason]:
-    """Name the partitions that are late while the others are not."""
+    """Yield a reason if only part of the partitions is late."""
     if backlog is None or not backlog.overdue:
         return
     late = [partition for _, partition in backlog.overdue.partitions]
@@ -236,7 +236,7 @@ def _late(backlog: Backlog | None) -> Iterator[Reason]:
 
 
 def _engine(facts: Facts, now_ms: int) -> Engine | None:
-    """Tell what landed last, or is at it: a query counts until something else lands after its last sign of life."""
+    """Return the engine of the last landing, or Spark if a query's last sign of life is later than the landing."""
     newest = next((one for one in facts.history.recent if one.engine is not None), None)
     if newest is None:
         return None if facts.query is None and facts.checkpoint is None else Engine.SPARK

@@ -1,4 +1,4 @@
-"""A table's landings as events, in the order of its history: each with its proof, and nothing for any other commit."""
+"""Landings of a table as events, in the order of the history; commits of other writers have no event."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airflow_lakestream.tables.schema.change import changes_in
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One landing: what is told of it, and the cursor of one who was told.
+    """Event of a landing, and the cursor after the event.
 
-    `until_ms` is the end of the time that it covers, in milliseconds since the epoch; None where it covers none.
+    `until_ms` is the end of the time that the landing covers, in milliseconds since the epoch, or None.
     """
 
     cursor: Cursor
@@ -32,7 +32,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The landings after a cursor, oldest first; `head` is where the cursor may be moved once all are told."""
+    """Landings after a cursor, oldest first; `head` is the cursor to keep after all events are emitted."""
 
     landings: tuple[Told, ...] = ()
     head: Cursor | None = None
@@ -40,7 +40,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What an event says besides the landing; `at_ms` is milliseconds since the epoch."""
+    """Facts of a commit for an event, besides the landing; `at_ms` is milliseconds since the epoch."""
 
     table: str
     snapshot_id: int
@@ -52,7 +52,7 @@ class Commit:
 def told(cursor: Cursor, commit: Commit, group: str, landing: Landing, *, is_cut: bool = False) -> Told:
     """Return the event of a landing; see docs/events.md.
 
-    :param is_cut: landings before it may have expired untold.
+    :param is_cut: landings before it may have expired without an event.
     """
     covered = sorted({part for entry in landing.topics.values() for part in entry.covered})
     event = {

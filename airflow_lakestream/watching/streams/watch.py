@@ -1,4 +1,4 @@
-"""The look for landings that nobody has been told of: of one table, whatever its format."""
+"""The look for landings without an event yet, of a table in any format."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Step = Generator[Ask, Any, Any]
 
 @dataclass(frozen=True)
 class LandingWatch:
-    """The table whose landings are told.
+    """The table with the landings to emit.
 
-    :param kafka_conn_id: finds out whether a time that a landing covers is complete; None: that is not asked.
+    :param kafka_conn_id: used to find out whether a covered time is complete; None: completeness is not checked.
     """
 
     table: str
@@ -35,7 +35,7 @@ class LandingWatch:
 
     @property
     def subject(self) -> str:
-        """What is looked at."""
+        """Name of the table."""
         return f"{self.iceberg_conn_id}/{self.table}"
 
     @property
@@ -44,7 +44,7 @@ class LandingWatch:
         return lake_of(self.table)
 
     def cursor(self, places: Places) -> Step:
-        """Return the cursor of one who has been told everything so far; where there is no table, the beginning."""
+        """Return the cursor after all landings up to now, or the first cursor without a table."""
         try:
             streams = yield from self._streams(places)
         except NotThere:
@@ -52,9 +52,9 @@ class LandingWatch:
         return (yield Ask((*self._key, "cursor"), streams.cursor, keep=0.0))
 
     def after(self, places: Places, cursor: Cursor, most: int) -> Step:
-        """Return `told.Found`: the landings after a cursor, `most` of them.
+        """Return `told.Found`: at most `most` landings after a cursor.
 
-        Raises NotThere, one of the streams' problems, and what the catalog or the store raises.
+        Raises NotThere, the errors in the streams' `problems`, and errors of the catalog or the store.
         """
         streams = yield from self._streams(places)
         answer = partial(streams.after, cursor, self.consumer_group)
@@ -81,7 +81,7 @@ class LandingWatch:
         return streams
 
     def _completed(self, places: Places, one: Told) -> Step:
-        """Say up to when the table is complete, where the landing covers time and Kafka can be asked."""
+        """Set `complete_through` of the event, if the landing covers time and Kafka can be asked."""
         if one.until_ms is None or self.kafka_conn_id is None or not self.lake.has_catalog:
             return one
         arguments = {

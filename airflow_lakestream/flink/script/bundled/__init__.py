@@ -1,4 +1,4 @@
-"""Scripts of Flink SQL that come with the package, to run or to begin with."""
+"""Scripts of Flink SQL in the package, to run or to begin with."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _CAPTURES = "postgres_cdc"
 
 
 def flink_scripts() -> list[str]:
-    """Return the names of the bundled scripts that read a topic."""
+    """Return the names of the bundled scripts for a topic."""
     return sorted(_OF_A_TOPIC)
 
 
 def flink_script(name: str, *, topic: str, table: str, group: str, catalog: str = "iceberg_default") -> str:
-    """Return a bundled script that reads a topic, for `FlinkScriptOperator`.
+    """Return a bundled script for a topic, for `FlinkScriptOperator`.
 
     :param name: `"clicks_by_minute"`: a tumbling window over a clickstream.
-    :param topic: what it reads.
-    :param table: the Iceberg table that it writes, `database.table`.
-    :param group: the consumer group that Kafka knows it by.
+    :param topic: the topic to read.
+    :param table: the Iceberg table to write, `database.table`.
+    :param group: the consumer group in Kafka.
     :param catalog: the operator's `iceberg_conn_id`.
 
     Raises InvalidArgument.
@@ -47,20 +47,20 @@ def flink_cdc_script(
     slot: str,
     catalog: str = "iceberg_default",
 ) -> str:
-    """Return the bundled script that mirrors a table of PostgreSQL by Flink CDC, for `FlinkScriptOperator`.
+    """Return the bundled script for mirroring a table of PostgreSQL by Flink CDC, for `FlinkScriptOperator`.
 
-    The operator's `database_conn_id` says where the database is.
+    The operator's `database_conn_id` has the database's address.
 
     :param source: the table to mirror, `schema.table`.
-    :param table: the Iceberg table that it writes, `database.table`.
-    :param columns: of both, such as `"id bigint, name string, amount decimal(12, 2)"`.
-    :param key: the columns of its primary key.
-    :param slot: the replication slot and the publication that it makes in PostgreSQL.
+    :param table: the Iceberg table to write, `database.table`.
+    :param columns: of both tables, such as `"id bigint, name string, amount decimal(12, 2)"`.
+    :param key: the columns of the table's primary key.
+    :param slot: the replication slot and the publication that the script makes in PostgreSQL.
     :param catalog: the operator's `iceberg_conn_id`.
 
     Raises InvalidArgument.
     """
-    # Airflow parses DAG files anew every half minute: not every one that reads a topic needs PyIceberg for that.
+    # Airflow parses DAG files every half minute: a DAG file with a topic's script does not need PyIceberg for that.
     from airflow_lakestream.config import arguments
     from airflow_lakestream.flink.formats.types import type_of
     from airflow_lakestream.tables.schema.ddl import parse_schema
@@ -92,7 +92,7 @@ def flink_cdc_script(
 
 
 def _filled(name: str, table: str, catalog: str, **values: str) -> str:
-    """Return a script with its names put in; `${kafka}` and `${database}` stay for the driver."""
+    """Return a script with names filled in; `${kafka}` and `${database}` stay for the driver."""
     check_table_name(table)
     namespace, _, last = ".".join(map(_quoted, table.split("."))).rpartition(".")
     names = {"catalog": _quoted(catalog), "namespace": namespace, "table": f"{namespace}.{last}"}
