@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import Stats, conf
 
 if TYPE_CHECKING:
-    from airflow_lakestream.core.landing.job import Committed
+    from airflow_lakestream.core.landing.job import CommittedLanding
     from airflow_lakestream.driver.progress import BatchProgress
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class LandingMeter:
         self._tags = dict(tags)
         self._catalog = catalog
 
-    def __call__(self, done: Committed) -> None:
+    def __call__(self, done: CommittedLanding) -> None:
         """Measure a commit."""
         [topic, *_] = [identity.topic for identity in done.landing.topics] or [""]
         tags, counts = {**self._tags, "table": done.table, "topic": topic}, done.landing.counts
@@ -65,7 +65,7 @@ class LandingMeter:
         if self._catalog is not None:
             self._measure_bytes(done, tags)
 
-    def _measure_bytes(self, done: Committed, tags: dict[str, str]) -> None:
+    def _measure_bytes(self, done: CommittedLanding, tags: dict[str, str]) -> None:
         try:
             snapshot = self._catalog.load_table(done.table).snapshot_by_id(done.snapshot_id)
             summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}

@@ -27,7 +27,7 @@ class CannotAdopt(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class PositionClaim:
     """A tool's position: `ends` has the next offset by partition, `starts` the first offset, as far as known.
 
     With `ranges` instead, exactly these offsets are claimed. Without `ends` and `ranges`, only the rows have positions.
@@ -84,5 +84,5 @@ class ToolPosition(Protocol):
     def has_sign_of_life(self) -> bool:
         """Whether `read` itself notices a running tool; otherwise the position is read twice."""
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return the tool's position. Raises StillRunning, CannotAdopt and the errors of the position's storage."""

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from airflow_lakestream.adopt.claim import CannotAdopt, Claim
+from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim
 from airflow_lakestream.audit.rebuild import rebuild_topic
-from airflow_lakestream.audit.rows import RowsFound
-from airflow_lakestream.core.landing.plan import TopicState, Watermarks, leader_epochs
+from airflow_lakestream.audit.rows import RowPositions
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, TopicState, leader_epochs
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ports import Reader, Source
+from airflow_lakestream.core.ports import RecordReader, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, shown
 
 _NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class AdoptionDecision:
     """New ledger entry of a topic. `left` are offsets without a row, for the next run to land.
 
     `by_rows`: each row has its own position.
@@ -33,29 +33,36 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Positions:
+class TableRowPositions:
     """Positions found in the rows. `all_tell`: each row has topic, partition and offset.
 
     `in_own_columns`: in the columns that landings write, which audits read.
     """
 
-    rows: RowsFound
+    rows: RowPositions
     all_tell: bool
     in_own_columns: bool
     text: str
     total: int | None = None
 
 
-class Topic:
+class TopicAdoption:
     """Decision about a topic, from the claim, the rows and the log."""
 
-    def __init__(self, claim: Claim, positions: Positions, held: RangeSet, source: Source, reader: Reader) -> None:
+    def __init__(
+        self,
+        claim: PositionClaim,
+        positions: TableRowPositions,
+        held: RangeSet,
+        source: TopicSource,
+        reader: RecordReader,
+    ) -> None:
         self._claim, self._positions, self._held = claim, positions, held
         self._source, self._reader = source, reader
         self._state = source.look()
         self._topic = self._state.identity.topic
 
-    def decide(self) -> Decision:
+    def decide(self) -> AdoptionDecision:
         """Return the decision about the ledger entry. Raises CannotAdopt, CannotRebuild, and Kafka's errors."""
         claimed = self._claim.claimed(self._state)
         self._check_log(claimed)
@@ -105,7 +112,7 @@ class Topic:
                 "rows; else let the tool commit its position, and stop it again."
             )
 
-    def _by_rows(self, claimed: RangeSet) -> Decision:
+    def _by_rows(self, claimed: RangeSet) -> AdoptionDecision:
         """Return the decision by rows with positions; Kafka's offsets without a row are left to the next run."""
         claim, stop = self._claim, threading.Event()
         made = rebuild_topic(
@@ -129,7 +136,7 @@ class Topic:
             entry = TopicEntry(entry.landed, entry.lost, adopted=entry.landed)
         return self._decision(entry, made.left, (*claim.proved, *proved), claim.trusted)
 
-    def _by_claim(self, claimed: RangeSet) -> Decision:
+    def _by_claim(self, claimed: RangeSet) -> AdoptionDecision:
         """Return the decision by the tool's claim, for rows without positions."""
         rows = self._own_rows
         landed = (claimed - self._held) | rows
@@ -166,7 +173,7 @@ class Topic:
 
     def _decision(
         self, entry: TopicEntry, left: RangeSet, proved: tuple[str, ...], trusted: tuple[str, ...]
-    ) -> Decision:
+    ) -> AdoptionDecision:
         if not entry.landed and not entry.lost:
             raise CannotAdopt(
                 f"there is nothing to adopt of {self._topic}: {self._claim.source} has no offset that no ledger of the "
@@ -175,7 +182,7 @@ class Topic:
         told = [*trusted, f"that {self._topic} was not deleted and created again since: Kafka does not tell by offsets"]
         told += _by_partition(self._claim, self._state)
         entry = replace(entry, origin=self._origin(entry.landed), epochs=leader_epochs(self._state))
-        return Decision(
+        return AdoptionDecision(
             identity=self._state.identity,
             entry=entry,
             left=left,
@@ -190,7 +197,7 @@ _ANOTHER = (
 )
 
 
-def _by_partition(claim: Claim, state: TopicState) -> list[str]:
+def _by_partition(claim: PositionClaim, state: TopicState) -> list[str]:
     """Return sentences on partitions without a position, or with a position before the log's start."""
     if claim.ends is None:
         return []
@@ -204,7 +211,7 @@ def _by_partition(claim: Claim, state: TopicState) -> list[str]:
     ]
 
 
-def _without(claim: Claim, marks: Mapping[int, Watermarks]) -> list[int]:
+def _without(claim: PositionClaim, marks: Mapping[int, PartitionWatermarks]) -> list[int]:
     return sorted(set(marks) - {*(claim.ends or {}), *claim.maybe})
 
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 from obstore.exceptions import BaseError
 
 from airflow_lakestream.adopt.claim import CannotAdopt
-from airflow_lakestream.audit.rows import RowsFound, UnreadableTable
+from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import CannotReplace, HeadMoved
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import live_files
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
@@ -27,13 +27,13 @@ from airflow_lakestream.tables.positions import PositionColumns
 _COMMITS_LOOKED_AT = 500
 
 
-class _AtHead:
+class _DeltaHeadStorage:
     """Storage of a table at a version: another writer's commit since that version is refused."""
 
     def __init__(self, storage: DeltaStorage, version: int, landing_id: str) -> None:
         self._storage, self._version, self._landing_id = storage, version, landing_id
 
-    def open(self, table: str) -> Head | None:
+    def open(self, table: str) -> DeltaTableHead | None:
         """Return the table at the version, or with the landing committed. Raises HeadMoved."""
         head = self._storage.open(table)
         if head is None or (head.version != self._version and not self._has_landed(table)):
@@ -49,7 +49,7 @@ class _AtHead:
         return info_of(actions or ()).get(codec.SUMMARY_LANDING_ID) == self._landing_id
 
 
-class DeltaFilled:
+class DeltaFilledTable:
     """A Delta table. Raises CannotAdopt for a missing table, LedgerTakenAway and UnreadableLedger."""
 
     def __init__(self, storage: DeltaStorage, name: str, group: str) -> None:
@@ -63,9 +63,9 @@ class DeltaFilled:
             ledger_store.check_not_taken_away(head, one, storage.store(name))
         self.ledgers = {one: ledger_store.read_ledger(head, one) for one in groups}
 
-    def count(self, columns: PositionColumns, topic: str) -> RowsFound:
+    def count(self, columns: PositionColumns, topic: str) -> RowPositions:
         """Count the rows by position."""
-        return RowsFound.of(columns.of(part) for part in self._parts(columns.roots))
+        return RowPositions.of(columns.of(part) for part in self._parts(columns.roots))
 
     def rows(self) -> int | None:
         """Return the number of rows, or None if the log has no counts."""
@@ -111,7 +111,7 @@ class DeltaFilled:
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
         """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
         design = TableDesign(metadata=pa.schema([]), notes=notes)
-        sink = DeltaSink(_AtHead(self._storage, self.head, landing.landing_id), self.name, group, design)
+        sink = DeltaSink(_DeltaHeadStorage(self._storage, self.head, landing.landing_id), self.name, group, design)
         sink.load(landing.run_id)
         return sink.commit(landing)
 
@@ -121,4 +121,4 @@ class DeltaFilled:
             for add in live_files(self._head):
                 yield from read_parts(store, add, self._head.schema, roots)
         except (CannotReplace, OSError, BaseError, pa.ArrowException) as e:
-            raise UnreadableTable(self.name, e) from e
+            raise UnreadableRows(self.name, e) from e

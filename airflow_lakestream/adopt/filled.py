@@ -11,21 +11,21 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.adopt.claim import CannotAdopt
 from airflow_lakestream.audit.books import groups_seen
-from airflow_lakestream.audit.rows import RowsFound, count_rows
+from airflow_lakestream.audit.rows import RowPositions, count_rows
 from airflow_lakestream.audit.run import load
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.positions import PositionColumns
 
 
-class Filled(Protocol):
+class FilledTable(Protocol):
     """A table at a head. `marks` are the summaries of the head's commits, newest first."""
 
     @property
@@ -48,7 +48,7 @@ class Filled(Protocol):
     def ledgers(self) -> Mapping[str, Ledger]:
         """The ledgers of all groups, always including the adopting group's."""
 
-    def count(self, columns: PositionColumns, topic: str) -> RowsFound:
+    def count(self, columns: PositionColumns, topic: str) -> RowPositions:
         """Count the rows by position."""
 
     def rows(self) -> int | None:
@@ -64,21 +64,21 @@ class Filled(Protocol):
         """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
 
 
-class _OnlyAtHead(CommitGuard):
+class _AdoptionGuard(CommitGuard):
     """Commit guard for a single head: rows that another writer has added since would be adopted unseen."""
 
     def check_fit(self, current: Table) -> None:
         """Refuse another head."""
         super().check_fit(current)
         if ledger_store.head_of(current.metadata) != ledger_store.head_of(self._written_for):
-            raise Refused(HeadMoved(ledger_store.name_of(current)))
+            raise RefusalCarrier(HeadMoved(ledger_store.name_of(current)))
 
 
-class _AdoptingSink(IcebergSink):
-    _append_guard = _OnlyAtHead
+class _AdoptionSink(IcebergSink):
+    _append_guard = _AdoptionGuard
 
 
-class IcebergFilled:
+class IcebergFilledTable:
     """An Iceberg table. Raises TableMissing, UndecidedLedger, PartOfFanOut, and the errors of `fitness`."""
 
     def __init__(self, catalog: Catalog, name: str, group: str) -> None:
@@ -92,7 +92,7 @@ class IcebergFilled:
         groups = sorted({*groups_seen(self._table), group})
         self.ledgers = {one: ledger_store.read_ledger(self._table, one) for one in groups}
 
-    def count(self, columns: PositionColumns, topic: str) -> RowsFound:
+    def count(self, columns: PositionColumns, topic: str) -> RowPositions:
         """Count the rows by position."""
         return count_rows(self._table, self.head, columns=columns)
 
@@ -113,21 +113,21 @@ class IcebergFilled:
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
         """Commit a landing without rows, only on this head. Raises HeadMoved and the errors of a landing."""
-        sink = _AdoptingSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
+        sink = _AdoptionSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
         sink.load(landing.run_id)
         if ledger_store.head_of(load(self._catalog, self.name).metadata) != self.head:
             raise HeadMoved(self.name)
         return sink.commit(landing)
 
 
-def open_filled(lake: Any, table: str, group: str) -> Filled:
+def open_filled(lake: Any, table: str, group: str) -> FilledTable:
     """Open a table. Raises the errors of the table's class, IsMirror, and CannotAdopt for an empty table."""
     if TableFormat.of(table) is TableFormat.DELTA:
-        from airflow_lakestream.adopt.delta import DeltaFilled
+        from airflow_lakestream.adopt.delta import DeltaFilledTable
 
-        filled: Filled = DeltaFilled(lake, table, group)
+        filled: FilledTable = DeltaFilledTable(lake, table, group)
     else:
-        filled = IcebergFilled(lake, table, group)
+        filled = IcebergFilledTable(lake, table, group)
     refuse_mirror(table, filled.properties, "adopted by topic, partition and offset")
     if filled.head is None:
         raise CannotAdopt(f"{table} is empty: there is nothing to adopt.")

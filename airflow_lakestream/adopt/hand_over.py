@@ -13,7 +13,7 @@ from airflow_lakestream.core.landing.plan import check_identity, check_log, firs
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
 
@@ -37,7 +37,7 @@ class NotSet(LakestreamError, Terminal):
         super().__init__(f"{name}: {shown(texts, 10, 'partitions')}. Does something use it? Run it again.")
 
 
-class Takes(Protocol):
+class PositionTarget(Protocol):
     """A tool with a settable position."""
 
     @property
@@ -52,10 +52,10 @@ class Takes(Protocol):
 
 
 @dataclass(frozen=True)
-class ToGroup:
+class GroupTarget:
     """A tool starting at the committed offsets of a consumer group."""
 
-    groups: Groups
+    groups: KafkaGroups
     group: str
 
     @property
@@ -75,7 +75,7 @@ class ToGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class LedgerHandoverResult:
     """New offsets of the tool, by partition; `done` is true if the offsets were set."""
 
     table: str
@@ -91,7 +91,7 @@ class HandedOver:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HandOver:
+class LedgerHandover:
     """Handover of the end of a ledger to a tool. `kafka` is librdkafka's configuration."""
 
     table: str
@@ -100,7 +100,7 @@ class HandOver:
     kafka: Mapping[str, Any]
     where: str = "the Kafka connection"
 
-    def run(self, lake: Any, to: Takes, *, write: bool) -> HandedOver:
+    def run(self, lake: Any, to: PositionTarget, *, write: bool) -> LedgerHandoverResult:
         """Return the tool's new offsets; set the offsets only if `write` is true.
 
         Raises HolesBelow, StillRunning, NotSet, NoLedger, TopicReplaced, LogTruncated, and the errors of Kafka and of
@@ -129,7 +129,7 @@ class HandOver:
             there = to.set(self.topic, offsets)
             if wrong := {p: there.get(p) for p, offset in offsets.items() if there.get(p) != offset}:
                 raise NotSet(to.name, self.topic, offsets, wrong)
-        return HandedOver(self.table, to.name, self.topic, offsets, write)
+        return LedgerHandoverResult(self.table, to.name, self.topic, offsets, write)
 
 
 def holes_below(entry: TopicEntry, topic: str, partitions: tuple[int, ...]) -> RangeSet:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_lakestream.adopt.claim import Claim, StillRunning, ToolPosition
-from airflow_lakestream.adopt.decide import Decision, Positions, Topic
-from airflow_lakestream.adopt.filled import Filled, open_filled
+from airflow_lakestream.adopt.claim import PositionClaim, StillRunning, ToolPosition
+from airflow_lakestream.adopt.decide import AdoptionDecision, TableRowPositions, TopicAdoption
+from airflow_lakestream.adopt.filled import FilledTable, open_filled
 from airflow_lakestream.audit.rebuild import CannotRebuild
-from airflow_lakestream.audit.rows import RowsFound
+from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.core.codec import encode_ranges
 from airflow_lakestream.core.landing.plan import check_identity
 from airflow_lakestream.core.ledger import Landing, union
@@ -22,18 +22,18 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.tables.adopted import Receipt, noted
+from airflow_lakestream.tables.adopted import AdoptionReceipt, noted
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
+class AdoptionResult:
     """Result of an adoption, planned or written; a written adoption has a `snapshot_id`."""
 
     table: str
     consumer_group: str
-    claim: Claim
-    decision: Decision
+    claim: PositionClaim
+    decision: AdoptionDecision
     head: int | None
     snapshot_id: int | None = None
 
@@ -70,7 +70,7 @@ class Adoption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adopt:
+class TableAdoption:
     """Settings of an adoption. `kafka` is librdkafka's configuration.
 
     :param where: name of the Kafka connection for errors.
@@ -88,7 +88,7 @@ class Adopt:
     poll_timeout: float = 30.0
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def look(self, lake: Any, tool: ToolPosition, filled: Filled | None = None) -> Adoption:
+    def look(self, lake: Any, tool: ToolPosition, filled: FilledTable | None = None) -> AdoptionResult:
         """Return the planned adoption, without a write. Raises the errors of the position, the rows and the log."""
         filled = filled or open_filled(lake, self.table, self.consumer_group)
         claim = tool.read(self.topic)
@@ -108,12 +108,12 @@ class Adopt:
         source = KafkaSource(self.kafka, self.topic, self.consumer_group, StartAt(), self.where)
         check_identity(filled.ledgers[self.consumer_group], source.identity(), self.table)
         reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
-        decision = Topic(claim, positions, held, source, reader).decide()
-        return Adoption(
+        decision = TopicAdoption(claim, positions, held, source, reader).decide()
+        return AdoptionResult(
             table=self.table, consumer_group=self.consumer_group, claim=claim, decision=decision, head=filled.head
         )
 
-    def write(self, lake: Any, tool: ToolPosition) -> Adoption:
+    def write(self, lake: Any, tool: ToolPosition) -> AdoptionResult:
         """Check, and write the ledger in a single commit on the checked head.
 
         Raises StillRunning if the table or the position changed meanwhile, and what `look` and a landing raise.
@@ -129,7 +129,7 @@ class Adopt:
         landing = Landing(this, this, {decision.identity: decision.entry}, adopted=source)
         # All rows have their positions, in columns that audits must be configured with.
         by_own = not self.columns.is_own and decision.by_rows
-        receipt = Receipt(
+        receipt = AdoptionReceipt(
             source=source,
             topic=self.topic,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -142,7 +142,7 @@ class Adopt:
             snapshot_id = filled.write(self.consumer_group, landing, notes)
         except HeadMoved as e:
             raise StillRunning(source, f"{self.table} was changed while it was looked at") from e
-        return Adoption(
+        return AdoptionResult(
             table=self.table,
             consumer_group=self.consumer_group,
             claim=adoption.claim,
@@ -151,7 +151,7 @@ class Adopt:
             snapshot_id=snapshot_id,
         )
 
-    def _positions(self, filled: Filled) -> Positions:
+    def _positions(self, filled: FilledTable) -> TableRowPositions:
         missing = self.columns.missing(filled.columns)
         if missing and not self.columns.is_own:
             raise InvalidArgument("--columns", f"{self.table} has no column {', '.join(missing)}.")
@@ -159,12 +159,12 @@ class Adopt:
         rows_text = "rows whose number its metadata does not tell" if total is None else f"{total} rows"
         if missing:
             text = f"{self.table} has {rows_text}, and no column {', '.join(missing)}"
-            return Positions(rows=RowsFound(), all_tell=False, in_own_columns=True, text=text, total=total)
+            return TableRowPositions(rows=RowPositions(), all_tell=False, in_own_columns=True, text=text, total=total)
         rows = filled.count(self.columns, self.topic)
         lacking, of = rows.without_position, ", ".join(self.columns.paths.values())
         text = f"{lacking} rows of {self.table} have no {of}" if lacking else f"each has {of}"
         own = self.columns.is_own
-        return Positions(rows=rows, all_tell=not lacking, in_own_columns=own, text=text, total=total)
+        return TableRowPositions(rows=rows, all_tell=not lacking, in_own_columns=own, text=text, total=total)
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import PartitionAudit
-from airflow_lakestream.audit.rows import RowsFound
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.rows import RowPositions
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
 from airflow_lakestream.tables.adopted import receipts
 from airflow_lakestream.tables.positions import PositionColumns
@@ -21,15 +21,15 @@ class AdoptedRows:
     """Adopted offset ranges with rows in the table (`ranges`), and the counts of these rows (`tallies`)."""
 
     ranges: RangeSet = RangeSet()
-    tallies: dict[PartitionKey, Tally] = field(default_factory=dict)
+    tallies: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
 
     @classmethod
     def find(
         cls,
-        books: Books,
+        books: TableLedgers,
         schema: pa.Schema,
         properties: Mapping[str, str],
-        count: Callable[[PositionColumns], RowsFound],
+        count: Callable[[PositionColumns], RowPositions],
     ) -> AdoptedRows:
         """Count the rows of all adoptions with named columns, if the table still has these columns.
 
@@ -46,9 +46,9 @@ class AdoptedRows:
                     found._take(ranges, count(columns))
         return found
 
-    def within(self, key: PartitionKey) -> Tally:
+    def within(self, key: PartitionKey) -> OffsetTally:
         """Return the counts of a partition's adopted rows."""
-        return self.tallies.get(key, Tally())
+        return self.tallies.get(key, OffsetTally())
 
     def counted(self, audits: Iterable[PartitionAudit]) -> tuple[int, int]:
         """Return the number of adopted offsets with a row, and without a row. The ledger's counts include neither."""
@@ -60,15 +60,15 @@ class AdoptedRows:
             lacking += (one.missing & self.ranges.of_partition(*key)).width
         return there, lacking
 
-    def _take(self, ranges: RangeSet, rows: RowsFound) -> None:
+    def _take(self, ranges: RangeSet, rows: RowPositions) -> None:
         for key in ranges.partitions:
-            tally = rows.tallies.get(key, Tally())
+            tally = rows.tallies.get(key, OffsetTally())
             for start, end in ranges.intervals(*key):
-                self.tallies[key] = self.tallies.get(key, Tally()) + tally.window(start, end)
+                self.tallies[key] = self.tallies.get(key, OffsetTally()) + tally.window(start, end)
         self.ranges |= ranges
 
 
-def adopted_lines(books: Books, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
+def adopted_lines(books: TableLedgers, properties: Mapping[str, str], verified: RangeSet) -> list[str]:
     """Describe the offsets landed by another tool's word alone."""
     found = []
     for group, identity, entry in books.entries():

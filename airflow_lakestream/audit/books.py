@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.compare import PartitionFacts
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
@@ -26,21 +26,21 @@ class NoLedger(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True)
-class Books:
+class TableLedgers:
     """Ledgers of all groups at a snapshot; `group` is the audited group."""
 
     group: str
     ledgers: dict[str, Ledger]
 
     @classmethod
-    def of(cls, table: Table, group: str, topic: str | None) -> Books:
+    def of(cls, table: Table, group: str, topic: str | None) -> TableLedgers:
         """Read the ledgers at the table's head. Raises NoLedger, UndecidedLedger and UnreadableLedger."""
         names = sorted({*groups_seen(table), group})
         ledgers = {name: ledger_store.read_ledger(table, name) for name in names}
         return cls.made(".".join(table.name()), group, ledgers, topic)
 
     @classmethod
-    def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> Books:
+    def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> TableLedgers:
         """Collect ledgers. Raises NoLedger if the group has no ledger, or if the ledger lacks the topic."""
         books = cls(group, ledgers)
         known = tuple(name for name, ledger in ledgers.items() if ledger.topics)
@@ -77,9 +77,9 @@ class Books:
         """Return the ranges of an incarnation landed by the audited group."""
         return self.own.entry(identity).landed
 
-    def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> Tally:
+    def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> OffsetTally:
         """Count the landings of each offset of a partition, for an incarnation, or for all if `identity` is None."""
-        tally = Tally()
+        tally = OffsetTally()
         for _, of, entry in self.entries():
             if identity in (None, of):
                 for start, end in entry.landed.intervals(*key):

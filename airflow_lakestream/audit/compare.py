@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from airflow_lakestream.audit.tally import Segments, Tally
+from airflow_lakestream.audit.tally import OffsetTally, TallySegments
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
 
 @dataclass(frozen=True, slots=True)
-class OddRows:
+class ImpossibleRows:
     """Rows of a topic and partition (NULL as None) with impossible positions, at offsets `low` to `high`.
 
     They have a negative partition or offset, the greatest 64-bit number, or only part of topic, partition and offset.
@@ -30,10 +30,10 @@ class OddRows:
     high: int | None
     rows: int
 
-    def __add__(self, other: OddRows) -> OddRows:
+    def __add__(self, other: ImpossibleRows) -> ImpossibleRows:
         bounds = [bound for bound in (self.low, self.high, other.low, other.high) if bound is not None]
         low, high = (min(bounds), max(bounds)) if bounds else (None, None)
-        return OddRows(self.topic, self.partition, low, high, self.rows + other.rows)
+        return ImpossibleRows(self.topic, self.partition, low, high, self.rows + other.rows)
 
     @property
     def key(self) -> tuple[str | None, int | None]:
@@ -59,7 +59,7 @@ class OddRows:
         return {name: getattr(self, name) for name in names}
 
 
-def sorted_odd(found: dict[tuple[str | None, int | None], OddRows]) -> list[OddRows]:
+def sorted_odd(found: dict[tuple[str | None, int | None], ImpossibleRows]) -> list[ImpossibleRows]:
     """Return the rows sorted by topic and partition, NULL first."""
     return [found[key] for key in sorted(found, key=lambda key: tuple((part is not None, part) for part in key))]
 
@@ -73,7 +73,7 @@ _WINDOW = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Doubled:
+class DoubledRange:
     """Offsets with more rows than landings: `times` rows each."""
 
     from_offset: int
@@ -99,12 +99,12 @@ class PartitionFacts:
     forgotten: RangeSet = RangeSet()
     adopted: RangeSet = RangeSet()
     before: RangeSet = RangeSet()
-    required: Tally = field(default_factory=Tally)
-    allowed: Tally = field(default_factory=Tally)
+    required: OffsetTally = field(default_factory=OffsetTally)
+    allowed: OffsetTally = field(default_factory=OffsetTally)
     shown: RangeSet = RangeSet()
-    readable: Tally = field(default_factory=Tally)
-    rows: Tally = field(default_factory=Tally)
-    rejected: Tally = field(default_factory=Tally)
+    readable: OffsetTally = field(default_factory=OffsetTally)
+    rows: OffsetTally = field(default_factory=OffsetTally)
+    rejected: OffsetTally = field(default_factory=OffsetTally)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class PartitionAudit:
     topic: str
     partition: int
     missing: RangeSet = RangeSet()
-    doubled: tuple[Doubled, ...] = ()
+    doubled: tuple[DoubledRange, ...] = ()
     both: RangeSet = RangeSet()
     rejected_twice: RangeSet = RangeSet()
     unexpected: RangeSet = RangeSet()
-    odd: OddRows | None = None
+    odd: ImpossibleRows | None = None
     before: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
@@ -141,8 +141,8 @@ class PartitionAudit:
     rows_before: int = 0
     rejected: int = 0
     rejected_too_many: int = 0
-    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
-    rejects: Tally = field(default_factory=Tally, repr=False, compare=False)
+    tally: OffsetTally = field(default_factory=OffsetTally, repr=False, compare=False)
+    rejects: OffsetTally = field(default_factory=OffsetTally, repr=False, compare=False)
 
     @property
     def is_damaged(self) -> bool:
@@ -158,9 +158,9 @@ class PartitionAudit:
         """Return the asked offsets with rejected records."""
         return self._among(asked, self.rejects)
 
-    def _among(self, asked: RangeSet, there: Tally) -> RangeSet:
+    def _among(self, asked: RangeSet, there: OffsetTally) -> RangeSet:
         key = self.topic, self.partition
-        segments = Segments({"asked": Tally(asked.intervals(*key)), "there": there})
+        segments = TallySegments({"asked": OffsetTally(asked.intervals(*key)), "there": there})
         both = pc.and_(pc.greater(segments.counts["asked"], 0), pc.greater(segments.counts["there"], 0))
         return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(both))
 
@@ -169,10 +169,10 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
     """Compare the facts of a partition, stretch by stretch of offsets, for bounded memory."""
     topic, partition = facts.topic, facts.partition
     tallies = {
-        "landed": Tally(facts.landed.intervals(topic, partition)),
-        "forgotten": Tally(facts.forgotten.intervals(topic, partition)),
-        "adopted": Tally(facts.adopted.intervals(topic, partition)),
-        "before": Tally(facts.before.intervals(topic, partition)),
+        "landed": OffsetTally(facts.landed.intervals(topic, partition)),
+        "forgotten": OffsetTally(facts.forgotten.intervals(topic, partition)),
+        "adopted": OffsetTally(facts.adopted.intervals(topic, partition)),
+        "before": OffsetTally(facts.before.intervals(topic, partition)),
         "required": facts.required,
         "allowed": facts.allowed,
         "readable": facts.readable,
@@ -208,8 +208,8 @@ _RANGES = ("missing", "both", "rejected_twice", "unexpected", "before")
 _COUNTS = ("readable", "rows_missing", "rows_too_many", "rows_before", "rejected_too_many")
 
 
-def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> PartitionAudit:
-    segments = Segments(tallies)
+def _compare(topic: str, partition: int, tallies: Mapping[str, OffsetTally]) -> PartitionAudit:
+    segments = TallySegments(tallies)
     n = segments.counts
     due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
     kept = pc.and_(due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
@@ -230,7 +230,7 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
         topic=topic,
         partition=partition,
         missing=ranges(missing),
-        doubled=tuple(Doubled(*d) for d in segments.with_count(too_many, n["rows"])),
+        doubled=tuple(DoubledRange(*d) for d in segments.with_count(too_many, n["rows"])),
         both=ranges(pc.and_(beside, has_row)),
         rejected_twice=ranges(pc.and_(beside, pc.invert(has_row))),
         unexpected=ranges(unexpected),
@@ -243,11 +243,11 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
     )
 
 
-def _joined(doubled: Iterable[Doubled]) -> tuple[Doubled, ...]:
+def _joined(doubled: Iterable[DoubledRange]) -> tuple[DoubledRange, ...]:
     """Join doubled ranges cut by a border between two stretches."""
-    found: list[Doubled] = []
+    found: list[DoubledRange] = []
     for one in doubled:
         if found and found[-1].until_offset == one.from_offset and found[-1].times == one.times:
-            one = Doubled(found.pop().from_offset, one.until_offset, one.times)
+            one = DoubledRange(found.pop().from_offset, one.until_offset, one.times)
         found.append(one)
     return tuple(found)

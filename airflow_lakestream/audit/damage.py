@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import PartitionAudit
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.statistics import LostFile
@@ -43,7 +43,7 @@ class TopicDamage:
 
 
 @dataclass
-class Damage:
+class TableDamage:
     """The damage by topic, and descriptions of damage to leave alone.
 
     `lost` are the lost data files that go out of the table's metadata, since all their records are landed again or
@@ -56,9 +56,9 @@ class Damage:
     spares_files: bool = False
 
 
-def damage_of(result: AuditResult, books: Books) -> Damage:
+def damage_of(result: AuditResult, books: TableLedgers) -> TableDamage:
     """Sort the findings of a full audit into repairable damage and damage to leave alone."""
-    damage = Damage()
+    damage = TableDamage()
     for topic in sorted({one.topic for one in result.partitions} & set(books.topics)):
         audits = [one for one in result.partitions if one.topic == topic]
         found = _of_topic(result, books, topic, audits, damage)
@@ -74,7 +74,7 @@ def damage_of(result: AuditResult, books: Books) -> Damage:
 
 
 def _of_topic(
-    result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit], whole: Damage
+    result: AuditResult, books: TableLedgers, topic: str, audits: list[PartitionAudit], whole: TableDamage
 ) -> TopicDamage | None:
     left = whole.left
     odd = tuple(one.text for one in result.odd if one.topic == topic)

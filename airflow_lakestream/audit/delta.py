@@ -13,25 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
-from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult
-from airflow_lakestream.audit.rows import RowsFound, UnreadableTable
+from airflow_lakestream.audit.rows import RowPositions, UnreadableRows
 from airflow_lakestream.audit.run import Audit, find_lost, look_for_positions, together
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_location
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.reject_table import DeltaBooks
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.reject_table import DeltaMainLedgers
 from airflow_lakestream.delta.replace.takeout import bounds_of, live_files
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.write.files import Add, read_file
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
 from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
-from airflow_lakestream.tables.rejects.settlement import Settlement, pending_of, rejects_of
+from airflow_lakestream.tables.rejects.settlement import RejectSettlement, pending_of, rejects_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class DeltaAudit(Audit):
         """Audit the table without a change in Kafka or in the table.
 
         Raises InvalidArgument if the Delta table does not exist, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
-        UnreadableTable, and the errors of the Kafka side.
+        UnreadableRows, and the errors of the Kafka side.
         """
         main, rejects = _both(storage, self.table)
         refuse_mirror(self.table, main.properties, "audited by topic, partition and offset")
@@ -55,7 +55,7 @@ class DeltaAudit(Audit):
             ledger_store.check_not_taken_away(main, group, storage.store(self.table))
         groups = sorted({*ledger_store.groups(main), self.consumer_group})
         ledgers = {group: ledger_store.read_ledger(main, group) for group in groups}
-        books = Books.made(self.table, self.consumer_group, ledgers, self.topic)
+        books = TableLedgers.made(self.table, self.consumer_group, ledgers, self.topic)
         result = AuditResult(self.table, self.consumer_group, main.version, self.full)
         topics = self.begin(result, books, main.properties)
         files = _statistics(main)
@@ -69,13 +69,13 @@ class DeltaAudit(Audit):
             books,
             main.schema,
             main.properties,
-            lambda columns: RowsFound.of(_rows(storage, main, without, None, columns)),
+            lambda columns: RowPositions.of(_rows(storage, main, without, None, columns)),
         )
         if not has_positions and not adopted.ranges:
             look_at_rejects(result, books, None if rejects is None else reject_files)
         elif self.full:
-            rows = RowsFound.of(_rows(storage, main, without, self.topic)) if has_positions else RowsFound()
-            rejected = RowsFound() if rejects is None else RowsFound.of(_rejected(storage, main, rejects, books))
+            rows = RowPositions.of(_rows(storage, main, without, self.topic)) if has_positions else RowPositions()
+            rejected = RowPositions() if rejects is None else RowPositions.of(_rejected(storage, main, rejects, books))
             self.judge(result, books, rows, rejected, topics, adopted)
         else:
             for head in filter(None, (main, rejects)):
@@ -85,28 +85,28 @@ class DeltaAudit(Audit):
         return result
 
 
-def _both(storage: DeltaStorage, table: str) -> tuple[Head, Head | None]:
+def _both(storage: DeltaStorage, table: str) -> tuple[DeltaTableHead, DeltaTableHead | None]:
     """Load a table and its reject table (None if absent) in consistent versions."""
     load_rejects = partial(storage.open, rejects_of(table))
     return together(partial(_open, storage, table), load_rejects, lambda head: head.version)
 
 
-def _open(storage: DeltaStorage, table: str) -> Head:
+def _open(storage: DeltaStorage, table: str) -> DeltaTableHead:
     head = storage.open(table)
     if head is None:
         raise InvalidArgument("table", f"there is no Delta table at {table}.")
     return head
 
 
-def _files(head: Head) -> Iterator[Add]:
+def _files(head: DeltaTableHead) -> Iterator[Add]:
     try:
         yield from live_files(head)
     except CannotReplace as e:
-        raise UnreadableTable(head.table, e) from e
+        raise UnreadableRows(head.table, e) from e
 
 
-def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Books) -> list[LostFile]:
-    """Return the lost files, and remove each from `files`. Raises UnreadableTable if the store does not answer."""
+def _find_lost(storage: DeltaStorage, head: DeltaTableHead, files: TableFiles, books: TableLedgers) -> list[LostFile]:
+    """Return the lost files, and remove each from `files`. Raises UnreadableRows if the store does not answer."""
     store = storage.store(head.table)
 
     def size_of(path: str) -> int:
@@ -117,7 +117,7 @@ def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Book
 
 def _rows(
     storage: DeltaStorage,
-    head: Head,
+    head: DeltaTableHead,
     without: Collection[str],
     topic: str | None,
     columns: PositionColumns = OWN_COLUMNS,
@@ -129,12 +129,14 @@ def _rows(
                 rows = columns.of(read_file(store, add, head.schema, columns.roots))
                 yield rows if topic is None else rows.filter(pc.equal(rows[TOPIC], topic))
         except (OSError, BaseError, pa.ArrowException) as e:
-            raise UnreadableTable(head.table, e) from e
+            raise UnreadableRows(head.table, e) from e
 
 
-def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) -> Iterator[pa.Table]:
+def _rejected(
+    storage: DeltaStorage, main: DeltaTableHead, rejects: DeltaTableHead, books: TableLedgers
+) -> Iterator[pa.Table]:
     """Yield the rejected records that count for any of the groups."""
-    settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main, storage.store(main.table)))
+    settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
     store = storage.store(rejects.table)
     for add in _files(rejects):
         rows = read_file(store, add, rejects.schema)
@@ -144,15 +146,15 @@ def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) ->
             yield rows.filter(pc.and_not(own, open_or_stale))
 
 
-def _statistics(head: Head) -> TableFiles:
+def _statistics(head: DeltaTableHead) -> TableFiles:
     """Read the statistics of the live files from the log; no data file is opened."""
     return TableFiles([_facts(add) for add in _files(head)])
 
 
-def _check_counted(head: Head) -> None:
-    """Raise UnreadableTable if the log lacks the number of rows of a file."""
+def _check_counted(head: DeltaTableHead) -> None:
+    """Raise UnreadableRows if the log lacks the number of rows of a file."""
     if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
-        raise UnreadableTable(head.table, ValueError(f"its log does not say how many rows {path} has; --full reads it"))
+        raise UnreadableRows(head.table, ValueError(f"its log does not say how many rows {path} has; --full reads it"))
 
 
 def _facts(add: Add) -> FileFacts:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_lakestream.audit.adopted import AdoptedRows
-from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, compare
-from airflow_lakestream.audit.log import LogFound
-from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
-from airflow_lakestream.audit.rows import RowsFound
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.log import LogRecords
+from airflow_lakestream.audit.result import AuditResult, CountComparison, rejected_count
+from airflow_lakestream.audit.rows import RowPositions
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.ranges import RangeSet
 
 
 def judge_topic(
     result: AuditResult,
-    books: Books,
-    rows: RowsFound,
-    rejected: RowsFound,
+    books: TableLedgers,
+    rows: RowPositions,
+    rejected: RowPositions,
     adopted: AdoptedRows,
     topic: str,
-    log: LogFound | None,
+    log: LogRecords | None,
 ) -> None:
     """Add the verdict on the partitions of a topic; `log` is None if Kafka no longer has the topic."""
     audits = []
@@ -30,12 +30,12 @@ def judge_topic(
         facts = PartitionFacts(
             *key,
             allowed=books.allowed(key),
-            rows=rows.tallies.get(key, Tally()) + adopted.within(key),
-            rejected=rejected.tallies.get(key, Tally()),
+            rows=rows.tallies.get(key, OffsetTally()) + adopted.within(key),
+            rejected=rejected.tallies.get(key, OffsetTally()),
         )
         if log is not None:
             facts.required = books.allowed(key, log.identity)
-            facts.readable = log.readable.get(key, Tally())
+            facts.readable = log.readable.get(key, OffsetTally())
             facts.shown = log.shown.of_partition(*key)
         facts = books.complete(facts)
         facts = replace(facts, adopted=facts.adopted - adopted.ranges)
@@ -47,7 +47,7 @@ def judge_topic(
 
 
 def _count(
-    result: AuditResult, books: Books, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
+    result: AuditResult, books: TableLedgers, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
 ) -> list[PartitionAudit]:
     """Also compare the counts, which include offsets without records in Kafka."""
     counts = books.counts(topic)
@@ -64,9 +64,9 @@ def _count(
         unit = "rows and rejected records" if counts.rejected else "rows"
         expected = counts.written + counts.rejected
         beyond = f"{topic}, beyond the ranges named"
-        result.counts.append(RowCount(beyond, expected, found + rejected + missing, topic, unit))
+        result.counts.append(CountComparison(beyond, expected, found + rejected + missing, topic, unit))
         return audits
-    result.counts.append(RowCount(topic, counts.written, found, topic))
+    result.counts.append(CountComparison(topic, counts.written, found, topic))
     lacking = max(0, counts.written - found) + max(0, counts.rejected - rejected)
     certain = max(lacking, missing - passed)
     if missing and not certain:

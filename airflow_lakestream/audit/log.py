@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.ledger import TopicIdentity, union
-from airflow_lakestream.core.ports import OffsetsGone, Reader, Source
+from airflow_lakestream.core.ports import OffsetsGone, RecordReader, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
@@ -26,7 +26,7 @@ class AuditStopped(LakestreamError, Transient):
 
 
 @dataclass
-class LogFound:
+class LogRecords:
     """Records of landed ranges still readable in Kafka.
 
     `readable` counts the offsets that have a record; `shown` are the landed ranges that were read; `damaged` are the
@@ -34,31 +34,31 @@ class LogFound:
     """
 
     identity: TopicIdentity
-    readable: dict[PartitionKey, Tally] = field(default_factory=dict)
+    readable: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
     shown: RangeSet = RangeSet()
     damaged: RangeSet = RangeSet()
 
 
 def read_log(
-    landed_of: Callable[[TopicIdentity], RangeSet], source: Source, reader: Reader, stop: threading.Event
-) -> LogFound:
+    landed_of: Callable[[TopicIdentity], RangeSet], source: TopicSource, reader: RecordReader, stop: threading.Event
+) -> LogRecords:
     """Read the remaining records of an incarnation's landed ranges, without offsets removed by retention meanwhile.
 
     Raises the errors of source and reader, and AuditStopped.
     """
     done, damaged = RangeSet(), RangeSet()
-    found: LogFound | None = None
+    found: LogRecords | None = None
     tries = 0
     while True:
         state = source.look()
         topic = state.identity.topic
-        found = found or LogFound(state.identity)
+        found = found or LogRecords(state.identity)
         landed = landed_of(found.identity)
         left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         try:
             for chunk in reader.read(Plan(state, RangeSet(bridged(left - done)) - damaged), stop):
                 covers = chunk.covers
-                found.readable.setdefault((topic, covers.partition), Tally()).add_offsets(chunk.batch.offsets)
+                found.readable.setdefault((topic, covers.partition), OffsetTally()).add_offsets(chunk.batch.offsets)
                 done |= RangeSet([covers])
             if stop.is_set():
                 raise AuditStopped

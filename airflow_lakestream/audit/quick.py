@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.compare import OddRows, PartitionFacts, compare
-from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
+from airflow_lakestream.audit.books import TableLedgers
+from airflow_lakestream.audit.compare import ImpossibleRows, PartitionFacts, compare
+from airflow_lakestream.audit.result import AuditResult, CountComparison, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
-from airflow_lakestream.audit.tally import Tally
-from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, Asked, Fate
+from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, ForeignRowQuery, RowFate
 from airflow_lakestream.core.ranges import Interval, PartitionKey, overlapping
 
 
-def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: Iterable[str]) -> None:
+def look_at_files(result: AuditResult, books: TableLedgers, files: TableFiles, topics: Iterable[str]) -> None:
     """Compare the files' statistics with the ledgers, and add the findings to the result."""
     if files.deletes:
         # A delete may be of any file, so counts and bounds no longer show which rows are left.
@@ -31,10 +31,10 @@ def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: 
         result.findings.append(f"the table lists data file {path} {times} times, {rows} rows each time")
 
 
-def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -> tuple[TableFiles, set[str]]:
+def _without_rows_before(result: AuditResult, books: TableLedgers, files: TableFiles) -> tuple[TableFiles, set[str]]:
     """Leave out another tool's files, all below the group's beginning; also return files with possibly mixed rows."""
     fates = [(file, _fate(file, books)) for file in files.data]
-    if rows := sum(file.rows for file, fate in fates if fate is Fate.BESIDE):
+    if rows := sum(file.rows for file, fate in fates if fate is RowFate.BESIDE):
         result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
     mixed = {file.path for file, fate in fates if fate is None}
     if mixed:
@@ -42,10 +42,10 @@ def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -
             f"{sum(file.rows for file, fate in fates if fate is None)} rows are in files that may have some below "
             "where the group began: how many of them were landed was not counted; --full does."
         )
-    return TableFiles([file for file, fate in fates if fate is not Fate.BESIDE]), mixed
+    return TableFiles([file for file, fate in fates if fate is not RowFate.BESIDE]), mixed
 
 
-def _fate(file: FileFacts, books: Books) -> Fate | None:
+def _fate(file: FileFacts, books: TableLedgers) -> RowFate | None:
     """Return the fate of a file's rows regarding the group's landings, or None if it is not the same for all."""
     before = {topic: books.before(topic) for topic in file.topics(books.topics)}
     may_be = any(
@@ -55,15 +55,15 @@ def _fate(file: FileFacts, books: Books) -> Fate | None:
         if file.partition is None or file.partition[0] <= key[1] <= file.partition[1]
     )
     if not may_be or file.nulls == file.rows:
-        return Fate.ACCOUNTED
+        return RowFate.ACCOUNTED
     topic = only_topic(file, books)
     if topic is None or file.bounds is None or not file.has_positions or file.nulls:
         return None
-    asked = Asked(topic, books.landed_by_anyone(topic), books.own_entry(topic).origin)
+    asked = ForeignRowQuery(topic, books.landed_by_anyone(topic), books.own_entry(topic).origin)
     return asked.fate(*file.bounds)
 
 
-def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None) -> None:
+def look_at_rejects(result: AuditResult, books: TableLedgers, files: TableFiles | None) -> None:
     """Compare the size of the reject table with the ledgers; `files` is None without a reject table."""
     expected, found = books.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
     if files is not None and files.deletes and expected:
@@ -75,7 +75,7 @@ def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None)
         result.notes.append(f"the reject table has {found} records, of which {expected} count; --full tells which.")
 
 
-def _count(result: AuditResult, books: Books, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
+def _count(result: AuditResult, books: TableLedgers, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
     """Compare the number of rows with the ledgers; rows of `mixed` files make up any difference."""
     if unknown := [f for f in files.data if f.nulls is None and f.rows]:
         result.blind.append(
@@ -90,12 +90,12 @@ def _count(result: AuditResult, books: Books, files: TableFiles, mixed: set[str]
         # With files of several topics, only the whole table can be counted.
         expected = books.counts().written
         found = _found([file for file, _ in landed], mixed, expected)
-        result.counts.append(RowCount("all topics and groups", expected, found))
+        result.counts.append(CountComparison("all topics and groups", expected, found))
         return
     for topic in topics:
         expected = books.counts(topic).written
         found = _found([file for file, its in landed if its == topic], mixed, expected)
-        result.counts.append(RowCount(topic, expected, found, topic))
+        result.counts.append(CountComparison(topic, expected, found, topic))
 
 
 def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
@@ -105,10 +105,10 @@ def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
     return min(max(expected, rows[False]), rows[False] + rows[True])
 
 
-def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:
+def _check_bounds(result: AuditResult, books: TableLedgers, files: TableFiles, topics: list[str]) -> None:
     """Compare, by partition, the rows certain from the bounds; add impossible bounds as findings."""
-    certain: dict[PartitionKey, Tally] = {}
-    odd: dict[PartitionKey, OddRows] = {}
+    certain: dict[PartitionKey, OffsetTally] = {}
+    odd: dict[PartitionKey, ImpossibleRows] = {}
     blank = 0
     for file in files.data:
         if file.partly:
@@ -121,7 +121,7 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
         partition, offset = file.bounds
         if (topic := only_topic(file, books)) is not None and partition[0] == partition[1]:
             key = topic, partition[0]
-            _take(certain.setdefault(key, Tally()), file, partition[0], offset)
+            _take(certain.setdefault(key, OffsetTally()), file, partition[0], offset)
             if (found := _odd(file, partition[0], offset)) is not None:
                 odd[key] = odd[key] + found if key in odd else found
         else:
@@ -130,11 +130,11 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
         result.notes.append(f"{blank} data files have no bounds: their rows were counted, but not placed.")
     for key in sorted({*certain, *books.partitions(topics)}):
         if key[0] in topics:
-            facts = PartitionFacts(*key, allowed=books.allowed(key), rows=certain.get(key, Tally()))
+            facts = PartitionFacts(*key, allowed=books.allowed(key), rows=certain.get(key, OffsetTally()))
             result.partitions.append(replace(compare(books.complete(facts)), odd=odd.get(key)))
 
 
-def _take(rows: Tally, file: FileFacts, partition: int, bounds: Interval) -> None:
+def _take(rows: OffsetTally, file: FileFacts, partition: int, bounds: Interval) -> None:
     """Count the rows certain from the statistics: all if the file is dense, otherwise the rows at the bounds."""
     low, high = bounds
     if partition < 0:
@@ -147,17 +147,17 @@ def _take(rows: Tally, file: FileFacts, partition: int, bounds: Interval) -> Non
         rows.add_offsets([offset for offset in (low, high) if 0 <= offset < OFFSETS_END])
 
 
-def _odd(file: FileFacts, partition: int, bounds: Interval) -> OddRows | None:
+def _odd(file: FileFacts, partition: int, bounds: Interval) -> ImpossibleRows | None:
     """Return the rows of a single-partition file with impossible bounds or an impossible partition, or None."""
     if file.has_positions:
         return None
     if partition < 0:
-        return OddRows("", partition, *bounds, file.rows - (file.nulls or 0))
+        return ImpossibleRows("", partition, *bounds, file.rows - (file.nulls or 0))
     odd = [offset for offset in set(bounds) if not 0 <= offset < OFFSETS_END]
-    return OddRows("", partition, min(odd), max(odd), len(odd))
+    return ImpossibleRows("", partition, min(odd), max(odd), len(odd))
 
 
-def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: Books) -> Iterator[str]:
+def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: TableLedgers) -> Iterator[str]:
     """Describe the contradictions between the ledgers and the bounds of a file of several topics or partitions."""
     candidates = file.topics(books.known_topics)
     if not candidates:
@@ -178,7 +178,7 @@ def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: Boo
             )
 
 
-def only_topic(file: FileFacts, books: Books) -> str | None:
+def only_topic(file: FileFacts, books: TableLedgers) -> str | None:
     """Return the only topic of a file's rows, by its bounds, or None if several or unknown topics are possible."""
     candidates = file.topics(books.known_topics)
     return candidates[0] if len(candidates) == 1 and file.is_of_one_topic else None

@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass
 
 from airflow_lakestream.audit.log import read_log
-from airflow_lakestream.audit.rows import RowsFound
+from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.ports import Reader, Source
+from airflow_lakestream.core.ports import RecordReader, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -20,7 +20,7 @@ class CannotRebuild(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuiltEntry:
     """Ledger entry of a topic, made from the rows.
 
     `left` are offsets without a row at which Kafka has a record: they are not in the ledger, so the next run lands
@@ -35,13 +35,13 @@ class Rebuilt:
 
 def rebuild_topic(
     topic: str,
-    rows: RowsFound,
+    rows: RowPositions,
     others: RangeSet,
-    source: Source,
-    reader: Reader,
+    source: TopicSource,
+    reader: RecordReader,
     stop: threading.Event,
     claimed: RangeSet = _NOTHING,
-) -> Rebuilt:
+) -> RebuiltEntry:
     """Rebuild a topic's ledger entry from the rows, without `others`, the offsets landed by other groups.
 
     :param claimed: offsets that have been read, and need no row if Kafka shows no record.
@@ -77,4 +77,4 @@ def rebuild_topic(
         counts=Counts(read=own.width, written=own.width),
         origin=origin,
     )
-    return Rebuilt(log.identity, entry, left)
+    return RebuiltEntry(log.identity, entry, left)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.audit.compare import OddRows, PartitionAudit
+from airflow_lakestream.audit.compare import ImpossibleRows, PartitionAudit
 from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.iceberg.upkeep.narrow_bounds import WrongBounds
@@ -40,7 +40,7 @@ class AuditVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RowCount:
+class CountComparison:
     """Rows by the ledgers (written, minus rows deleted on purpose) compared with the rows in the table.
 
     `topic` is None for a count of the whole table, and for a unit other than rows.
@@ -62,13 +62,13 @@ class RowCount:
         return f"{self.what}: the ledger counts {self.expected} {self.unit}, found were {self.found}: {difference}."
 
 
-def rejected_count(what: str, expected: int, found: int) -> RowCount:
+def rejected_count(what: str, expected: int, found: int) -> CountComparison:
     """Return the count of the records in the reject table."""
-    return RowCount(f"{what}, reject table", expected, found, None, "rejected records")
+    return CountComparison(f"{what}, reject table", expected, found, None, "rejected records")
 
 
 @dataclass(frozen=True, slots=True)
-class ByCount:
+class UnplacedCounts:
     """Skipped and filtered records of a topic, with numbers from the ledger and without offsets."""
 
     topic: str
@@ -83,7 +83,7 @@ class ByCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairResult:
     """Result of a repair, before the audit that reports the repair; without a repair, `snapshot_id` is None.
 
     `landed` are ranges of missing rows that were landed again, `undoubled` ranges with one row per record now,
@@ -161,17 +161,17 @@ class AuditResult:
     snapshot_id: int | None
     is_full: bool
     partitions: list[PartitionAudit] = field(default_factory=list)
-    counts: list[RowCount] = field(default_factory=list)
-    by_count: list[ByCount] = field(default_factory=list)
+    counts: list[CountComparison] = field(default_factory=list)
+    by_count: list[UnplacedCounts] = field(default_factory=list)
     lost_files: list[LostFile] = field(default_factory=list)
     wrong_bounds: list[WrongBounds] = field(default_factory=list)
     wrong_bounds_of_rejects: list[WrongBounds] = field(default_factory=list)
-    odd: list[OddRows] = field(default_factory=list)
+    odd: list[ImpossibleRows] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    repaired: Repaired | None = None
+    repaired: RepairResult | None = None
 
     @property
     def verdict(self) -> AuditVerdict:

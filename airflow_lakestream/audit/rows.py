@@ -12,8 +12,8 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.compare import OddRows, sorted_odd
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.compare import ImpossibleRows, sorted_odd
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -37,7 +37,7 @@ class NoPositions(LakestreamError, Terminal):
         )
 
 
-class UnreadableTable(LakestreamError, Terminal):
+class UnreadableRows(LakestreamError, Terminal):
     """PyIceberg can't read the table's rows."""
 
     def __init__(self, table: str, cause: Exception) -> None:
@@ -48,24 +48,24 @@ class UnreadableTable(LakestreamError, Terminal):
 
 
 @dataclass
-class RowsFound:
+class RowPositions:
     """Number of rows of each offset, by topic and partition.
 
     `without_position` counts rows with neither topic, partition nor offset; `odd` are rows with a position that no
     record can have.
     """
 
-    tallies: dict[PartitionKey, Tally] = field(default_factory=dict)
+    tallies: dict[PartitionKey, OffsetTally] = field(default_factory=dict)
     without_position: int = 0
-    _odd: dict[tuple[str | None, int | None], OddRows] = field(default_factory=dict)
+    _odd: dict[tuple[str | None, int | None], ImpossibleRows] = field(default_factory=dict)
 
     @property
-    def odd(self) -> list[OddRows]:
+    def odd(self) -> list[ImpossibleRows]:
         """Rows with impossible positions, by topic and partition."""
         return sorted_odd(self._odd)
 
     @classmethod
-    def of(cls, parts: Iterable[pa.RecordBatch | pa.Table]) -> RowsFound:
+    def of(cls, parts: Iterable[pa.RecordBatch | pa.Table]) -> RowPositions:
         """Count the rows of parts of a table; each part has at least the three columns."""
         found = cls()
         for part in parts:
@@ -85,7 +85,7 @@ class RowsFound:
         for topic, of_topic in _split(whole, TOPIC):
             for partition, rows in _split(of_topic, PARTITION):
                 offsets = rows.column(OFFSET).cast(pa.int64())
-                self.tallies.setdefault((str(topic), int(str(partition))), Tally()).add_offsets(offsets)
+                self.tallies.setdefault((str(topic), int(str(partition))), OffsetTally()).add_offsets(offsets)
 
     def _take_lacking(self, batch: pa.RecordBatch | pa.Table) -> None:
         nulls = [pc.is_null(batch.column(name)) for name in COORDINATES]
@@ -99,7 +99,9 @@ class RowsFound:
         rows = pa.table({name: batch.column(name).cast(kind) for name, kind in columns})
         by_key = rows.group_by([TOPIC, PARTITION]).aggregate([(OFFSET, "min"), (OFFSET, "max"), ([], "count_all")])
         for one in by_key.to_pylist():
-            found = OddRows(one[TOPIC], one[PARTITION], one[f"{OFFSET}_min"], one[f"{OFFSET}_max"], one["count_all"])
+            found = ImpossibleRows(
+                one[TOPIC], one[PARTITION], one[f"{OFFSET}_min"], one[f"{OFFSET}_max"], one["count_all"]
+            )
             before = self._odd.get(found.key)
             self._odd[found.key] = found if before is None else before + found
 
@@ -116,20 +118,20 @@ def count_rows(
     topic: str | None = None,
     without: Collection[str] = (),
     columns: PositionColumns = OWN_COLUMNS,
-) -> RowsFound:
+) -> RowPositions:
     """Count a snapshot's rows by position, for a topic, or for all if `topic` is None.
 
     :param without: paths of data files to leave out.
     :param columns: the columns with the positions; with columns other than a landing's, rows of all topics count.
 
     Reads one data file after the other, three columns of each, with deletes applied. Raises NoPositions and
-    UnreadableTable.
+    UnreadableRows.
     """
     check_positions(table, columns)
     try:
-        return RowsFound.of(() if snapshot_id is None else _rows(table, snapshot_id, topic, without, columns))
+        return RowPositions.of(() if snapshot_id is None else _rows(table, snapshot_id, topic, without, columns))
     except (OSError, pa.ArrowException) as e:
-        raise UnreadableTable(".".join(table.name()), e) from e
+        raise UnreadableRows(".".join(table.name()), e) from e
 
 
 def _rows(
@@ -143,7 +145,7 @@ def _rows(
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
         # PyIceberg's error for delete files that it can't apply: no damage, but nothing can be counted.
-        raise UnreadableTable(".".join(table.name()), e) from e
+        raise UnreadableRows(".".join(table.name()), e) from e
     # Topics repeat, so read them as a dictionary; Arrow can't read a dictionary within a struct.
     texts = (TOPIC,) if columns.is_own else ()
     reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=texts)
@@ -153,15 +155,15 @@ def _rows(
             yield batch if columns.is_own else columns.of(batch)
 
 
-def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowsFound:
-    """Count, by position, the rejected records that count for any of the groups. Raises UnreadableTable."""
+def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowPositions:
+    """Count, by position, the rejected records that count for any of the groups. Raises UnreadableRows."""
     try:
-        return RowsFound.of(
+        return RowPositions.of(
             rows for group in groups for rows in counting_rows(rejects, main, group, topic=topic, columns=PLACE)
         )
     except (ValueError, NotImplementedError) as e:
         # As above: delete files that PyIceberg can't apply.
-        raise UnreadableTable(".".join(rejects.name()), e) from e
+        raise UnreadableRows(".".join(rejects.name()), e) from e
 
 
 def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:

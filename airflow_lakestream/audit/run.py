@@ -14,12 +14,12 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.adopted import AdoptedRows, adopted_lines
-from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.full import judge_topic
-from airflow_lakestream.audit.log import LogFound, read_log
+from airflow_lakestream.audit.log import LogRecords, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
-from airflow_lakestream.audit.result import AuditResult, ByCount
-from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable, count_rejected, count_rows
+from airflow_lakestream.audit.result import AuditResult, UnplacedCounts
+from airflow_lakestream.audit.rows import NoPositions, RowPositions, UnreadableRows, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
@@ -78,7 +78,7 @@ class Audit:
     def run(self, catalog: Any) -> AuditResult:
         """Audit the table without a change in Kafka or in the table.
 
-        Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the
+        Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableRows, and the
         errors of the Kafka side.
         """
         table, rejects = load_both(catalog, self.table)
@@ -86,7 +86,7 @@ class Audit:
         if note := fan_out_books.note_on(table.metadata.properties):
             raise fan_out_books.PartOfFanOut(self.table, note)
         has_positions = look_for_positions(self.table, table.schema().column_names, table.metadata.properties)
-        books = Books.of(table, self.consumer_group, self.topic)
+        books = TableLedgers.of(table, self.consumer_group, self.topic)
         head = ledger_store.facts_of(table.metadata).head_id
         result = AuditResult(self.table, self.consumer_group, head, self.full)
         if self.consumer_group not in ledger_store.groups(table):
@@ -106,7 +106,7 @@ class Audit:
             if rejects is not None:
                 result.wrong_bounds_of_rejects += wrong_bounds(rejects, ledger_store.head_of(rejects.metadata))
         except OSError as e:
-            raise UnreadableTable(self.table, e) from e
+            raise UnreadableRows(self.table, e) from e
         adopted = self.adopted(
             result,
             books,
@@ -117,15 +117,15 @@ class Audit:
         if not has_positions and not adopted.ranges:
             look_at_rejects(result, books, None if rejects is None else reject_files)
         elif self.full:
-            rows = count_rows(table, result.snapshot_id, self.topic, without) if has_positions else RowsFound()
-            rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
+            rows = count_rows(table, result.snapshot_id, self.topic, without) if has_positions else RowPositions()
+            rejected = RowPositions() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
             self.judge(result, books, rows, rejected, topics, adopted)
         else:
             look_at_files(result, books, files, topics)
             look_at_rejects(result, books, None if rejects is None else reject_files)
         return result
 
-    def begin(self, result: AuditResult, books: Books, properties: Mapping[str, str]) -> tuple[str, ...]:
+    def begin(self, result: AuditResult, books: TableLedgers, properties: Mapping[str, str]) -> tuple[str, ...]:
         """Note rows and ranges known only by count or not verifiable; return the topics to audit."""
         result.made += [
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
@@ -133,7 +133,7 @@ class Audit:
         ]
         topics = books.topics if self.topic is None else (self.topic,)
         result.by_count += [
-            ByCount(topic, counts.skipped, counts.filtered)
+            UnplacedCounts(topic, counts.skipped, counts.filtered)
             for topic in topics
             if (counts := books.counts(topic)).skipped or counts.filtered
         ]
@@ -153,10 +153,10 @@ class Audit:
     def adopted(
         self,
         result: AuditResult,
-        books: Books,
+        books: TableLedgers,
         schema: pa.Schema,
         properties: Mapping[str, str],
-        count: Callable[[PositionColumns], RowsFound],
+        count: Callable[[PositionColumns], RowPositions],
     ) -> AdoptedRows:
         """In a full audit, count the rows of another tool, and note adopted offsets without a row."""
         found = AdoptedRows.find(books, schema, properties, count) if self.full else AdoptedRows()
@@ -166,9 +166,9 @@ class Audit:
     def judge(
         self,
         result: AuditResult,
-        books: Books,
-        rows: RowsFound,
-        rejected: RowsFound,
+        books: TableLedgers,
+        rows: RowPositions,
+        rejected: RowPositions,
         topics: tuple[str, ...],
         adopted: AdoptedRows,
     ) -> None:
@@ -183,7 +183,7 @@ class Audit:
         for stranger in sorted(strangers - books.known_topics):
             judge_topic(result, books, rows, rejected, adopted, stranger, None)
 
-    def _look_at_topic(self, result: AuditResult, books: Books, topic: str) -> LogFound | None:
+    def _look_at_topic(self, result: AuditResult, books: TableLedgers, topic: str) -> LogRecords | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
         try:
@@ -210,16 +210,20 @@ def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[s
 
 
 def find_lost(
-    table: str, files: TableFiles, size_of: SizeOf, books: Books, errors: tuple[type[Exception], ...] = (OSError,)
+    table: str,
+    files: TableFiles,
+    size_of: SizeOf,
+    books: TableLedgers,
+    errors: tuple[type[Exception], ...] = (OSError,),
 ) -> list[LostFile]:
-    """Return the lost files, and remove each from `files`. Raises UnreadableTable if the store does not answer.
+    """Return the lost files, and remove each from `files`. Raises UnreadableRows if the store does not answer.
 
     :param errors: the errors of `size_of` if the store does not answer.
     """
     try:
         return take_out_lost(files, size_of, lambda file: only_topic(file, books))
     except errors as e:
-        raise UnreadableTable(table, e) from e
+        raise UnreadableRows(table, e) from e
 
 
 def load(catalog: Catalog, table: str) -> Table:

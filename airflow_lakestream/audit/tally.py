@@ -18,7 +18,7 @@ _LOOSE = 1_000_000
 _EMPTY = pa.table({"at": pa.array([], pa.int64()), "step": pa.array([], pa.int64())})
 
 
-class Tally:
+class OffsetTally:
     """Counts offsets of a partition; an offset added twice counts twice."""
 
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
@@ -63,9 +63,9 @@ class Tally:
         ordered = at.take(pc.sort_indices(at))
         return [ordered[n].as_py() for n in range(most, len(ordered), most)]
 
-    def window(self, start: int | None, end: int | None) -> Tally:
+    def window(self, start: int | None, end: int | None) -> OffsetTally:
         """Return the counts between two offsets; None for no limit."""
-        edges, part = self.edges(), Tally()
+        edges, part = self.edges(), OffsetTally()
         within = edges if start is None else edges.filter(pc.greater_equal(edges["at"], start))
         within = within if end is None else within.filter(pc.less(within["at"], end))
         before = 0 if start is None else pc.sum(edges["step"].filter(pc.less(edges["at"], start))).as_py() or 0
@@ -79,12 +79,12 @@ class Tally:
 
     def intervals(self) -> tuple[Interval, ...]:
         """Return the offsets counted at least once."""
-        segments = Segments({"n": self})
+        segments = TallySegments({"n": self})
         return segments.where(pc.greater(segments.counts["n"], 0))
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: OffsetTally) -> OffsetTally:
         """Return the counts of both together."""
-        both = Tally()
+        both = OffsetTally()
         both._settled = _settle(pa.concat_tables([self.edges(), other.edges()]))
         return both
 
@@ -103,10 +103,10 @@ class Tally:
             self.edges()
 
 
-class Segments:
+class TallySegments:
     """Several tallies together: the stretches of offsets with constant counts, and the counts."""
 
-    def __init__(self, tallies: Mapping[str, Tally]) -> None:
+    def __init__(self, tallies: Mapping[str, OffsetTally]) -> None:
         parts = [
             tally.edges().append_column("of", pa.repeat(pa.scalar(n, pa.int8()), len(tally.edges())))
             for n, tally in enumerate(tallies.values())

@@ -14,21 +14,21 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, anew, entry_files
-from airflow_lakestream.cdc.merge.hands import Hands, Threads
+from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX
-from airflow_lakestream.cdc.merge.merge import Merged, Merger
-from airflow_lakestream.cdc.merge.newest import Newest
-from airflow_lakestream.cdc.mirror import Beside, Mirror
+from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
+from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.cdc.stops import column_became_wider
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_removable
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.files import Add, beside
@@ -44,7 +44,12 @@ class DeltaEntries(DeltaSink):
     """
 
     def __init__(
-        self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema, lows: Mapping[int, int] | None = None
+        self,
+        tables: DeltaTableAccess,
+        mirror: str,
+        mirror_id: str,
+        key: pa.Schema,
+        lows: Mapping[int, int] | None = None,
     ) -> None:
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE)
         name = f"{mirror.rstrip('/')}{SUFFIX}"
@@ -66,7 +71,7 @@ class DeltaEntries(DeltaSink):
         """Commit the taken entries; the same commit compacts many files into few."""
         adds, target, made, kept = list(self._buffer.flush()), self._target(), list[Add](), list[Add]()
 
-        def make(head: Head | None) -> list[Action]:
+        def make(head: DeltaTableHead | None) -> list[Action]:
             check_fit(head, target, self._name)
             kept[:], files = (), [{"add": dict(add)} for add in adds]
             if head is None:
@@ -82,7 +87,7 @@ class DeltaEntries(DeltaSink):
 
         return self._drive_and_clean(landing, make, lambda done: beside(made, kept if done else ()))
 
-    def _is_own(self, head: Head) -> bool:
+    def _is_own(self, head: DeltaTableHead) -> bool:
         properties: Mapping[str, str] = head.properties
         return properties.get(MIRROR_ID) == self._id
 
@@ -90,7 +95,9 @@ class DeltaEntries(DeltaSink):
 class DeltaMirrorSink(Mirror):
     """`cdc.mirror.Mirror` in a Delta table."""
 
-    def __init__(self, tables: Tables, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
+    def __init__(
+        self, tables: DeltaTableAccess, table: str, group: str, design: MirrorDesign, **settings: bool
+    ) -> None:
         super().__init__(DeltaMirror(tables, table, group, design.table, **settings), table, design)
 
 
@@ -100,8 +107,8 @@ class DeltaMirror(DeltaSink):
     takes_records = False
     # Later events may have more columns than the first ones.
     refounds = True
-    hands: Hands = Threads()
-    beside: Beside = handover
+    hands: MergePool = MergeThreads()
+    beside: StagedEventFiles = handover
     _id = ""
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -156,18 +163,18 @@ class DeltaMirror(DeltaSink):
         fields = pa.schema([columns.field(name) for name in key])
         return DeltaEntries(self._tables, mirror, mirror_id, fields, lows)
 
-    def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
+    def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single version with the ledger."""
         target, (columns, _, order), key = self._target(), self._layout(), mirror.key or ()
         kept, written = list[Add](), list[Add]()
         entries = self._entries(self._name, self._id, columns, key, landing.lows)
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=columns))
-        merger = Merger(
+        merger = BatchMerger(
             batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
         )
-        founded: Merged | None = None
+        founded: MergeResult | None = None
 
-        def make(head: Head | None) -> list[Action]:
+        def make(head: DeltaTableHead | None) -> list[Action]:
             nonlocal founded
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)

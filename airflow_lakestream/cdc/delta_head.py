@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from airflow_lakestream.delta.commit.protocol import check_removable
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import live_files
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.files import Add, read_parts, write_files
 
@@ -29,8 +29,8 @@ class DeltaHead:
     :param folder: of the table's data, for new files.
     """
 
-    tables: Tables
-    head: Head
+    tables: DeltaTableAccess
+    head: DeltaTableHead
     schema: pa.Schema
     order: Sequence[tuple[str, bool, bool]] = ()
     made: list[Add] = field(default_factory=list)
@@ -41,7 +41,7 @@ class DeltaHead:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the log, for work on files in another process."""
         head = self.head
-        bare = Head(head.table, head.version, head.table_id, head.schema, head.fields, head.partitions)
+        bare = DeltaTableHead(head.table, head.version, head.table_id, head.schema, head.fields, head.partitions)
         return DeltaHead, (self.tables, bare, self.schema, self.order, [], self.folder)
 
     @cached_property

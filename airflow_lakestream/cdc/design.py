@@ -11,9 +11,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
-from airflow_lakestream.cdc.events.logs import Logs
+from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import check_key
-from airflow_lakestream.core.checks import Auditor
+from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.policies import MergeMode, OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
@@ -50,8 +50,8 @@ class MirrorDesign:
     is_key_given: bool = False
     record_key: tuple[str, ...] | None = None
     source_table: str | None = None
-    logs: Logs = field(default_factory=Logs)
-    auditor: Auditor | None = None
+    logs: BinaryLogs = field(default_factory=BinaryLogs)
+    auditor: RowChecker | None = None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
         """Return the design with an existing mirror's key. Raises InvalidArgument if the two contradict."""
@@ -69,7 +69,7 @@ class MirrorDesign:
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
             problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
             raise InvalidArgument("key", problem, f"Give key={list(key)}.")
-        logs = Logs.of_note(held.get("logs"))
+        logs = BinaryLogs.of_note(held.get("logs"))
         found = replace(self, record_key=record_key, source_table=held.get("source_table"), logs=logs)
         given = self.table.schema
         if given is None:

@@ -18,16 +18,16 @@ from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.audited import look_of
 from airflow_lakestream.cdc.merge.entries import EntryFiles, anew, entry_files
-from airflow_lakestream.cdc.merge.hands import Hands, Threads
+from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX
-from airflow_lakestream.cdc.merge.merge import Merger
-from airflow_lakestream.cdc.merge.newest import Newest
-from airflow_lakestream.cdc.mirror import Beside, Mirror
+from airflow_lakestream.cdc.merge.merge import BatchMerger
+from airflow_lakestream.cdc.merge.newest import NewestEvents
+from airflow_lakestream.cdc.mirror import Mirror, StagedEventFiles
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg import fitness
-from airflow_lakestream.iceberg.commit.attempt import Rewrite
+from airflow_lakestream.iceberg.commit.attempt import FileRewrite
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
@@ -40,7 +40,7 @@ def mirror_id(mirror: TableMetadata) -> str:
     return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
 
 
-class EntryTable(IcebergSink):
+class IcebergEntries(IcebergSink):
     """`cdc.merge.memory.Entries` in an Iceberg table, committed under the commit guard.
 
     :param mirror: the mirror's name.
@@ -81,10 +81,10 @@ class EntryTable(IcebergSink):
             return super().commit(landing)
         written: list[DataFile] = []
 
-        def condense(table: Table) -> Rewrite:
+        def condense(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
             new = anew(head, self._key, self._lows)
-            return Rewrite((), ()) if new is None else Rewrite(with_deletes(head.files()), new)
+            return FileRewrite((), ()) if new is None else FileRewrite(with_deletes(head.files()), new)
 
         return self._rewrite(landing, condense, written)
 
@@ -115,8 +115,8 @@ class IcebergMirror(IcebergSink):
 
     takes_records = False
     refounds = False
-    hands: Hands = Threads()
-    beside: Beside = handover
+    hands: MergePool = MergeThreads()
+    beside: StagedEventFiles = handover
     _seen: Table | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -170,13 +170,13 @@ class IcebergMirror(IcebergSink):
             raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
         return self._change.texts if self._change.texts != before else ()
 
-    def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
+    def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in a single snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
         written = list[DataFile]()
         look = look_of(mirror.auditor, self._name, landing, partial(conform, schema=target.schema()))
-        merger = Merger(
+        merger = BatchMerger(
             batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written, look
         )
         if not self.is_there:
@@ -191,13 +191,13 @@ class IcebergMirror(IcebergSink):
             merger.remember_again(merged)
             return done
 
-        def rewrite(table: Table) -> Rewrite:
+        def rewrite(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
             merged = merger.merge(head)
             merger.remember(merged)
             new = [*merged.new, *(deletes for _, deletes in merged.deleted)]
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
-            return Rewrite([*with_deletes(merged.out), *deletes], new)
+            return FileRewrite([*with_deletes(merged.out), *deletes], new)
 
         return self._rewrite(landing, rewrite, written)
 
@@ -208,6 +208,6 @@ class IcebergMirror(IcebergSink):
         columns: Schema,
         key: Sequence[str],
         lows: Mapping[int, int] | None = None,
-    ) -> EntryTable:
+    ) -> IcebergEntries:
         fields = Schema(*(columns.find_field(name) for name in key))
-        return EntryTable(self._catalog, mirror, mirror_id, arrow_schema(fields), lows)
+        return IcebergEntries(self._catalog, mirror, mirror_id, arrow_schema(fields), lows)

@@ -29,15 +29,15 @@ from airflow_lakestream.cdc.columns import (
     TABLE,
 )
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events.apart import Apart, ValuesApart, apart, forget, whole_events
+from airflow_lakestream.cdc.events.apart import StagedEvents, ValuesApart, apart, forget, whole_events
 from airflow_lakestream.cdc.events.decoder import event_columns
 from airflow_lakestream.cdc.events.logs import in_one_order
-from airflow_lakestream.cdc.events.provenance import Old, expanded
+from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
-from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
+from airflow_lakestream.cdc.events.taken import CommitEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.merge.hands import Hands
-from airflow_lakestream.cdc.merge.newest import Newest, by_version, newest
+from airflow_lakestream.cdc.merge.hands import MergePool
+from airflow_lakestream.cdc.merge.newest import NewestEvents, by_version, newest
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason, order_of_logs_unknown
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
@@ -47,8 +47,8 @@ from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 
 def follow(
-    design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, apart: Apart | None = None
-) -> tuple[MirrorDesign, Newest]:
+    design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing, apart: StagedEvents | None = None
+) -> tuple[MirrorDesign, NewestEvents]:
     """Return the design after the events, and the newest event of each key. Raises MirrorStopped, ValuesApart.
 
     :param apart: the files with the values of rows, if `events` lacks the values.
@@ -92,7 +92,9 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
         return MirrorStopped(mirror, reason, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
 
     unknown = (
-        events.filter(pc.equal(events[OLD], str(Old.UNKNOWN)).fill_null(False)) if OLD in events.schema.names else []
+        events.filter(pc.equal(events[OLD], str(OldKeyState.UNKNOWN)).fill_null(False))
+        if OLD in events.schema.names
+        else []
     )
     if len(unknown):
         raise stop(StopReason.KEY_NOT_SENT, unknown, _no_row_before(design.key or ()), _REMEDY_FULL)
@@ -201,7 +203,7 @@ def _first(events: pa.Table, name: str) -> str | None:
 log = logging.getLogger(__name__)
 
 
-class Beside(Protocol):
+class StagedEventFiles(Protocol):
     """Access to staged event files, given the outline of `MirrorTable.outline_beside`."""
 
     def open_file(self, outline: Any, file: Mapping[str, Any]) -> Any:
@@ -219,8 +221,8 @@ class MirrorTable(SharedSink, Protocol):
     """
 
     refounds: bool
-    hands: Hands
-    beside: Beside
+    hands: MergePool
+    beside: StagedEventFiles
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Load the table; return the table's properties and columns, or None if the table does not exist."""
@@ -252,7 +254,7 @@ class MirrorTable(SharedSink, Protocol):
     def outline_beside(self, columns: pa.Schema) -> Any:
         """Return the outline of a staging table, for executors to write events next to the mirror's files."""
 
-    def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
+    def merge(self, batch: NewestEvents, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table in a single commit with the ledger; return the commit's id."""
 
 
@@ -267,7 +269,7 @@ class Mirror(WrappedSharedSink):
         self.name = name
         # The design by the arguments, and the design after the table and the events.
         self._asked = self.design = design
-        self._taken = TakenEvents()
+        self._taken = CommitEvents()
         # All topics that have landed here.
         self._topics: set[str] = set()
 
@@ -321,7 +323,7 @@ class Mirror(WrappedSharedSink):
         self._forget()
         super().discard()
 
-    def _followed(self, landing: Landing) -> tuple[MirrorDesign, Newest, pa.Schema]:
+    def _followed(self, landing: Landing) -> tuple[MirrorDesign, NewestEvents, pa.Schema]:
         """Return the design after the events, the newest event of each key, and the columns. Raises MirrorStopped."""
         if self._taken.files and not self._taken.rows and self.table.is_there:
             try:
@@ -337,7 +339,7 @@ class Mirror(WrappedSharedSink):
             self._found(events)
         return *follow(self.design, events, self.name, landing), events.schema
 
-    def _apart(self) -> tuple[Apart, pa.Table]:
+    def _apart(self) -> tuple[StagedEvents, pa.Table]:
         """Return the event files, and the events without row values. Raises ValuesApart."""
         design = self.design
         assert design.key is not None, "the table is there"

@@ -45,19 +45,19 @@ class MirrorStopped(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True)
-class TypeSeen:
+class ColumnTypeOrigin:
     """Type of a column in an event or in the mirror's table, with the place in words."""
 
     type: object
     where: str
 
     @classmethod
-    def at(cls, kind: object, partition: int, offset: int) -> TypeSeen:
+    def at(cls, kind: object, partition: int, offset: int) -> ColumnTypeOrigin:
         """Return the type of a column in an event of the topic."""
         return cls(kind, f"partition {partition}, offset {offset}")
 
 
-def type_changed(table: str, column: str, one: TypeSeen, other: TypeSeen) -> MirrorStopped:
+def type_changed(table: str, column: str, one: ColumnTypeOrigin, other: ColumnTypeOrigin) -> MirrorStopped:
     """Return the error for a column with two types and without a common type."""
     return MirrorStopped(
         table,

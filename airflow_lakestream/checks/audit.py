@@ -10,9 +10,9 @@ from contextlib import closing, contextmanager, suppress
 
 import pyarrow as pa
 
-from airflow_lakestream.checks.looking import TIMESTAMP, Check, label_of
+from airflow_lakestream.checks.looking import TIMESTAMP, LandingCheck, label_of
 from airflow_lakestream.checks.process import CheckProcess
-from airflow_lakestream.core.checks import Checks, Finding, Written
+from airflow_lakestream.core.checks import Finding, LandingChecks, StagedRows
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.process import Exceeded, SqlFailed
 
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 SEARCH = 60.0
 
 
-class Audit:
+class SqlAuditor:
     """`core.checks.Auditor`. Raises InvalidArgument unless each statement is a SELECT, and SqlFailed."""
 
-    def __init__(self, checks: Checks) -> None:
+    def __init__(self, checks: LandingChecks) -> None:
         self.checks = checks
-        self._statements: list[Check] = []
+        self._statements: list[LandingCheck] = []
         if checks.statements:
             with closing(CheckProcess()) as process:
                 for sql in checks.statements:
                     label = label_of(sql)
                     with _planning(label):
-                        self._statements.append(Check("sql", f"sql: {label}", statement=process.select(sql)))
+                        self._statements.append(LandingCheck("sql", f"sql: {label}", statement=process.select(sql)))
 
     def check_columns(self, columns: pa.Schema) -> None:
         """Raise InvalidArgument if the checks don't fit the columns."""
@@ -61,27 +61,27 @@ class Audit:
             with _planning(label):
                 process.bind(label, one.statement, columns)
 
-    def findings(self, written: Written) -> Sequence[Finding]:
+    def findings(self, written: StagedRows) -> Sequence[Finding]:
         """Return the failed checks. Raises InvalidArgument, SqlFailed, and the errors of reading the files."""
         started = time.monotonic()
         found = list(self._of_count(written))
         if written.files:
             self._check_names(written.columns)
             with tempfile.TemporaryDirectory(prefix="lakestream-checks-") as folder:
-                found += _Look(written, folder).findings(self._all(), self._bind)
+                found += _CheckRun(written, folder).findings(self._all(), self._bind)
         log.info("Checked %s rows in %.2f s: %s failed", written.rows, time.monotonic() - started, len(found))
         return found
 
-    def _all(self) -> Iterator[Check]:
+    def _all(self) -> Iterator[LandingCheck]:
         for name in self.checks.not_null:
-            yield Check("not_null", f"not_null: {name}", [name])
+            yield LandingCheck("not_null", f"not_null: {name}", [name])
         if self.checks.unique:
-            yield Check("unique", f"unique: {', '.join(self.checks.unique)}", list(self.checks.unique))
+            yield LandingCheck("unique", f"unique: {', '.join(self.checks.unique)}", list(self.checks.unique))
         if self.checks.freshness is not None:
-            yield Check("freshness", "freshness", most=self.checks.freshness)
+            yield LandingCheck("freshness", "freshness", most=self.checks.freshness)
         yield from self._statements
 
-    def _of_count(self, written: Written) -> Iterator[Finding]:
+    def _of_count(self, written: StagedRows) -> Iterator[Finding]:
         if (bounds := self.checks.row_count) is None:
             return
         if bounds.asks_history and written.usual is None:
@@ -101,14 +101,16 @@ def _planning(label: str) -> Iterator[None]:
         raise InvalidArgument("checks.sql", f"{label!r}: without any row, it {error}.") from None
 
 
-class _Look:
+class _CheckRun:
     """Checks of a landing's rows, in another process after each end of a process."""
 
-    def __init__(self, written: Written, folder: str) -> None:
+    def __init__(self, written: StagedRows, folder: str) -> None:
         self._written, self._folder = written, folder
         self._until = 0.0
 
-    def findings(self, checks: Iterator[Check], bind: Callable[[CheckProcess, pa.Schema], None]) -> list[Finding]:
+    def findings(
+        self, checks: Iterator[LandingCheck], bind: Callable[[CheckProcess, pa.Schema], None]
+    ) -> list[Finding]:
         """Return the checks that failed.
 
         :param bind: raises InvalidArgument if statements don't fit the columns.
@@ -151,7 +153,7 @@ class _Look:
         if count != wanted:
             raise AssertionError(f"{wanted} rows are to be committed, and their files have {count}")
 
-    def _to_blame(self, check: Check, error: Exceeded) -> list[str]:
+    def _to_blame(self, check: LandingCheck, error: Exceeded) -> list[str]:
         """Return the positions of the rows to blame for the end of a process: a single row, or as few as possible."""
         if error.what == "time":
             return []
@@ -170,7 +172,7 @@ class _Look:
             return process.places()
         return []
 
-    def _ends(self, check: Check, part: tuple[int, int]) -> bool:
+    def _ends(self, check: LandingCheck, part: tuple[int, int]) -> bool:
         try:
             with closing(self._opened(part)) as process:
                 process.findings(check)

@@ -38,7 +38,7 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
     def open(self, path: str, *_: Any, **__: Any) -> Any:
         """Open a file for reading."""
         number = self._number(path)
-        return _File(number, self._sizes[number], self._reading)
+        return _LandingFile(number, self._sizes[number], self._reading)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return a file's size."""
@@ -56,7 +56,7 @@ class LandingFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         return int(self._strip_protocol(name).partition(".")[0])
 
 
-class _File(RangedFile):
+class _LandingFile(RangedFile):
     def __init__(self, number: int, size: int, reading: Reading) -> None:
         super().__init__(size)
         self._number, self._reading = number, reading

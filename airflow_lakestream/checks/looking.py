@@ -32,7 +32,7 @@ TIMESTAMP = "_kafka_timestamp"
 
 
 @dataclass(frozen=True)
-class Files:
+class CheckFiles:
     """Files of a landing, for checks.
 
     :param sizes: of each file.
@@ -48,7 +48,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Check:
+class LandingCheck:
     """A check: `kind`, with columns, a statement or a number of seconds."""
 
     kind: str
@@ -91,7 +91,7 @@ def label_of(sql: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-class Look:
+class CheckRunner:
     """Checks of a landing's rows in an open database."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, columns: pa.Schema) -> None:
@@ -108,7 +108,7 @@ class Look:
         """Return the positions of the first rows, or an empty list for a table without positions."""
         return self._told(f"SELECT {', '.join(self._place)} FROM {RELATION}", self._place) if self._place else []
 
-    def findings(self, check: Check) -> Iterator[Finding]:
+    def findings(self, check: LandingCheck) -> Iterator[Finding]:
         """Yield the findings of a check, including a failure of the check itself."""
         try:
             yield from self._of(check)
@@ -118,7 +118,7 @@ class Look:
             # A value that can't be cast.
             yield Finding(check.label, f"it failed: {error_text(error)}")
 
-    def _of(self, check: Check) -> Iterator[Finding]:
+    def _of(self, check: LandingCheck) -> Iterator[Finding]:
         if check.kind == "freshness":
             yield from self._of_age(check.most)
         elif check.kind == "sql":
@@ -132,7 +132,7 @@ class Look:
             twice = f"SELECT {keys} FROM {RELATION} WHERE {known} GROUP BY ALL HAVING count(*) > 1"
             yield from self._of_rows(check, f"({keys}) IN ({twice})", "equal values")
 
-    def _of_rows(self, check: Check, condition: str, what: str) -> Iterator[Finding]:
+    def _of_rows(self, check: LandingCheck, condition: str, what: str) -> Iterator[Finding]:
         ((count,),) = self._rows(f"SELECT count(*) FROM {RELATION} WHERE {condition}")
         if count:
             names = check.columns
@@ -164,7 +164,7 @@ class Look:
 
 @contextmanager
 def opened(
-    files: Files, columns: pa.Schema, reading: Reading, memory_limit: str, threads: int
+    files: CheckFiles, columns: pa.Schema, reading: Reading, memory_limit: str, threads: int
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a database with the landing's rows as the only relation."""
     system = LandingFiles(files.sizes, reading)
@@ -187,7 +187,7 @@ def opened(
             database.unregister_filesystem(system.protocol)
 
 
-def _rows_of(database: duckdb.DuckDBPyConnection, files: Files, names: Sequence[str], columns: pa.Schema) -> str:
+def _rows_of(database: duckdb.DuckDBPyConnection, files: CheckFiles, names: Sequence[str], columns: pa.Schema) -> str:
     """Return a statement for the rows of all files, including the columns of partitions."""
     alike: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
     for values, name in zip(files.values, names, strict=True):
@@ -202,7 +202,7 @@ def _rows_of(database: duckdb.DuckDBPyConnection, files: Files, names: Sequence[
     return " UNION ALL BY NAME ".join(parts)
 
 
-def _locked(files: Files, names: Sequence[str], rows: str) -> Iterator[str]:
+def _locked(files: CheckFiles, names: Sequence[str], rows: str) -> Iterator[str]:
     yield "SET enable_progress_bar = false"
     yield "SET GLOBAL python_enable_replacements = false"
     yield "SET GLOBAL TimeZone = 'UTC'"

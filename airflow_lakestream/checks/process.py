@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.checks.looking import Check, Files
-from airflow_lakestream.core.checks import Finding, Written
+from airflow_lakestream.checks.looking import CheckFiles, LandingCheck
+from airflow_lakestream.core.checks import Finding, StagedRows
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.messages import send
 from airflow_lakestream.transform.process import BoundedProcess, Exceeded, Message
 
 # Together with the interpreter, its libraries and the data read: half a GiB.
-BOUNDS = Bounds(memory_limit="256MB", threads=2, beside=256 * 2**20)
+BOUNDS = ProcessBounds(memory_limit="256MB", threads=2, beside=256 * 2**20)
 # Processor seconds for a check, in addition to one second for each MiB of the files.
 SECONDS = 30.0
 _NO_COLUMNS = pa.schema([])
@@ -42,7 +42,7 @@ class CheckProcess(BoundedProcess):
         """Raise InvalidArgument if a statement does not fit the columns."""
         self._asked("bind", [label, statement], columns)
 
-    def open(self, written: Written, folder: str, part: tuple[int, int] | None) -> int:
+    def open(self, written: StagedRows, folder: str, part: tuple[int, int] | None) -> int:
         """Open a landing's files; return the number of rows. Raises the errors of reading the files.
 
         :param folder: for rows that do not fit into memory.
@@ -51,10 +51,10 @@ class CheckProcess(BoundedProcess):
         self._written, self._paths = written, list(written.files)
         self._seconds = SECONDS + sum(written.files.values()) / 2**20
         values = [dict(written.values.get(path, {})) for path in self._paths]
-        files = Files(list(written.files.values()), values, folder, part)
+        files = CheckFiles(list(written.files.values()), values, folder, part)
         return int(self._asked("files", asdict(files), written.columns)["count"])
 
-    def findings(self, check: Check) -> list[Finding]:
+    def findings(self, check: LandingCheck) -> list[Finding]:
         """Return the findings of a check. Raises the errors of reading the files."""
         return [Finding(**one) for one in self._asked("check", asdict(check))["findings"]]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.checks.looking import Check, Files, Look, bind, opened, selected
+from airflow_lakestream.checks.looking import CheckFiles, CheckRunner, LandingCheck, bind, opened, selected
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.bounds import Bounds
-from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, Timer, be_bounded, listening, said
+from airflow_lakestream.transform.bounds import ProcessBounds
+from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, ProcessorTimer, be_bounded, listening, said
 from airflow_lakestream.transform.messages import send
 
 
@@ -22,13 +22,13 @@ def main() -> None:
     """Answer the task's questions."""
     asked, answers = listening()
     words, _ = asked.get()
-    bounds = Bounds(**words)
+    bounds = ProcessBounds(**words)
     be_bounded(bounds)
-    _Server(asked, answers, bounds).serve()
+    _CheckServer(asked, answers, bounds).serve()
 
 
-class _Server:
-    def __init__(self, asked: Asked, answers: io.FileIO, bounds: Bounds) -> None:
+class _CheckServer:
+    def __init__(self, asked: Asked, answers: io.FileIO, bounds: ProcessBounds) -> None:
         self._asked, self._answers, self._bounds = asked, answers, bounds
         # One question at a time, from several threads of DuckDB.
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class _Server:
     def serve(self) -> None:
         while True:
             words, table = self._asked.get()
-            with Timer(words.pop("seconds") * self._bounds.threads):
+            with ProcessorTimer(words.pop("seconds") * self._bounds.threads):
                 answer = self._answer(words, table.schema)
             send(self._answers, answer, pa.table({}))
 
@@ -65,12 +65,12 @@ class _Server:
 
     def _files(self, files: dict[str, Any], columns: pa.Schema) -> dict[str, Any]:
         limits = self._bounds.memory_limit, self._bounds.threads
-        database = self._open.enter_context(opened(Files(**files), columns, self._read, *limits))
-        self._look = Look(database, columns)
+        database = self._open.enter_context(opened(CheckFiles(**files), columns, self._read, *limits))
+        self._look = CheckRunner(database, columns)
         return {"count": self._look.count()}
 
     def _check(self, check: dict[str, Any], _: pa.Schema) -> dict[str, Any]:
-        return {"findings": [asdict(one) for one in self._look.findings(Check(**check))]}
+        return {"findings": [asdict(one) for one in self._look.findings(LandingCheck(**check))]}
 
     def _places(self, *_: object) -> dict[str, Any]:
         return {"places": self._look.places()}

@@ -30,15 +30,15 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
     from airflow_lakestream.adopt.claim import ToolPosition
-    from airflow_lakestream.adopt.filled import Filled
-    from airflow_lakestream.adopt.run import Adoption
+    from airflow_lakestream.adopt.filled import FilledTable
+    from airflow_lakestream.adopt.run import AdoptionResult
 
 _SHOWN = 10
 Topic = Annotated[str, typer.Option("--topic", help="the topic that the rows come from")]
 Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only say what would be written")]
 
 
-class Origin(StrEnum):
+class PositionSource(StrEnum):
     """Sources of a tool's position."""
 
     ROWS = "rows"
@@ -50,13 +50,13 @@ class Origin(StrEnum):
 
 
 # Origins by the number of words that follow --from: no word, several words; otherwise a single word.
-_ALONE, _MANY = (Origin.ROWS,), (Origin.RANGES,)
+_ALONE, _MANY = (PositionSource.ROWS,), (PositionSource.RANGES,)
 
 
 def adopt(
     table: AnyTable,
     topic: Topic,
-    origin: Annotated[Origin, typer.Option("--from", help="what says which records the table has")],
+    origin: Annotated[PositionSource, typer.Option("--from", help="what says which records the table has")],
     group: GroupIfSeveral = None,
     what: Annotated[
         list[str] | None,
@@ -83,7 +83,7 @@ def adopt(
     """
     with aside():
         from airflow_lakestream.adopt.filled import open_filled
-        from airflow_lakestream.adopt.run import Adopt
+        from airflow_lakestream.adopt.run import TableAdoption
         from airflow_lakestream.core.policies import seconds
         from airflow_lakestream.run.job import ExtractConfig
         from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
@@ -94,7 +94,7 @@ def adopt(
         kafka = open_kafka(kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
-        work = Adopt(
+        work = TableAdoption(
             table=table,
             consumer_group=group,
             topic=topic,
@@ -109,7 +109,7 @@ def adopt(
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
 
 
-def _names(origin: Origin, what: Sequence[str]) -> Sequence[str]:
+def _names(origin: PositionSource, what: Sequence[str]) -> Sequence[str]:
     """Return the words after --from. Raises InvalidArgument for too many words, or too few."""
     if origin in _ALONE and what:
         raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the rows alone tell.")
@@ -121,35 +121,35 @@ def _names(origin: Origin, what: Sequence[str]) -> Sequence[str]:
 
 
 def _tool(
-    origin: Origin,
+    origin: PositionSource,
     names: Sequence[str],
     kafka: KafkaConnection,
-    filled: Filled,
+    filled: FilledTable,
     storage_conn: str | None,
     connect_conn: str,
 ) -> ToolPosition:
     from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint, told
-    from airflow_lakestream.kafka.groups import Groups
+    from airflow_lakestream.kafka.groups import KafkaGroups
 
     match origin:
-        case Origin.ROWS:
+        case PositionSource.ROWS:
             return told.OwnRows()
-        case Origin.RANGES:
+        case PositionSource.RANGES:
             return told.GivenRanges(names)
-        case Origin.GROUP:
-            return group.CommittedOffsets(Groups(kafka.configuration, kafka.where), names[0])
-        case Origin.SPARK_CHECKPOINT:
+        case PositionSource.GROUP:
+            return group.GroupPosition(KafkaGroups(kafka.configuration, kafka.where), names[0])
+        case PositionSource.SPARK_CHECKPOINT:
             return spark_checkpoint.SparkCheckpoint(names[0], filled, open_store_properties(storage_conn))
-        case Origin.CONNECT:
-            sink = connect_sink.Connector(
-                open_connect(connect_conn), Groups(kafka.configuration, kafka.where), names[0]
+        case PositionSource.CONNECT:
+            sink = connect_sink.SinkConnector(
+                open_connect(connect_conn), KafkaGroups(kafka.configuration, kafka.where), names[0]
             )
-            return connect_sink.ConnectSink(sink, filled)
-        case Origin.FLINK_SAVEPOINT:
+            return connect_sink.ConnectSinkPosition(sink, filled)
+        case PositionSource.FLINK_SAVEPOINT:
             return flink_savepoint.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
 
 
-def _lines(found: Adoption) -> Iterator[str]:
+def _lines(found: AdoptionResult) -> Iterator[str]:
     entry, left = found.decision.entry, found.decision.left
     topic, source = found.decision.identity.topic, found.claim.source
     if found.snapshot_id is None:
@@ -173,7 +173,7 @@ def _text(ranges: RangeSet) -> str:
     return shown([str(one) for one in ranges], _SHOWN)
 
 
-class Heir(StrEnum):
+class HeirKind(StrEnum):
     """Kinds of tools whose position a hand-over can set."""
 
     GROUP = "group"
@@ -183,7 +183,7 @@ class Heir(StrEnum):
 def hand_over(
     table: AnyTable,
     topic: Topic,
-    to: Annotated[Heir, typer.Option("--to", help="what is to go on where the ledger ends")],
+    to: Annotated[HeirKind, typer.Option("--to", help="what is to go on where the ledger ends")],
     name: Annotated[str, typer.Argument(help="the group's or connector's name")],
     group: GroupIfSeveral = None,
     yes: Yes = False,
@@ -198,17 +198,19 @@ def hand_over(
     Pause the DAG before. Refused while the ledger has holes, and while the other tool runs.
     """
     with aside():
-        from airflow_lakestream.adopt.hand_over import HandOver, Takes, ToGroup
-        from airflow_lakestream.adopt.sources.connect_sink import Connector, ToConnector
-        from airflow_lakestream.kafka.groups import Groups
+        from airflow_lakestream.adopt.hand_over import GroupTarget, LedgerHandover, PositionTarget
+        from airflow_lakestream.adopt.sources.connect_sink import ConnectorTarget, SinkConnector
+        from airflow_lakestream.kafka.groups import KafkaGroups
 
         kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
-        work = HandOver(table=table, consumer_group=group, topic=topic, kafka=kafka.configuration, where=kafka.where)
-        groups = Groups(kafka.configuration, kafka.where)
-        heir: Takes = ToGroup(groups, name)
-        if to is Heir.CONNECT:
-            heir = ToConnector(Connector(open_connect(connect_conn), groups, name))
+        work = LedgerHandover(
+            table=table, consumer_group=group, topic=topic, kafka=kafka.configuration, where=kafka.where
+        )
+        groups = KafkaGroups(kafka.configuration, kafka.where)
+        heir: PositionTarget = GroupTarget(groups, name)
+        if to is HeirKind.CONNECT:
+            heir = ConnectorTarget(SinkConnector(open_connect(connect_conn), groups, name))
         done = work.run(lake, heir, write=yes)
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))

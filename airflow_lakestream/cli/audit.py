@@ -64,7 +64,7 @@ def audit(
     """
     with aside():
         from airflow_lakestream.lakes.formats import lake_of
-        from airflow_lakestream.run.repair import Repair
+        from airflow_lakestream.run.repair import TableRepair
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
         options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
@@ -81,7 +81,7 @@ def audit(
         work: Any = _with_kafka(look, kafka_conn)
         if repair:
             options |= open_registry(decoding, kafka_conn)
-            work = Repair(audit=work, **options)
+            work = TableRepair(audit=work, **options)
         result: AuditResult = work.run(opened)
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.literals import refuse_templates
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues
+from airflow_lakestream.core.formats import KeyFormat, UnavailableValues, ValueEnvelope, ValueFormat
 from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -26,9 +26,9 @@ def one_of(kind: type[StrEnum], but: str = "") -> str:
 
 
 _HELP = {
-    "format": f"of values: {one_of(Format)}",
+    "format": f"of values: {one_of(ValueFormat)}",
     "key_format": f"of keys, which become the column _key: {one_of(KeyFormat)}",
-    "envelope": f"around the row in a value: {one_of(Envelope)}",
+    "envelope": f"around the row in a value: {one_of(ValueEnvelope)}",
     "schema_registry": "a URL, or an Airflow connection; default: kafka's",
     "writer_schemas": "a schema of Avro's single-object encoding, as JSON; may be repeated",
     "schema": "the columns as DDL, such as 'id bigint not null, name string'",
@@ -60,7 +60,7 @@ def takes_decoding(when: str = "") -> Callable[[Command], Command]:
         # Options of lists may be repeated.
         options = [
             option(one.name, list[str] | None if "Sequence" in str(one.type) else str | None)
-            for one in fields(Decoding)
+            for one in fields(DecodingSettings)
         ]
 
         @functools.wraps(command)

@@ -23,7 +23,7 @@ from airflow_lakestream.cli.preview import Servers, open_servers, without_logs
 from airflow_lakestream.core.policies import TableFormat
 
 if TYPE_CHECKING:
-    from airflow_lakestream.onramp.doctor.finding import Finding
+    from airflow_lakestream.onramp.doctor.finding import DoctorFinding
     from airflow_lakestream.registry.config import RegistryConfig
 
 
@@ -54,14 +54,14 @@ def doctor(
     with aside(), without_logs():
         from airflow_lakestream.core.names import check_topic
         from airflow_lakestream.core.policies import choose
-        from airflow_lakestream.onramp.dag_file import Engine
+        from airflow_lakestream.onramp.dag_file import DagEngine
         from airflow_lakestream.onramp.doctor.finding import exit_code
 
         if topic is not None:
             check_topic(topic)
-        visit = _Visit()
+        visit = _DoctorRun()
         is_delta = table is not None and TableFormat.of(table) is TableFormat.DELTA
-        with_spark = choose(Engine, "--engine", engine) is Engine.SPARK
+        with_spark = choose(DagEngine, "--engine", engine) is DagEngine.SPARK
         visit.machine(with_spark=with_spark, is_delta=is_delta)
         visit.kafka(bootstrap_servers, kafka_conn, schema_registry, topic)
         if is_delta:
@@ -76,11 +76,11 @@ def doctor(
     raise typer.Exit(exit_code(found))
 
 
-class _Visit:
+class _DoctorRun:
     """All checks of a run. A connection with secrets is opened within its check, so that an error is a finding."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[DoctorFinding] = []
         self._settings: list[Mapping[str, Any] | None] = []
 
     def machine(self, *, with_spark: bool, is_delta: bool) -> None:
@@ -92,31 +92,33 @@ class _Visit:
 
     def kafka(self, servers: str | None, conn_id: str, schema_registry: str | None, topic: str | None) -> None:
         from airflow_lakestream.onramp.doctor import kafka as parts
-        from airflow_lakestream.onramp.doctor.finding import Finding, Health
+        from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 
         opened: list[tuple[Mapping[str, Any], str, RegistryConfig | None]] = []
 
-        def brokers() -> Iterator[Finding]:
+        def brokers() -> Iterator[DoctorFinding]:
             self._know(None if servers else conn_id)
             kafka, registry = open_servers(servers, conn_id, schema_registry)
             self._settings += [kafka.configuration, None if registry is None else vars(registry)]
             opened.append((kafka.configuration, kafka.where, registry))
             yield from parts.check_brokers(kafka.configuration, kafka.where)
 
-        answers = any(one.health is Health.OK for one in self._look(parts.BROKERS, brokers))
+        answers = any(one.health is PartHealth.OK for one in self._look(parts.BROKERS, brokers))
         if not opened:
             return
         configuration, where, registry = opened[0]
         if topic is not None and answers:
             self._look(parts.TOPIC, lambda: parts.check_topic(configuration, topic, where))
         elif topic is not None:
-            self.findings.append(Finding(parts.TOPIC, Health.UNKNOWN, f"{topic}: the brokers have to answer first."))
+            self.findings.append(
+                DoctorFinding(parts.TOPIC, PartHealth.UNKNOWN, f"{topic}: the brokers have to answer first.")
+            )
         self._look(parts.REGISTRY, lambda: parts.check_registry(registry, topic))
 
     def iceberg(self, conn_id: str, table: str | None, *, read_only: bool) -> None:
         from airflow_lakestream.onramp.doctor.lake import CATALOG, check_catalog
 
-        def look() -> Iterator[Finding]:
+        def look() -> Iterator[DoctorFinding]:
             self._know(conn_id)
             yield from check_catalog(lambda: open_catalog(conn_id), table, read_only=read_only)
 
@@ -125,7 +127,7 @@ class _Visit:
     def delta(self, table: str, conn_id: str | None, *, read_only: bool) -> None:
         from airflow_lakestream.onramp.doctor.lake import STORE, check_store
 
-        def look() -> Iterator[Finding]:
+        def look() -> Iterator[DoctorFinding]:
             options = open_storage(conn_id).options
             self._settings.append(options)
             yield from check_store(table, options, read_only=read_only)
@@ -135,7 +137,7 @@ class _Visit:
     def checkpoint(self, location: str, conn_id: str | None, *, read_only: bool) -> None:
         from airflow_lakestream.onramp.doctor.lake import STORE, check_store
 
-        def look() -> Iterator[Finding]:
+        def look() -> Iterator[DoctorFinding]:
             properties = open_store_properties(conn_id)
             self._settings.append(properties)
             yield from check_store(location, properties, read_only=read_only)
@@ -146,7 +148,7 @@ class _Visit:
         """Record the secrets of a connection, before any output about the connection."""
         self._settings.append(None if conn_id is None else connection_fields(conn_id))
 
-    def _look(self, part: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    def _look(self, part: str, look: Callable[[], Iterable[DoctorFinding]]) -> list[DoctorFinding]:
         from airflow_lakestream.onramp.connection_lines import secret_values
         from airflow_lakestream.onramp.doctor.finding import findings_of
 

@@ -14,12 +14,12 @@ import typer
 
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.config.literals import refuse_templates
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.policies import SqlInput
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
-    from airflow_lakestream.pipelines.compiled import Compiled, Landing
+    from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding
 
 Command = Callable[..., Any]
 Refuse = Callable[[Mapping[str, Any]], None]
@@ -103,7 +103,7 @@ def _said(
     return arguments_of_task(dag, task, dag_folder), refuse_templates
 
 
-def _landing(file: Path, sink: str | None) -> tuple[Compiled, Landing]:
+def _landing(file: Path, sink: str | None) -> tuple[CompiledPipeline, SinkLanding]:
     from airflow_lakestream.cli.pipeline import landings, read
 
     compiled = read(file)
@@ -143,7 +143,7 @@ def _unread_by_audit(arguments: Mapping[str, Any], *, repairs: bool) -> tuple[st
 
     schema = arguments.get("schema")
     says_times = schema is not None and bool(to_timed_schema(schema)[1])
-    reads_it = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == Format.CSV
+    reads_it = arguments.get("sql_input") == SqlInput.DECODED or arguments.get("format") == ValueFormat.CSV
     return () if reads_it or says_times else ("schema",)
 
 

@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 
 if TYPE_CHECKING:
     from airflow_lakestream.onramp.dag_file import DagFile
-    from airflow_lakestream.onramp.preview import Preview
+    from airflow_lakestream.onramp.preview import TopicPreview
 
 # Formats whose records lack types that a registry would know: the file names the columns.
 _NAMED_COLUMNS = ("json", "csv")
@@ -65,11 +65,11 @@ def init(
     """
     with aside(), without_logs():
         from airflow_lakestream.core.policies import choose
-        from airflow_lakestream.onramp.dag_file import DagFile, Engine, default_name, default_table
-        from airflow_lakestream.onramp.preview import Wanted, preview
+        from airflow_lakestream.onramp.dag_file import DagEngine, DagFile, default_name, default_table
+        from airflow_lakestream.onramp.preview import RecordSelection, preview
 
         topic = _asked("topic", topic, None)
-        chosen = None if engine is None else choose(Engine, "--engine", engine)
+        chosen = None if engine is None else choose(DagEngine, "--engine", engine)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
@@ -81,14 +81,14 @@ def init(
             table=table,
             group=group or dag_id,
             dag_id=dag_id,
-            engine=chosen or Engine.EXTRACT,
+            engine=chosen or DagEngine.EXTRACT,
             schedule=schedule,
             connections=connections,
         )
-        found = preview(opened, decoding, Wanted(), registry)
+        found = preview(opened, decoding, RecordSelection(), registry)
         if chosen is None:
-            usual = Engine.MIRROR if _is_mirror(found, decoding) else Engine.EXTRACT
-            chosen = choose(Engine, "--engine", _asked("engine", None, usual))
+            usual = DagEngine.MIRROR if _is_mirror(found, decoding) else DagEngine.EXTRACT
+            chosen = choose(DagEngine, "--engine", _asked("engine", None, usual))
         file = _with_columns(replace(file, engine=chosen), found, decoding)
         _check(file, found)
         text = _text(file, as_yaml=as_yaml)
@@ -144,9 +144,9 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         raise FileExists(path) from e
 
 
-def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) -> DagFile:
+def _with_columns(file: DagFile, found: TopicPreview, decoding: Mapping[str, Any]) -> DagFile:
     """Return the file with the decoding of records, and with columns if only the records name the columns."""
-    from airflow_lakestream.onramp.dag_file import Engine
+    from airflow_lakestream.onramp.dag_file import DagEngine
 
     if found.decoding.get("format") is None and found.problem is not None:
         remedy = "Give --format (and --schema), or --schema-registry."
@@ -156,7 +156,7 @@ def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) ->
         # As the user gave it: the looked-up registry has secrets.
         told["schema_registry"] = decoding["schema_registry"]
     columns = told.pop("schema", None)
-    if file.engine is Engine.MIRROR:
+    if file.engine is DagEngine.MIRROR:
         # A mirror's columns come from the events.
         told.pop("envelope", None)
         return replace(file, decoding=told, columns=columns, columns_by="what you gave", key=found.key)
@@ -166,21 +166,21 @@ def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) ->
     return replace(file, decoding=told, columns=columns, columns_by=said)
 
 
-def _is_mirror(found: Preview, decoding: Mapping[str, Any]) -> bool:
+def _is_mirror(found: TopicPreview, decoding: Mapping[str, Any]) -> bool:
     """Return whether a topic is likely meant for a mirror; a given envelope means the events are wanted instead."""
     return found.has_events and bool(found.key) and decoding.get("envelope") is None
 
 
-def _check(file: DagFile, found: Preview) -> None:
+def _check(file: DagFile, found: TopicPreview) -> None:
     """Refuse contradictory arguments. Raises InvalidArgument."""
     from airflow_lakestream.config.landing import ExtractConfig
     from airflow_lakestream.config.mirror import MirrorConfig
     from airflow_lakestream.core.policies import TableFormat
-    from airflow_lakestream.onramp.dag_file import Engine
+    from airflow_lakestream.onramp.dag_file import DagEngine
 
     told = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
     told |= {"table_format": TableFormat.of(file.table)}
-    if file.engine is not Engine.MIRROR:
+    if file.engine is not DagEngine.MIRROR:
         ExtractConfig(**{**found.decoding, **told})
         return
     if not found.has_events or not file.key:
@@ -200,7 +200,7 @@ def _connection_lines(
     file: DagFile, bootstrap_servers: str | None, kafka_conn: str, iceberg_conn: str, storage_conn: str | None
 ) -> list[str]:
     from airflow_lakestream.onramp.connection_lines import export_line
-    from airflow_lakestream.onramp.dag_file import Engine
+    from airflow_lakestream.onramp.dag_file import DagEngine
 
     # Without a connection for the brokers, do not ask Airflow for the other connections either.
     known = connection_fields if bootstrap_servers is None else _unknown
@@ -218,7 +218,7 @@ def _connection_lines(
         lines.append("# To try it, a catalog on this machine; instead: a REST, Glue, Hive or SQL catalog of yours.")
         lines.append(f"mkdir -p {shlex.quote(str(folder))}")
         lines.append(export_line(iceberg_conn, {"conn_type": "iceberg", "extra": local}))
-    if file.engine is Engine.SPARK:
+    if file.engine is DagEngine.SPARK:
         spark = known("spark_default") or {"conn_type": "spark", "host": "local[*]"}
         lines.append(export_line("spark_default", spark))
     return lines

@@ -39,14 +39,14 @@ def show(
         _show_delta(table, group, storage_conn, as_json=as_json)
         return
     with aside():
-        from airflow_lakestream.audit.books import Books
+        from airflow_lakestream.audit.books import TableLedgers
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.fan_out.books import note_on
 
         catalog = open_catalog(iceberg_conn)
         group = group_of(catalog, table, group)
         loaded = load(catalog, table)
-        ledger = Books.of(loaded, group, None).own
+        ledger = TableLedgers.of(loaded, group, None).own
     if note := note_on(loaded.metadata.properties):
         typer.echo(f"{table}: {note}", err=True)
     typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))

@@ -24,7 +24,7 @@ from airflow_lakestream.cli.connections import (
     open_kafka,
     open_lake,
 )
-from airflow_lakestream.core.ledger import Counts, Ledger, Noted, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, Ledger, NotedLandings, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyiceberg.table
     from pyiceberg.catalog import Catalog
 
-    from airflow_lakestream.audit.rebuild import Rebuilt
+    from airflow_lakestream.audit.rebuild import RebuiltEntry
     from airflow_lakestream.audit.result import AuditResult
 
 
@@ -119,20 +119,20 @@ def rebuild(
     with aside():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import fitness, ledger_store
-        from airflow_lakestream.iceberg.upkeep.ledger_edit import HeadMoved, restate_ledgers
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import EditOvertaken, restate_ledgers
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
         group = group_of(catalog, table, group)
         head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
         # The rows do not show which landings have a note in the reject table.
-        noted = known.noted if known.topics else Noted(complete=False)
+        noted = known.noted if known.topics else NotedLandings(complete=False)
         made = {one.identity: one.entry for one in rebuilt}
         ledger = replace(known, topics={**known.topics, **made}, noted=noted)
 
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
             if ledger_store.head_of(now.metadata) != head:
-                raise HeadMoved(table)
+                raise EditOvertaken(table)
             return {group: ledger}
 
         snapshot_id = restate_ledgers(catalog, table, decide)
@@ -168,11 +168,11 @@ def forget(
         raise InvalidArgument("--rows", "or --missing or --damaged is needed, one of them.")
     if damaged:
         with aside():
-            from airflow_lakestream.run.damaged import Forgetting
+            from airflow_lakestream.run.damaged import ReceiptWriter
 
             kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
             group = group_of(lake, table, group)
-            forgetting = Forgetting(lake, table, group, kafka.configuration, kafka.where)
+            forgetting = ReceiptWriter(lake, table, group, kafka.configuration, kafka.where)
             receipts = forgetting.forget([topic] if topic else [])
         for receipt in receipts:
             typer.echo(f"{table}: recorded as lost, in snapshot {receipt.snapshot_id}: {receipt.ranges}")
@@ -205,7 +205,7 @@ def forget(
 
 def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
-) -> tuple[int | None, Ledger, list[Rebuilt]]:
+) -> tuple[int | None, Ledger, list[RebuiltEntry]]:
     """Return the loaded head, the group's current ledger, and the entries rebuilt from the rows."""
     from airflow_lakestream.audit.books import groups_seen
     from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic

@@ -89,7 +89,7 @@ def resnapshot(
     Until then readers see the old rows. If it is killed, run it again: it continues.
     """
     with aside():
-        from airflow_lakestream.run.resnapshot.run import Resnapshot
+        from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
 
         since = _offsets(since_offset or ())
         if since and not no_signal:
@@ -100,7 +100,7 @@ def resnapshot(
         decoding |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
         _refuse_running(checkpoint, storage_conn)
         kafka, lake = open_kafka(kafka_conn), open_lake(table, iceberg_conn, storage_conn)
-        work = Resnapshot(
+        work = MirrorResnapshot(
             table=table,
             consumer_group=group_of(lake, table, group),
             kafka=kafka.configuration,

@@ -24,8 +24,8 @@ from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 if TYPE_CHECKING:
-    from airflow_lakestream.pipelines.compiled import Compiled, Landing
-    from airflow_lakestream.pipelines.folder import Broken
+    from airflow_lakestream.pipelines.compiled import CompiledPipeline, SinkLanding
+    from airflow_lakestream.pipelines.folder import BrokenFile
 
 app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
 
@@ -45,7 +45,7 @@ def validate(
 
         find_functions(paths)
         right = 0
-        wrong: list[Broken] = []
+        wrong: list[BrokenFile] = []
         for path in paths:
             dags, broken = make_dags(read_path(path, _lookup()))
             right += len(dags)
@@ -82,7 +82,7 @@ def plan(file: File, sink: Sink = None, as_json: Json = False) -> None:
         typer.echo(text)
 
 
-def _planned(compiled: Compiled, landing: Landing) -> tuple[dict[str, Any], str]:
+def _planned(compiled: CompiledPipeline, landing: SinkLanding) -> tuple[dict[str, Any], str]:
     """Return the plan of the next run for a sink: JSON-ready values, and the offsets as text."""
     from airflow_lakestream.cli.plan import dry_run
     from airflow_lakestream.pipelines.check import configured
@@ -139,7 +139,7 @@ def run(
         typer.echo(said)
 
 
-def _land(compiled: Compiled, landing: Landing, interval: Mapping[str, str | None]) -> str:
+def _land(compiled: CompiledPipeline, landing: SinkLanding, interval: Mapping[str, str | None]) -> str:
     from airflow_lakestream.pipelines.check import configured
     from airflow_lakestream.run.summary import last_line
     from airflow_lakestream.run.topics import land_run
@@ -166,7 +166,7 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def read(file: Path, engine: str | None = None) -> Compiled:
+def read(file: Path, engine: str | None = None) -> CompiledPipeline:
     """Return the pipeline of a file. Raises PipelineError."""
     from airflow_lakestream.pipelines.reading import read_file
 
@@ -180,7 +180,7 @@ def _lookup() -> Any:
     return cache(looked_up(*open_variables()))
 
 
-def landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
+def landings(compiled: CompiledPipeline, sink: str | None) -> Sequence[SinkLanding]:
     """Return the landings of a sink, or of all sinks. Raises UnknownValue."""
     known = [landing.sink for landing in compiled.landings]
     if sink is not None and sink not in known:
@@ -188,11 +188,11 @@ def landings(compiled: Compiled, sink: str | None) -> Sequence[Landing]:
     return [landing for landing in compiled.landings if sink in (None, landing.sink)]
 
 
-def _connection(landing: Landing, kind: str) -> str:
+def _connection(landing: SinkLanding, kind: str) -> str:
     return str(landing.arguments.get(f"{kind}_conn_id", f"{kind}_default"))
 
 
-def _registry(landing: Landing) -> dict[str, Any]:
+def _registry(landing: SinkLanding) -> dict[str, Any]:
     return dict(open_registry(landing.arguments, _connection(landing, "kafka")))
 
 

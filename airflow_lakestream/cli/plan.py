@@ -27,7 +27,7 @@ from airflow_lakestream.cli.from_pipeline import takes_pipeline
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset, TableFormat
 
 if TYPE_CHECKING:
-    from airflow_lakestream.core.landing.job import Job
+    from airflow_lakestream.core.landing.job import LandingJob
     from airflow_lakestream.core.landing.plan import Plan
     from airflow_lakestream.core.ports import TableState
 
@@ -129,7 +129,7 @@ def plan(
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
 
 
-def dry_run(job: Job, lake: Any) -> DryRun:
+def dry_run(job: LandingJob, lake: Any) -> DryRun:
     """Plan like a resuming run, and read a sample. Raises the errors of a run before the first record.
 
     :param lake: catalog of the table, or store of the Delta table.
@@ -194,7 +194,7 @@ def _look_at_delta(storage: Any, table: str, group: str) -> TableState:
     return TableState(ledger_store.read_ledger(head, group), others, look_for_rows=partial(look_for_rows, head))
 
 
-def _sample(job: Job, plan: Plan) -> tuple[int, int]:
+def _sample(job: LandingJob, plan: Plan) -> tuple[int, int]:
     """Read the first records of each partition's ranges; return the bytes read and the number of offsets."""
     from dataclasses import replace
 

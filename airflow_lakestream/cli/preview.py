@@ -19,7 +19,7 @@ from airflow_lakestream.core.printable import printable
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
-    from airflow_lakestream.onramp.preview import Preview
+    from airflow_lakestream.onramp.preview import TopicPreview
     from airflow_lakestream.onramp.samples import SampledTopic
     from airflow_lakestream.registry.config import RegistryConfig
 
@@ -109,7 +109,7 @@ def open_servers(
     return kafka, None if schema_registry is None else RegistryConfig.parse(schema_registry)
 
 
-def about(found: Preview) -> list[str]:
+def about(found: TopicPreview) -> list[str]:
     """Return the known facts about a topic, line by line."""
     rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
     lines = [f"{found.topic}: {found.partitions} partitions, {found.offsets:,} offsets{rate}"]
@@ -122,7 +122,7 @@ def about(found: Preview) -> list[str]:
     return [printable(line) for line in (*lines, *found.notes)]
 
 
-def columns_of(found: Preview) -> list[str]:
+def columns_of(found: TopicPreview) -> list[str]:
     """Return the columns, a line for each."""
     from pyiceberg.schema import Schema
 
@@ -139,7 +139,7 @@ def columns_of(found: Preview) -> list[str]:
     ]
 
 
-def _render(found: Preview) -> str:
+def _render(found: TopicPreview) -> str:
     from airflow_lakestream.onramp.shown import excerpt
 
     lines = [*about(found), *columns_of(found)]

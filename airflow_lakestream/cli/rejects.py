@@ -49,9 +49,9 @@ def show(
     with aside():
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
         from airflow_lakestream.run.rejected import open_rejected
-        from airflow_lakestream.run.replay import Selection
+        from airflow_lakestream.run.replay import RejectSelection
 
-        chosen = Selection(stage, reason)
+        chosen = RejectSelection(stage, reason)
         books = open_rejected(open_lake(table, iceberg_conn, storage_conn), table, group)
         groups = books.groups if group is None else (group,)
         parts = (part for one in groups for part in books.counting(one, columns=COLUMNS))
@@ -106,7 +106,7 @@ def replay(
     """
     with aside():
         from airflow_lakestream.core.landing.report import counts_to_dict
-        from airflow_lakestream.run.replay import Replay, Selection
+        from airflow_lakestream.run.replay import RejectReplay, RejectSelection
         from airflow_lakestream.run.summary import figures, rejects_of
 
         if limit is not None and limit < 1:
@@ -116,7 +116,9 @@ def replay(
         told |= open_registry(decoding, kafka_conn)
         lake = open_lake(table, iceberg_conn, storage_conn)
         group = group_of(lake, table, group)
-        work = Replay(table=table, consumer_group=group, chosen=Selection(stage, reason, limit), decoding=told)
+        work = RejectReplay(
+            table=table, consumer_group=group, chosen=RejectSelection(stage, reason, limit), decoding=told
+        )
         done = work.run(lake)
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_lakestream.delta.storage import DeltaStorage
-    from airflow_lakestream.watching.causes import Reason
+    from airflow_lakestream.watching.causes import StreamReason
     from airflow_lakestream.watching.streams.looking import StreamSearch
-    from airflow_lakestream.watching.streams.status import Stream
+    from airflow_lakestream.watching.streams.status import StreamStatus
 
 _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows of the last landings", "rejected")
 # Landings whose rows are shown, the newest first.
@@ -84,9 +84,9 @@ def status(
     """
     pause, age = seconds("--every", every), seconds("--max-age", max_age)
     with aside():
-        lakes = _Lakes(iceberg_conn, storage_conn)
+        lakes = _ConnectionLakes(iceberg_conn, storage_conn)
         search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, lakes)
-    written = None if html is None else _Page(html)
+    written = None if html is None else _PageFile(html)
     if written:
         search = replace(search, landings_ms=written.landings_ms)
     if not watch:
@@ -113,22 +113,22 @@ def status(
         return code
 
 
-class _Page:
+class _PageFile:
     """The file of `--html`, replaced at each look."""
 
     def __init__(self, file: Path) -> None:
-        from airflow_lakestream.cli.status_page import DAY_MS, Look
+        from airflow_lakestream.cli.status_page import DAY_MS, StatusLook
 
         if not file.parent.is_dir():
             raise InvalidArgument("--html", f"there is no folder {file.parent}.", "Create it, or name another file.")
         self.landings_ms = DAY_MS
         self._file = file
-        self._looks: deque[Look] = deque(maxlen=_LOOKS)
+        self._looks: deque[StatusLook] = deque(maxlen=_LOOKS)
 
-    def add(self, streams: Sequence[Stream]) -> None:
-        from airflow_lakestream.cli.status_page import Look, page
+    def add(self, streams: Sequence[StreamStatus]) -> None:
+        from airflow_lakestream.cli.status_page import StatusLook, page
 
-        self._looks.append(Look(int(time.time() * 1000), streams))
+        self._looks.append(StatusLook(int(time.time() * 1000), streams))
         # A reader of the page never sees half of it.
         part = self._file.with_name(f"{self._file.name}.part")
         # Create a new file: an existing one may be a link that another user has put there.
@@ -139,7 +139,7 @@ class _Page:
 
 
 @dataclass
-class _Lakes:
+class _ConnectionLakes:
     """Implementation of `watching.streams.looking.Lakes` by connections, each opened once."""
 
     iceberg_conn: str
@@ -170,7 +170,12 @@ class _Lakes:
 
 
 def _search(
-    tables: list[str], namespaces: list[str], checkpoints: list[str], group: str | None, kafka_conn: str, lakes: _Lakes
+    tables: list[str],
+    namespaces: list[str],
+    checkpoints: list[str],
+    group: str | None,
+    kafka_conn: str,
+    lakes: _ConnectionLakes,
 ) -> StreamSearch:
     from airflow_lakestream.core.names import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
@@ -189,25 +194,25 @@ def _search(
     )
 
 
-def _look(search: StreamSearch, max_age: float) -> list[Stream]:
+def _look(search: StreamSearch, max_age: float) -> list[StreamStatus]:
     with aside():
         return search.streams(int(time.time() * 1000), max_age)
 
 
-def _verdict(found: list[Stream], group: str | None) -> int:
-    from airflow_lakestream.watching.streams.status import HEALTHY, State
+def _verdict(found: list[StreamStatus], group: str | None) -> int:
+    from airflow_lakestream.watching.streams.status import HEALTHY, StreamState
 
-    if any(stream.state is State.UNSEEN for stream in found) or (group is not None and not found):
+    if any(stream.state is StreamState.UNSEEN for stream in found) or (group is not None and not found):
         # A monitor that asks for a missing group must not get the code for "all is well".
         return 2
     return 0 if all(stream.state in HEALTHY for stream in found) else 1
 
 
-def _json(streams: list[Stream]) -> dict[str, Any]:
+def _json(streams: list[StreamStatus]) -> dict[str, Any]:
     return {"at": time.time(), "streams": [stream.to_dict() for stream in streams]}
 
 
-def render(streams: list[Stream], group: str | None = None) -> str:
+def render(streams: list[StreamStatus], group: str | None = None) -> str:
     """Return streams as text: a table, and below the table the reasons.
 
     :param group: the only consumer group that was asked for.
@@ -221,7 +226,7 @@ def render(streams: list[Stream], group: str | None = None) -> str:
     return "\n".join([*lines, *_reasons(streams)])
 
 
-def _row(stream: Stream) -> tuple[str, ...]:
+def _row(stream: StreamStatus) -> tuple[str, ...]:
     from airflow_lakestream.watching.causes import span
 
     rows = " + ".join(f"{one.rows:,}" for one in stream.landings[:_SHOWN])
@@ -237,21 +242,21 @@ def _row(stream: Stream) -> tuple[str, ...]:
     )
 
 
-def _reasons(streams: list[Stream]) -> Iterator[str]:
-    from airflow_lakestream.watching.streams.status import State
+def _reasons(streams: list[StreamStatus]) -> Iterator[str]:
+    from airflow_lakestream.watching.streams.status import StreamState
 
     # If Kafka does not answer, many streams have the same reason: it is printed once.
-    alike: dict[tuple[State, tuple[Reason, ...]], list[str]] = {}
+    alike: dict[tuple[StreamState, tuple[StreamReason, ...]], list[str]] = {}
     for stream in streams:
         if stream.reasons:
             alike.setdefault((stream.state, stream.reasons), []).append(_name(stream))
     for (state, reasons), names in alike.items():
-        said = "" if state is State.UNSEEN else f" is {state}"
+        said = "" if state is StreamState.UNSEEN else f" is {state}"
         yield "\n" + "\n".join(f"{name}{said}" for name in names)
         yield from (f"  {reason}" for reason in reasons)
 
 
-def _name(stream: Stream) -> str:
+def _name(stream: StreamStatus) -> str:
     if not stream.table:
         return f"{stream.topic or '?'} -> {stream.checkpoint}"
     return f"{stream.topic or '?'} -> {stream.table} ({stream.consumer_group or '?'})"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.watching.causes import span
 
 if TYPE_CHECKING:
-    from airflow_lakestream.watching.streams.landings import Seen
-    from airflow_lakestream.watching.streams.status import Stream
+    from airflow_lakestream.watching.streams.landings import SnapshotRecord
+    from airflow_lakestream.watching.streams.status import StreamStatus
 
 DAY_MS = 24 * 3600 * 1000
 _WIDTH, _HEIGHT = 720, 90
@@ -30,14 +30,14 @@ svg { width: 100%; height: auto; } text { font-size: 11px; fill: currentColor; }
 
 
 @dataclass(frozen=True)
-class Look:
+class StatusLook:
     """Streams at a moment, in milliseconds since the epoch."""
 
     at_ms: int
-    streams: Sequence[Stream]
+    streams: Sequence[StreamStatus]
 
 
-def page(looks: Sequence[Look]) -> str:
+def page(looks: Sequence[StatusLook]) -> str:
     """Return the newest look as HTML. The lag of the earlier looks is drawn as a line."""
     newest = looks[-1]
     at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(newest.at_ms / 1000))
@@ -53,7 +53,7 @@ def page(looks: Sequence[Look]) -> str:
     )
 
 
-def _table(streams: Sequence[Stream]) -> Iterator[str]:
+def _table(streams: Sequence[StreamStatus]) -> Iterator[str]:
     heads = ("Topic", "Table", "Consumer group", "Engine", "State", "Lag", "Overdue", "Last landing", "Rejected")
     yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     for stream in streams:
@@ -74,7 +74,7 @@ def _table(streams: Sequence[Stream]) -> Iterator[str]:
     yield "</table>"
 
 
-def _section(stream: Stream, looks: Sequence[Look]) -> Iterator[str]:
+def _section(stream: StreamStatus, looks: Sequence[StatusLook]) -> Iterator[str]:
     yield f"<h2>{escape(_name(stream))}</h2>"
     if stream.reasons:
         yield f"<ul>{''.join(f'<li>{escape(str(reason))}</li>' for reason in stream.reasons)}</ul>"
@@ -86,7 +86,7 @@ def _section(stream: Stream, looks: Sequence[Look]) -> Iterator[str]:
     yield from _partitions(stream)
 
 
-def _landings(landings: Sequence[Seen], now_ms: int) -> Iterator[str]:
+def _landings(landings: Sequence[SnapshotRecord], now_ms: int) -> Iterator[str]:
     """Draw the landings of the last day: a bar for each, as high as the rows, the rejected records on top."""
     shown = [one for one in landings if now_ms - one.at_ms <= DAY_MS]
     most = max((one.rows + one.rejected for one in shown), default=0)
@@ -122,7 +122,7 @@ def _lag(line: Sequence[tuple[int, int]]) -> Iterator[str]:
     yield f'<polyline class="lag" points="{" ".join(points)}"/></svg>'
 
 
-def _partitions(stream: Stream) -> Iterator[str]:
+def _partitions(stream: StreamStatus) -> Iterator[str]:
     if not stream.partitions:
         return
     heads = list(next(iter(stream.partitions.values())))
@@ -134,6 +134,6 @@ def _partitions(stream: Stream) -> Iterator[str]:
     yield "</table>"
 
 
-def _name(stream: Stream) -> str:
+def _name(stream: StreamStatus) -> str:
     where = stream.table or stream.checkpoint or ""
     return f"{stream.topic or '?'} to {where}" + (f" ({stream.consumer_group})" if stream.consumer_group else "")

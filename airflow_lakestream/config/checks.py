@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.checks import Auditor, Checks, RowCount
+from airflow_lakestream.core.checks import LandingChecks, RowChecker, RowCountCheck
 from airflow_lakestream.core.policies import SchemaEvolution, TableFormat, is_given
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
@@ -17,7 +17,7 @@ COUNTS = ("min", "max", "min_of_week", "max_of_week")
 _SAMPLE = 'Write {"not_null": ["id"]}.'
 
 
-def parse_checks(argument: str, value: object) -> Checks | None:
+def parse_checks(argument: str, value: object) -> LandingChecks | None:
     """Return the checks of a landing's rows, or None without checks. Raises InvalidArgument."""
     if not is_given(value) or value == {}:
         return None
@@ -30,17 +30,17 @@ def parse_checks(argument: str, value: object) -> Checks | None:
     if any(not statement.strip() for statement in statements):
         raise InvalidArgument(f"{argument}.sql", "a statement is empty.", "Write SELECT * FROM landing WHERE ...")
     freshness = value.get("freshness")
-    found = Checks(
+    found = LandingChecks(
         tuple(statements),
         _columns(f"{argument}.not_null", value.get("not_null")),
         _columns(f"{argument}.unique", value.get("unique")),
         _row_count(f"{argument}.row_count", value.get("row_count")),
         arguments.positive_seconds(f"{argument}.freshness", freshness) if is_given(freshness) else None,
     )
-    return None if found == Checks() else found
+    return None if found == LandingChecks() else found
 
 
-def auditor_of(given: Mapping[str, Any]) -> Auditor | None:
+def auditor_of(given: Mapping[str, Any]) -> RowChecker | None:
     """Return the auditor of a landing's rows, or None without checks. Raises InvalidArgument.
 
     :param given: the landing's arguments, `checks` among them.
@@ -53,11 +53,11 @@ def auditor_of(given: Mapping[str, Any]) -> Auditor | None:
 
 # Each topic of a regex, and each copy of a configuration, has the same auditor.
 @lru_cache(maxsize=4)
-def _auditor(asked: Checks) -> Auditor:
+def _auditor(asked: LandingChecks) -> RowChecker:
     # Imported here: DuckDB takes a tenth of a second to import, also in a task without checks.
-    from airflow_lakestream.checks.audit import Audit
+    from airflow_lakestream.checks.audit import SqlAuditor
 
-    return Audit(asked)
+    return SqlAuditor(asked)
 
 
 def refuse_beside_checks(given: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ def refuse_beside_checks(given: Mapping[str, Any]) -> None:
         raise InvalidArgument("checks.freshness", 'needs "timestamp" in metadata_columns, by which it is told.')
 
 
-def checks_of_mirror(argument: str, value: object) -> Checks | None:
+def checks_of_mirror(argument: str, value: object) -> LandingChecks | None:
     """Return the checks of a mirror's new rows, or None without checks. Raises InvalidArgument."""
     found = parse_checks(argument, value)
     if found is not None and found.freshness is not None:
@@ -91,7 +91,7 @@ def _columns(argument: str, value: object) -> tuple[str, ...]:
     return found
 
 
-def _row_count(argument: str, value: object) -> RowCount | None:
+def _row_count(argument: str, value: object) -> RowCountCheck | None:
     if not is_given(value):
         return None
     if not isinstance(value, Mapping) or not value:
@@ -104,7 +104,7 @@ def _row_count(argument: str, value: object) -> RowCount | None:
     for low, high in ((least, most), (least_of_week, most_of_week)):
         if low is not None and high is not None and low > high:
             raise InvalidArgument(argument, f"the least, {low:g}, is more than the most, {high:g}.")
-    return RowCount(
+    return RowCountCheck(
         None if least is None else int(least), None if most is None else int(most), least_of_week, most_of_week
     )
 

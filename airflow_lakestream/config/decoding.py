@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
 
-    from airflow_lakestream.decode.formats import Payload
+    from airflow_lakestream.decode.formats import PayloadFormats
     from airflow_lakestream.registry.config import RegistryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class DecodingSettings:
     """Settings for decoding keys and values, as in templates; `KafkaExtractOperator` explains each setting."""
 
     format: str = "json"
@@ -41,15 +41,15 @@ class Decoding:
     unavailable_values: str = UnavailableValues.REJECT
 
     @property
-    def payload(self) -> Payload:
+    def payload(self) -> PayloadFormats:
         """Formats of keys and values. Raises InvalidArgument."""
         from airflow_lakestream.config import arguments
-        from airflow_lakestream.decode.formats import Payload
+        from airflow_lakestream.decode.formats import PayloadFormats
         from airflow_lakestream.registry.config import RegistryConfig
         from airflow_lakestream.tables.schema.columns import to_timed_schema
 
         times = to_timed_schema(self.schema)[1] if is_given(self.schema) else {}
-        return Payload(
+        return PayloadFormats(
             format=self.format,
             unknown_fields=self.unknown_fields,
             key_format=self.key_format if is_given(self.key_format) else None,
@@ -65,4 +65,4 @@ class Decoding:
         )
 
 
-DECODING = tuple(one.name for one in fields(Decoding))
+DECODING = tuple(one.name for one in fields(DecodingSettings))

@@ -13,12 +13,12 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
-from airflow_lakestream.config.decoding import Decoding
-from airflow_lakestream.config.sql import Sql
+from airflow_lakestream.config.decoding import DecodingSettings
+from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.bad_records import USUAL, RejectLimit
-from airflow_lakestream.core.checks import Auditor
-from airflow_lakestream.core.landing.batch import Limits
-from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
+from airflow_lakestream.core.checks import RowChecker
+from airflow_lakestream.core.landing.batch import RunLimits
+from airflow_lakestream.core.landing.modes import IntervalMode, ResumeMode, RunMode, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA, check_group
 from airflow_lakestream.core.policies import (
     ModeName,
@@ -36,7 +36,7 @@ from airflow_lakestream.core.policies import (
     size_in_bytes,
 )
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
@@ -55,7 +55,7 @@ _BELONGS_TO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractConfig(Decoding):
+class ExtractConfig(DecodingSettings):
     """All settings of a landing by the extract path; `KafkaExtractOperator` explains each setting.
 
     Takes values as users and templates write them (numbers as text, durations as "60s"), and raises InvalidArgument
@@ -110,7 +110,7 @@ class ExtractConfig(Decoding):
         choose(Tombstones, "tombstones", self.tombstones)
 
     @property
-    def payload(self) -> Payload:
+    def payload(self) -> PayloadFormats:
         """Formats of keys and values."""
         given = () if self._given_schema is None else [column.name for column in self._given_schema.fields]
         return replace(
@@ -156,9 +156,9 @@ class ExtractConfig(Decoding):
                 )
 
     @property
-    def statement(self) -> Sql | None:
+    def statement(self) -> SqlStatement | None:
         """SQL statement for the records, or None."""
-        return Sql.parse(vars(self), self._given_schema, metadata_schema(self.metadata_columns))
+        return SqlStatement.parse(vars(self), self._given_schema, metadata_schema(self.metadata_columns))
 
     @property
     def _given_schema(self) -> Schema | None:
@@ -201,7 +201,7 @@ class ExtractConfig(Decoding):
         return FanOut(self.topic, template, name, decoding, new_tables, max_tables or 100)
 
     @property
-    def coverage(self) -> Mode:
+    def coverage(self) -> RunMode:
         """Mode of the run, which decides about the covered offsets."""
         mode = choose(ModeName, "mode", self.mode)
         for argument, owner in _BELONGS_TO.items():
@@ -216,7 +216,7 @@ class ExtractConfig(Decoding):
         if mode is ModeName.INTERVAL:
             return self._by_interval()
         start = self.start.offset
-        return Resume(start_moves=start is StartOffset.LATEST, from_the_first=start is StartOffset.EARLIEST)
+        return ResumeMode(start_moves=start is StartOffset.LATEST, from_the_first=start is StartOffset.EARLIEST)
 
     @property
     def replaces(self) -> bool:
@@ -230,24 +230,24 @@ class ExtractConfig(Decoding):
             raise InvalidArgument("max_records", "can't limit a replacement, which is one snapshot.", "Leave it out.")
         return replaces
 
-    def _by_interval(self) -> ByInterval:
+    def _by_interval(self) -> IntervalMode:
         for argument in ("interval_start", "interval_end"):
             if not is_given(getattr(self, argument)):
                 raise InvalidArgument(argument, 'is missing; mode="interval" needs it.')
         start, end = (arguments.milliseconds(name, getattr(self, name)) for name in ("interval_start", "interval_end"))
         if end <= start:
             raise InvalidArgument("interval_end", f"{self.interval_end} is not after {self.interval_start}.")
-        return ByInterval(start, end)
+        return IntervalMode(start, end)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RunLimits:
         """Limits of the run: for each commit, and for the end."""
         idle_timeout = seconds("idle_timeout", self.idle_timeout)
         if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
             raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes say where they end.')
         if idle_timeout and is_pattern(self.topic):
             raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
-        return Limits(
+        return RunLimits(
             max_records=arguments.count("max_records", self.max_records),
             max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),
             checkpoint_interval=seconds("checkpoint_interval", self.checkpoint_interval),
@@ -265,7 +265,7 @@ class ExtractConfig(Decoding):
         return arguments.reject_limit("max_rejected", self.max_rejected)
 
     @property
-    def auditor(self) -> Auditor | None:
+    def auditor(self) -> RowChecker | None:
         """Auditor of the rows before the commit, or None without checks. Raises InvalidArgument."""
         return auditor_of({**vars(self), "table": self.template.text, "table_format": self.lake.format})
 

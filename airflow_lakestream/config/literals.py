@@ -14,7 +14,14 @@ from functools import partial
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import parse_checks, refuse_beside_checks
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues, check_delimiter, octets_of
+from airflow_lakestream.core.formats import (
+    KeyFormat,
+    UnavailableValues,
+    ValueEnvelope,
+    ValueFormat,
+    check_delimiter,
+    octets_of,
+)
 from airflow_lakestream.core.landing.modes import parse_ranges
 from airflow_lakestream.core.names import (
     FUNCTIONS,
@@ -27,7 +34,7 @@ from airflow_lakestream.core.names import (
 from airflow_lakestream.core.policies import (
     OF_INPUT,
     MergeMode,
-    Missing,
+    MissingPolicy,
     ModeName,
     OnDataLoss,
     OnEmpty,
@@ -143,9 +150,9 @@ _CHECKS: Mapping[str, Check] = {
     "topic": _topics,
     "consumer_group": lambda _, value: check_group(str(value)),
     "home_table": lambda argument, value: check_table_name(str(value), argument),
-    "format": _one_of(Format),
+    "format": _one_of(ValueFormat),
     "key_format": _one_of(KeyFormat),
-    "envelope": _one_of(Envelope),
+    "envelope": _one_of(ValueEnvelope),
     "schema_registry": _registry,
     "table_format": _one_of(TableFormat),
     "state_store": _one_of(StateStore),
@@ -164,7 +171,7 @@ _CHECKS: Mapping[str, Check] = {
     "out_of_range": _one_of(OutOfRange),
     "timestamps_finer": _one_of(TimestampsFiner),
     "merge_mode": _one_of(MergeMode),
-    "missing": _one_of(Missing),
+    "missing": _one_of(MissingPolicy),
     "ranges": lambda _, value: parse_ranges(arguments.range_list(value)),
     "max_batch_bytes": size_in_bytes,
     "max_rejected": arguments.reject_limit,

@@ -11,7 +11,7 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import checks_of_mirror
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
 from airflow_lakestream.core.policies import (
     MergeMode,
@@ -44,7 +44,7 @@ class MirrorConfig(ExtractConfig):
         for each file by how many of its rows have changed.
     """
 
-    envelope: str | None = Envelope.DEBEZIUM
+    envelope: str | None = ValueEnvelope.DEBEZIUM
     tombstones: str = Tombstones.SKIP
     on_error: str = OnError.FAIL
     metadata_columns: Sequence[str] = ("partition", "offset")
@@ -67,7 +67,7 @@ class MirrorConfig(ExtractConfig):
             raise InvalidArgument("mode", f"a mirror is landed in order, not by {self.mode}.", "Leave it out.")
         if (
             choose(OutOfRange, "out_of_range", self.out_of_range) is not OutOfRange.REJECT
-            and Envelope.CONNECT not in super().payload.row.envelopes
+            and ValueEnvelope.CONNECT not in super().payload.row.envelopes
         ):
             problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.policies import SqlInput, TimestampsFiner, UnknownFields, choose, is_given
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.exceptions import InvalidArgument
@@ -30,7 +30,7 @@ _DECODING = ("key_format", "envelope", "schema_registry", "writer_schemas")
 
 
 @dataclass(frozen=True)
-class Sql:
+class SqlStatement:
     """A statement over raw records or over decoded columns.
 
     :param given: the user's schema: of the table that the statement makes, or of the decoded columns.
@@ -43,7 +43,7 @@ class Sql:
     metadata: pa.Schema
 
     @classmethod
-    def parse(cls, arguments: Mapping[str, object], given: Schema | None, metadata: pa.Schema) -> Sql | None:
+    def parse(cls, arguments: Mapping[str, object], given: Schema | None, metadata: pa.Schema) -> SqlStatement | None:
         """Return the statement in a landing's arguments, or None without a statement. Raises InvalidArgument."""
         named = choose(SqlInput, "sql_input", arguments["sql_input"])
         if not is_given(arguments["sql"]):
@@ -109,7 +109,7 @@ def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | 
 
 def _refuse_decoding(arguments: Mapping[str, object]) -> None:
     remedy = 'Leave it out, or let the statement read decoded columns: sql_input="decoded", and schema for these.'
-    if not FORMATS[choose(Format, "format", arguments["format"])].is_text:
+    if not FORMATS[choose(ValueFormat, "format", arguments["format"])].is_text:
         problem = f"{arguments['format']!r} is no text, and sql reads keys and values as text."
         raise InvalidArgument("format", problem, remedy)
     for name in _DECODING:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ConfigRefused, check_errors, check_keys, difference
-from airflow_lakestream.connect.connector import ConnectorSpec, Publisher
-from airflow_lakestream.connect.iceberg_sink import HANDED_ON, IcebergSink
-from airflow_lakestream.connect.status import ConnectorStatus, State
+from airflow_lakestream.connect.connector import ConnectorSpec, SinkPublisher
+from airflow_lakestream.connect.iceberg_sink import HANDED_ON, IcebergConnector
+from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsOnMain
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class DoesNotChange(LakestreamError, Transient):
     """Error of a request without effect in Connect."""
 
 
-class Applying:
+class ConnectorSetup:
     """Applies the configuration of a connector.
 
     :param groups: Kafka's consumer groups, for setting offsets; for a sink with a ledger.
@@ -47,8 +47,8 @@ class Applying:
         self,
         spec: ConnectorSpec,
         client: ConnectClient,
-        groups: Groups | None,
-        publisher: Publisher | None,
+        groups: KafkaGroups | None,
+        publisher: SinkPublisher | None,
         publish: Callable[[bool], None],
         wait: Callable[[float], None],
     ) -> None:
@@ -77,7 +77,9 @@ class Applying:
         state = status.state
         sink = self._spec.sink
         if sink is not None and (
-            state is State.STOPPED or (status.failed and self._is_ahead(sink)) or self._is_refused(is_stopped=False)
+            state is ConnectorState.STOPPED
+            or (status.failed and self._is_ahead(sink))
+            or self._is_refused(is_stopped=False)
         ):
             # A stopped connector may have been resumed a moment ago, which its state does not show yet.
             self._client.stop(self._spec.name)
@@ -86,7 +88,7 @@ class Applying:
             return self._start(sink)
         if changed:
             self._client.configure(self._spec.name, self._spec.config)
-        if state in (State.STOPPED, State.PAUSED):
+        if state in (ConnectorState.STOPPED, ConnectorState.PAUSED):
             self._resume()
             return f"it was {state.lower()}, and goes on"
         return f"it was corrected: {', '.join(changed)}" if changed else "found it as it is wanted"
@@ -109,10 +111,10 @@ class Applying:
                     raise
                 self._wait(_EVERY_S)
 
-    def await_state(self, *states: State) -> None:
+    def await_state(self, *states: ConnectorState) -> None:
         """Wait until the connector is in any of these states. Raises DoesNotChange."""
         deadline = time.monotonic() + _WITHIN_S
-        while (found := self.status()).state not in states or (State.STOPPED in states and found.tasks):
+        while (found := self.status()).state not in states or (ConnectorState.STOPPED in states and found.tasks):
             if time.monotonic() > deadline:
                 what = " or ".join(states).lower()
                 raise DoesNotChange(f"The connector {self._spec.name} is {found} {_WITHIN_S:.0f} s after {what}.")
@@ -128,7 +130,7 @@ class Applying:
         check_errors(errors)
         check_keys(config, known_keys, HANDED_ON if self._spec.sink else ())
 
-    def _is_ahead(self, sink: IcebergSink) -> bool:
+    def _is_ahead(self, sink: IcebergConnector) -> bool:
         """Return whether the ledger is ahead of the tasks, through a receipt or an extract."""
         assert self._groups is not None, "a sink with a ledger has them"
         assert self._publisher is not None, "likewise"
@@ -163,7 +165,7 @@ class Applying:
         self._client.create_stopped(name, self._spec.config)
         return f"made it; {self._start(sink)}"
 
-    def _start(self, sink: IcebergSink) -> str:
+    def _start(self, sink: IcebergConnector) -> str:
         """Start a stopped sink at the ledger's end.
 
         1. Make its control topic, and publish the commits on its branch, which then begins again: rows unfit for main
@@ -176,7 +178,7 @@ class Applying:
         """
         assert self._groups is not None, "a sink with a ledger has them"
         assert self._publisher is not None, "likewise"
-        self.await_state(State.STOPPED)
+        self.await_state(ConnectorState.STOPPED)
         self._groups.make_topic(sink.control_topic)
         self._is_refused(is_stopped=True)
         begins = self._publisher.begin_anew()
@@ -190,4 +192,6 @@ class Applying:
 
     def _resume(self) -> None:
         self._client.resume(self._spec.name)
-        self.await_state(*(state for state in State if state not in (State.STOPPED, State.PAUSED)))
+        self.await_state(
+            *(state for state in ConnectorState if state not in (ConnectorState.STOPPED, ConnectorState.PAUSED))
+        )

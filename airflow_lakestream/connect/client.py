@@ -39,7 +39,7 @@ class NoSuchConnector(ConnectRefused):
 
 
 @dataclass(frozen=True)
-class Workers:
+class ConnectWorkers:
     """Addresses and login of the workers of a Connect cluster; any worker can answer.
 
     :param urls: asked in order until a worker answers.
@@ -59,7 +59,7 @@ class Workers:
 class ConnectClient:
     """Requests to the workers. All methods raise ConnectUnknown and ConnectRefused."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: ConnectWorkers) -> None:
         self._workers = workers
         is_tls = any(url.startswith("https:") for url in workers.urls)
         self._context = self._tls(workers.ca_file) if is_tls else None
@@ -160,7 +160,7 @@ class ConnectClient:
     def _ask_one(self, method: str, url: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        # `Workers` allows only http and https.
+        # `ConnectWorkers` allows only http and https.
         request = urllib.request.Request(url + path, data, headers, method=method)  # noqa: S310  # http(s) only
         if self._workers.username:
             pair = f"{self._workers.username}:{self._workers.password}".encode()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from airflow_lakestream.connect.iceberg_sink import IcebergSink
-from airflow_lakestream.driver.supervisor import Limits
+from airflow_lakestream.connect.iceberg_sink import IcebergConnector
+from airflow_lakestream.driver.supervisor import SupervisionLimits
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 if TYPE_CHECKING:
-    from airflow_lakestream.driver.progress import BatchProgress, Progress
+    from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
 
 
 class ConnectorKind(StrEnum):
@@ -35,16 +35,16 @@ class OnKillConnector(StrEnum):
 class ConnectorSpec:
     """A connector's configuration, before any request to Connect. Times are in seconds.
 
-    `sink` is the sink with a ledger, if any. `coordinator_group`: see `IcebergSink`; the triggerer needs no more.
+    `sink` is the sink with a ledger, if any. `coordinator_group`: see `IcebergConnector`; the triggerer needs no more.
     """
 
     name: str
     kind: ConnectorKind
     config: Mapping[str, str]
-    limits: Limits
+    limits: SupervisionLimits
     poll_interval: float
     publish_interval: float
-    sink: IcebergSink | None = None
+    sink: IcebergConnector | None = None
     coordinator_group: str = ""
 
     @property
@@ -69,7 +69,7 @@ class HeadUnknown(LakestreamError, Transient):
     """Error of a catalog without an answer about the head of the sink's branch."""
 
 
-class Publisher(Protocol):
+class SinkPublisher(Protocol):
     """Publishes a sink's commits from branch to main."""
 
     def begin(self) -> Mapping[int, int]:
@@ -81,7 +81,7 @@ class Publisher(Protocol):
         Raises LandedAhead if the ledger has offsets above the first offset that it lacks.
         """
 
-    def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:
+    def publish(self, told: DriverProgress, is_stopped: bool) -> BatchProgress | None:
         """Publish new commits; return the batch, or None without new commits.
 
         :param told: the sums already published by this run.

@@ -8,26 +8,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_lakestream.connect.applying import Applying
+from airflow_lakestream.connect.applying import ConnectorSetup
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
-from airflow_lakestream.connect.connector import ConnectorSpec, OnKillConnector, Publisher
+from airflow_lakestream.connect.connector import ConnectorSpec, OnKillConnector, SinkPublisher
 from airflow_lakestream.connect.failures import ConnectorAtDamage
 from airflow_lakestream.connect.iceberg_sink import session_of
-from airflow_lakestream.connect.judging import Memory, Seen
-from airflow_lakestream.connect.observer import Observer
-from airflow_lakestream.connect.status import State
+from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory
+from airflow_lakestream.connect.observer import ConnectorObserver
+from airflow_lakestream.connect.status import ConnectorState
 from airflow_lakestream.connect.watch import ConnectorWatch
-from airflow_lakestream.driver.progress import BatchProgress, Progress
-from airflow_lakestream.driver.supervisor import Action, Decision, DriverState, History
-from airflow_lakestream.driver.watch import Look
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
+from airflow_lakestream.driver.supervisor import DriverState, SupervisionDecision, SupervisionHistory, SupervisorAction
+from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.kafka.groups import KafkaGroups
 
 log = logging.getLogger(__name__)
 
 _NOTHING: dict[str, Any] = {}
 
 
-class ConnectDriving:
+class ConnectorSupervision:
     """Supervision of a task's connector in a process; a `driver.drives.Drives`.
 
     Connect itself keeps one connector of a name: two tasks with the same name supervise the same connector.
@@ -44,8 +44,8 @@ class ConnectDriving:
         self,
         spec: ConnectorSpec,
         client: ConnectClient,
-        groups: Groups | None,
-        publisher: Publisher | None,
+        groups: KafkaGroups | None,
+        publisher: SinkPublisher | None,
         wait: Callable[[float], None],
         memory: Mapping[str, Any] = _NOTHING,
     ) -> None:
@@ -54,14 +54,14 @@ class ConnectDriving:
         self._publisher = publisher
         self._wait = wait
         head = publisher.head if publisher else None
-        self._observer = Observer(spec, client, groups, head)
-        self._applying = Applying(spec, client, groups, publisher, self._publish, wait)
-        self._progress = Progress.of_sums(memory.get("sums", {}))
+        self._observer = ConnectorObserver(spec, client, groups, head)
+        self._applying = ConnectorSetup(spec, client, groups, publisher, self._publish, wait)
+        self._progress = DriverProgress.of_sums(memory.get("sums", {}))
         self._watch = ConnectorWatch(
             self._observer.see,
             spec.limits,
-            History(time.time()),
-            Memory.parse(memory.get("memory", {})),
+            SupervisionHistory(time.time()),
+            ConnectorMemory.parse(memory.get("memory", {})),
             session_of(spec.config),
         )
         self._batches: list[BatchProgress] = []
@@ -72,9 +72,9 @@ class ConnectDriving:
 
     def before(self) -> dict[str, Any]:
         """Return the sums before the run: zero, because the ledger has the landings of earlier runs."""
-        return Progress().sums()
+        return DriverProgress().sums()
 
-    def progress(self) -> Progress:
+    def progress(self) -> DriverProgress:
         """Return the current sums."""
         return self._progress
 
@@ -85,19 +85,21 @@ class ConnectDriving:
     def has_told(self, sums: Mapping[str, Any]) -> None:
         """Ignore the sums: the next try counts from zero."""
 
-    def begin(self, history: History | None = None) -> None:
+    def begin(self, history: SupervisionHistory | None = None) -> None:
         """Create, adopt or correct the connector; with a history of failures or a stall, restart the tasks.
 
         Raises ConnectorAtDamage if the tasks fail or stall at a damaged batch.
         """
-        failing = self._observer.see() if history is not None else Seen()
+        failing = self._observer.see() if history is not None else ConnectorLook()
         if history is not None and (at_damage := self.at_damage(failing)) is not None:
             raise at_damage
         log.info("Connector %s: %s.", self.spec.name, self._applying.apply())
         memory = self._watch.memory
         if history is not None:
             memory = memory.restarted(failing)
-            is_failing = failing.status is not None and (failing.status.failed or failing.status.state is State.FAILED)
+            is_failing = failing.status is not None and (
+                failing.status.failed or failing.status.state is ConnectorState.FAILED
+            )
             self._applying.restart(only_failed=bool(is_failing))
         elif self._applying.status().failed:
             # Found failed, perhaps for days, for a reason that may have passed.
@@ -107,35 +109,35 @@ class ConnectDriving:
         self._watch = ConnectorWatch(
             self._observer.see,
             self.spec.limits,
-            history or History(submitted_at=time.time()),
+            history or SupervisionHistory(submitted_at=time.time()),
             memory,
             session_of(self.spec.config),
         )
 
-    def at_damage(self, seen: Seen | None = None) -> ConnectorAtDamage | None:
+    def at_damage(self, seen: ConnectorLook | None = None) -> ConnectorAtDamage | None:
         """Return the error of tasks failing or stalled at a damaged batch; None if not at damage."""
         damaged = self._observer.damaged(seen or self._observer.see())
         if damaged is None:
             return None
         return ConnectorAtDamage(self.spec.name, damaged, has_ledger=self.spec.sink is not None)
 
-    def resume(self, history: History) -> None:
+    def resume(self, history: SupervisionHistory) -> None:
         """Continue the supervision of another process with the history."""
         self._watch.history = history
 
-    def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
+    def follow(self, tell: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
         """Look, report and publish until an action is due or, with `until_started`, until the connector works."""
         while True:
             look = self._watch.look()
             decision = look.decision
-            is_over = decision.action is Action.FINISH
+            is_over = decision.action is SupervisorAction.FINISH
             # A connector may fail because the catalog fails: then the publication waits.
-            if is_over or (decision.action is Action.WAIT and self._watch.is_due(self.spec.publish_interval)):
+            if is_over or (decision.action is SupervisorAction.WAIT and self._watch.is_due(self.spec.publish_interval)):
                 self._publish(is_stopped=is_over)
             batches, self._batches = tuple(self._batches), []
             progress = replace(self._progress, doing=look.sight.doing)
             tell(replace(look, progress=progress, batches=batches))
-            if decision.action is not Action.WAIT:
+            if decision.action is not SupervisorAction.WAIT:
                 return decision
             if until_started and look.sight.driver is not DriverState.STARTING:
                 return decision
@@ -148,7 +150,7 @@ class ConnectDriving:
     def clear_away(self) -> None:
         """Keep all tasks: failed tasks are restarted in place."""
 
-    def finish(self) -> Progress:
+    def finish(self) -> DriverProgress:
         """Return the sums."""
         return self.progress()
 

@@ -36,7 +36,7 @@ class NotAnEvent(ValueError):
 
 
 @dataclass(frozen=True)
-class Event:
+class ControlEvent:
     """An event with a position in the control topic.
 
     `ends`, for DATA_COMPLETE only, are the offsets up to which a task's records are in the files reported before, by
@@ -50,7 +50,7 @@ class Event:
     ends: Mapping[tuple[str, int], int]
 
 
-def parse_event(partition: int, offset: int, value: bytes) -> Event:
+def parse_event(partition: int, offset: int, value: bytes) -> ControlEvent:
     """Read a record of the control topic. Raises NotAnEvent."""
     if value[:2] != _MAGIC or len(value) < 4:
         raise NotAnEvent
@@ -59,12 +59,12 @@ def parse_event(partition: int, offset: int, value: bytes) -> Event:
         found = value_of(_schema(value[4 : 4 + length]), value[4 + length :])
         kind = int(found["type"])
         ends = _ends(found["payload"]) if kind == EventType.DATA_COMPLETE else {}
-        return Event(partition, offset, kind, str(found["group_id"]), ends)
+        return ControlEvent(partition, offset, kind, str(found["group_id"]), ends)
     except (Malformed, SchemaRefused, KeyError, TypeError, ValueError, AttributeError) as e:
         raise NotAnEvent from e
 
 
-def events_of(records: Iterable[Message]) -> list[Event]:
+def events_of(records: Iterable[Message]) -> list[ControlEvent]:
     """Read the records of a control topic.
 
     Other records are left out: they are another program's, or of a later version, and prove nothing.
@@ -78,7 +78,7 @@ def events_of(records: Iterable[Message]) -> list[Event]:
     return found
 
 
-def ends_below(events: Iterable[Event], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
+def ends_below(events: Iterable[ControlEvent], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
     """Return, by partition, the end of a topic's records in files reported below `until`.
 
     The highest offset of any task: a commit takes all events that it has read, also events of an earlier round.

@@ -54,7 +54,7 @@ _OFF = ("", "false", "none")
 
 
 @dataclass(frozen=True)
-class IcebergSink:
+class IcebergConnector:
     """A sink's complete configuration, with derived names."""
 
     connector: str
@@ -86,7 +86,7 @@ def session_of(config: Mapping[str, str]) -> float:
     return int(config.get(SESSION, _USUAL_SESSION_MS)) / 1000
 
 
-def complete(connector: str, given: Mapping[str, str], catalog: str, publish_interval: float) -> IcebergSink:
+def complete(connector: str, given: Mapping[str, str], catalog: str, publish_interval: float) -> IcebergConnector:
     """Return a sink for writing a branch with positions in the rows. Raises ConfigRefused.
 
     :param given: the user's configuration.
@@ -108,7 +108,7 @@ def complete(connector: str, given: Mapping[str, str], catalog: str, publish_int
     }
     config |= _with_positions(given)
     _check(config, catalog)
-    return IcebergSink(
+    return IcebergConnector(
         connector,
         config,
         _one(config, "topics", "A ledger belongs to one topic: give one connector to each."),

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_lakestream.connect.status import ConnectorStatus, State
-from airflow_lakestream.connect.traces import Culprit, cause_of, culprit_of
+from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus
+from airflow_lakestream.connect.traces import TraceRecord, cause_of, culprit_of
 from airflow_lakestream.core.publishing.refusals import BY_THE_EXTRACT
-from airflow_lakestream.driver.supervisor import DriverState, Sight
+from airflow_lakestream.driver.supervisor import DriverSight, DriverState
 
 # Tasks that name the same record this often, each time after a restart, fail at the record for good.
 _TRACES = 2
@@ -27,7 +27,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class ConnectorLook:
     """A look at a connector. `status` is None if no worker answered; then `problem` has the reason.
 
     :param committed: offsets of the tasks' consumer group, by topic and partition, such as `orders[0]`.
@@ -50,7 +50,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ConnectorMemory:
     """State for the next look, as plain values.
 
     `blamed` counts the records that failed tasks named before their restarts. `crowded_since` is the time since which
@@ -66,7 +66,7 @@ class Memory:
     crowded_since: float = 0.0
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Memory:
+    def parse(cls, value: Mapping[str, Any]) -> ConnectorMemory:
         """Read the result of `to_dict`; unknown keys of a later version are ignored."""
         return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
 
@@ -74,7 +74,7 @@ class Memory:
         """Return JSON-ready values."""
         return asdict(self)
 
-    def restarted(self, seen: Seen) -> Memory:
+    def restarted(self, seen: ConnectorLook) -> ConnectorMemory:
         """Return the memory after a restart of the failed tasks."""
         counts = dict(self.blamed)
         for name in blamed(seen):
@@ -82,24 +82,24 @@ class Memory:
         return replace(self, blamed=counts)
 
 
-def judge(seen: Seen, memory: Memory) -> tuple[Sight, Memory]:
+def judge(seen: ConnectorLook, memory: ConnectorMemory) -> tuple[DriverSight, ConnectorMemory]:
     """Return the judgement of a look, and the memory for the next look."""
     if seen.is_gone:
-        return Sight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
+        return DriverSight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
     if seen.status is None:
-        return Sight(DriverState.UNKNOWN, memory.moves, seen.problem, doing=seen.problem), memory
+        return DriverSight(DriverState.UNKNOWN, memory.moves, seen.problem, doing=seen.problem), memory
     doing = str(seen.status) if seen.lag is None else f"{seen.status}; {seen.lag:,} behind"
-    if seen.status.state is State.STOPPED:
-        return Sight(DriverState.DONE, memory.moves, doing=doing), memory
-    if seen.status.state is State.FAILED or seen.status.failed:
+    if seen.status.state is ConnectorState.STOPPED:
+        return DriverSight(DriverState.DONE, memory.moves, doing=doing), memory
+    if seen.status.state is ConnectorState.FAILED or seen.status.failed:
         return _failed(seen, seen.status, memory, doing), memory
     memory = _moved(seen, memory)
-    works = seen.status.all_run or seen.status.state is State.PAUSED or memory.has_run
+    works = seen.status.all_run or seen.status.state is ConnectorState.PAUSED or memory.has_run
     memory = replace(memory, has_run=works)
-    return Sight(DriverState.RUNNING if works else DriverState.STARTING, memory.moves, doing=doing), memory
+    return DriverSight(DriverState.RUNNING if works else DriverState.STARTING, memory.moves, doing=doing), memory
 
 
-def blamed(seen: Seen) -> set[str]:
+def blamed(seen: ConnectorLook) -> set[str]:
     """Return the records named by failed tasks, or without a name the error and the group's offsets."""
     found = set()
     for task in seen.status.failed if seen.status else ():
@@ -108,7 +108,7 @@ def blamed(seen: Seen) -> set[str]:
     return found
 
 
-def _name(culprit: Culprit, seen: Seen) -> str:
+def _name(culprit: TraceRecord, seen: ConnectorLook) -> str:
     if culprit.is_placed:
         return str(culprit)
     if seen.unreadable:
@@ -118,22 +118,22 @@ def _name(culprit: Culprit, seen: Seen) -> str:
     return f"a record at or behind {at or 'the beginning'} ({culprit.error})"
 
 
-def _failed(seen: Seen, status: ConnectorStatus, memory: Memory, doing: str) -> Sight:
+def _failed(seen: ConnectorLook, status: ConnectorStatus, memory: ConnectorMemory, doing: str) -> DriverSight:
     poison = sorted(name for name in blamed(seen) if memory.blamed.get(name, 0) + 1 >= _TRACES)
     if poison:
         error = f"its tasks fail at the same record again and again: {poison[0]}. {_REMEDIES[seen.has_ledger]}"
-        return Sight(DriverState.FAILED, memory.moves, error, terminal=True, doing=doing)
+        return DriverSight(DriverState.FAILED, memory.moves, error, terminal=True, doing=doing)
     traces = {task.task: task.trace for task in status.failed}
     causes = dict.fromkeys(cause_of(trace) for trace in (*traces.values(), status.trace) if trace)
     who = f"task {', '.join(map(str, sorted(traces)))}" if traces else "the connector"
     error = f"{who} failed: {'; '.join(causes) or 'nobody says why'}"
-    return Sight(DriverState.FAILED, memory.moves, error[:1000], doing=doing)
+    return DriverSight(DriverState.FAILED, memory.moves, error[:1000], doing=doing)
 
 
-def _moved(seen: Seen, memory: Memory) -> Memory:
+def _moved(seen: ConnectorLook, memory: ConnectorMemory) -> ConnectorMemory:
     """Count a sign of life: progress of the sink, a commit, or an idle sink."""
     mark = f"{sorted(seen.committed.items())} {seen.commits}"
-    is_idle = not seen.lag or (seen.status is not None and seen.status.state is State.PAUSED)
+    is_idle = not seen.lag or (seen.status is not None and seen.status.state is ConnectorState.PAUSED)
     if is_idle or mark != memory.mark:
         return replace(memory, mark=mark, moves=memory.moves + 1)
     return memory

@@ -10,16 +10,16 @@ from itertools import islice
 
 from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, NoSuchConnector
 from airflow_lakestream.connect.connector import ConnectorSpec, HeadUnknown
-from airflow_lakestream.connect.judging import Seen
-from airflow_lakestream.connect.status import ConnectorStatus, State
+from airflow_lakestream.connect.judging import ConnectorLook
+from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus
 from airflow_lakestream.connect.traces import culprit_of
 from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.errors import KafkaUnavailable
-from airflow_lakestream.kafka.groups import Groups
-from airflow_lakestream.kafka.java import MOST_LOOKED_AT, DamageTold, find_damage, near
+from airflow_lakestream.kafka.groups import KafkaGroups
+from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, find_damage, near
 from airflow_lakestream.kafka.watch import KafkaWatch
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _WITHOUT_ID = "magic byte"
 
 
-class Observer:
+class ConnectorObserver:
     """Looks at a connector, without decisions.
 
     :param kafka: None for a source, or without a Kafka connection: then no lag is known.
@@ -36,24 +36,24 @@ class Observer:
     """
 
     def __init__(
-        self, spec: ConnectorSpec, client: ConnectClient, kafka: Groups | None, head: Callable[[], str] | None
+        self, spec: ConnectorSpec, client: ConnectClient, kafka: KafkaGroups | None, head: Callable[[], str] | None
     ) -> None:
         self._spec = spec
         self._client = client
         self._kafka = kafka
         self._head = head
 
-    def see(self) -> Seen:
+    def see(self) -> ConnectorLook:
         """Look at the connector; without an answer the look is unknown, not an error. Raises ConnectRefused."""
         try:
             status = self._status()
             if status is None:
-                return Seen(is_gone=True)
+                return ConnectorLook(is_gone=True)
             if self._kafka is None or not self._spec.topics:
-                return Seen(status)
+                return ConnectorLook(status)
             return self._with_offsets(status, self._kafka)
         except (ConnectUnknown, KafkaUnavailable, HeadUnknown) as e:
-            return Seen(problem=str(e))
+            return ConnectorLook(problem=str(e))
 
     def _status(self) -> ConnectorStatus | None:
         try:
@@ -61,9 +61,9 @@ class Observer:
         except NoSuchConnector:
             # A new connector has no status yet.
             there = self._client.config(self._spec.name) is not None
-            return ConnectorStatus(State.UNASSIGNED) if there else None
+            return ConnectorStatus(ConnectorState.UNASSIGNED) if there else None
 
-    def _with_offsets(self, status: ConnectorStatus, groups: Groups) -> Seen:
+    def _with_offsets(self, status: ConnectorStatus, groups: KafkaGroups) -> ConnectorLook:
         kafka = groups.watch
         group = kafka.group(self._spec.group)
         lag, committed = 0, dict[str, int]()
@@ -73,7 +73,7 @@ class Observer:
             lag += self._lag(kafka, topic, at)
         coordinating = self._spec.coordinator_group
         coordinators = kafka.group(coordinating).members if coordinating else 0
-        return Seen(
+        return ConnectorLook(
             status,
             committed=committed,
             lag=lag,
@@ -83,7 +83,9 @@ class Observer:
             has_ledger=bool(coordinating),
         )
 
-    def _unreadable(self, status: ConnectorStatus, groups: Groups, offsets: Mapping[str, Mapping[int, int]]) -> str:
+    def _unreadable(
+        self, status: ConnectorStatus, groups: KafkaGroups, offsets: Mapping[str, Mapping[int, int]]
+    ) -> str:
         """Return the record unreadable for a converter, if unnamed in the trace; empty if not found.
 
         JSON's converter needs JSON; a converter that finds no schema id in a value fails if the id is in a header.
@@ -102,10 +104,10 @@ class Observer:
                         return f"{topic}[{message.partition()}] offset {message.offset()}{why}"
         return ""
 
-    def damaged(self, seen: Seen) -> DamagedBatch | None:
+    def damaged(self, seen: ConnectorLook) -> DamagedBatch | None:
         """Return the damaged batch of failing or stalled tasks; None if not at damage."""
         failed = seen.status.failed if seen.status is not None else ()
-        told = DamageTold.of("\n".join(task.trace for task in failed))
+        told = JavaDamage.of("\n".join(task.trace for task in failed))
         if self._kafka is None or seen.status is None or (failed and told is None):
             return None
         try:
@@ -114,7 +116,7 @@ class Observer:
             log.warning("Whether tasks of %s are at a damaged batch is not known: %s", self._spec.name, e)
             return None
 
-    def _look_for(self, told: DamageTold | None, groups: Groups) -> DamagedBatch | None:
+    def _look_for(self, told: JavaDamage | None, groups: KafkaGroups) -> DamagedBatch | None:
         """Search the records before the tasks' group: at the place in a trace, else in the range of reading ahead."""
         offsets = groups.watch.group(self._spec.group).offsets
         for topic in self._spec.topics:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from airflow_lakestream.connect.events import Event, ends_below
-from airflow_lakestream.connect.iceberg_sink import IcebergSink
+from airflow_lakestream.connect.events import ControlEvent, ends_below
+from airflow_lakestream.connect.iceberg_sink import IcebergConnector
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
 
 _COMMIT = "kafka.connect.commit-id"
@@ -25,14 +25,14 @@ class ConnectPositions:
 
     def __init__(
         self,
-        sink: IcebergSink,
-        events: Callable[[], Sequence[Event]],
+        sink: IcebergConnector,
+        events: Callable[[], Sequence[ControlEvent]],
         committed: Callable[[], Mapping[int, int]] | None,
     ) -> None:
         self._sink = sink
         self._read = events
         self._committed = committed
-        self._events: Sequence[Event] | None = None
+        self._events: Sequence[ControlEvent] | None = None
         self._newest: dict[int, int] = {}
 
     # No record is left out on purpose, so records lacking in the branch are found in Kafka.

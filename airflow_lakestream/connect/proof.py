@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable, Mapping
 
 from airflow_lakestream.connect.iceberg_sink import POSITION_TRANSFORM
-from airflow_lakestream.core.formats import Envelope, Format
-from airflow_lakestream.core.ports import Reader
-from airflow_lakestream.core.publishing.branch import Proof
-from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.run.publication import DecodedAgain
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
+from airflow_lakestream.core.ports import RecordReader
+from airflow_lakestream.core.publishing.branch import RowProof
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.run.publication import DecodingProof
 
 log = logging.getLogger(__name__)
 
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 
 
-def proof_of(config: Mapping[str, str], reader: Callable[[], Reader], share: float) -> Proof | None:
+def proof_of(config: Mapping[str, str], reader: Callable[[], RecordReader], share: float) -> RowProof | None:
     """Return the proof of a sink; None without a share, or for rows that we can't make ourselves.
 
     :param config: the sink's complete configuration.
@@ -30,9 +30,9 @@ def proof_of(config: Mapping[str, str], reader: Callable[[], Reader], share: flo
         return None
     # Connect's own default is to expect a schema in each value.
     wrapped = config.get("value.converter.schemas.enable", "true").strip().lower() != "false"
-    payload = Payload(format=Format.JSON, envelope=Envelope.CONNECT if wrapped else None)
+    payload = PayloadFormats(format=ValueFormat.JSON, envelope=ValueEnvelope.CONNECT if wrapped else None)
     # A record that a sink has left out has no row: it does not spoil other rows, and the ledger calls it missing.
-    return DecodedAgain(reader=reader(), decoder=payload.decoder, beyond_rows=False, share=share)
+    return DecodingProof(reader=reader(), decoder=payload.decoder, beyond_rows=False, share=share)
 
 
 def unproven_because(config: Mapping[str, str]) -> str:

@@ -12,25 +12,25 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.connector import HeadUnknown
-from airflow_lakestream.connect.events import Event, events_of
+from airflow_lakestream.connect.events import ControlEvent, events_of
 from airflow_lakestream.connect.failures import SinkLacksRecords
-from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
+from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergConnector
 from airflow_lakestream.connect.positions import ConnectPositions
 from airflow_lakestream.connect.proof import proof_of
-from airflow_lakestream.core.checks import Auditor
+from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Counts, Engine
-from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
+from airflow_lakestream.core.ledger import Counts, LandingEngine
+from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_anew, publish
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.driver.progress import BatchProgress, Progress
+from airflow_lakestream.driver.progress import BatchProgress, DriverProgress
 from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.run.publication import KafkaLogView
 from airflow_lakestream.tables.design import TableDesign
 
 _POLL_TIMEOUT_S = 30.0
@@ -61,13 +61,13 @@ class BranchPublisher:
 
     def __init__(
         self,
-        sink: IcebergSink,
+        sink: IcebergConnector,
         catalog: Catalog,
         kafka: Mapping[str, Any],
         where: str,
         group: str,
         run_id: str,
-        auditor: Auditor | None = None,
+        auditor: RowChecker | None = None,
         share: float = 1.0,
     ) -> None:
         self._sink = sink
@@ -78,7 +78,7 @@ class BranchPublisher:
         self._run_id = run_id
         self._auditor = auditor
         self._proof = proof_of(sink.config, self._reader, share)
-        self._groups = Groups(kafka, where)
+        self._groups = KafkaGroups(kafka, where)
 
     def check_table(self) -> None:
         """Refuse a table without the columns for the sink's positions. Raises ConfigRefused."""
@@ -110,7 +110,7 @@ class BranchPublisher:
         """Return a text that changes with each commit of the sink; empty without a branch. Raises HeadUnknown."""
         return head_of(self._catalog, self._sink.table, self._sink.branch)
 
-    def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:
+    def publish(self, told: DriverProgress, is_stopped: bool) -> BatchProgress | None:
         """Publish new commits; return the batch, or None without new commits.
 
         :param told: the sums already published by this run.
@@ -128,17 +128,17 @@ class BranchPublisher:
         except DataLoss as e:
             raise SinkLacksRecords(e.ranges, self._sink.table, self._group) from e
 
-    def _publication(self, is_stopped: bool) -> Publication:
+    def _publication(self, is_stopped: bool) -> PublicationJob:
         sink, group = self._sink, self._group
         design = TableDesign(metadata_schema(("topic", "partition", "offset")))
-        return Publication(
+        return PublicationJob(
             run_id=self._run_id,
             table=sink.table,
             consumer_group=group,
             branch=sink.branch,
-            engine=Engine.CONNECT,
+            engine=LandingEngine.CONNECT,
             source=KafkaSource(self._kafka, sink.topic, group, StartAt(), self._where),
-            log=LookIntoLog(self._reader()),
+            log=KafkaLogView(self._reader()),
             sink=PublishingSink(self._catalog, sink.table, group, design, self._auditor),
             positions=ConnectPositions(sink, self._events, self._committed if is_stopped else None),
             proof=self._proof,
@@ -147,14 +147,14 @@ class BranchPublisher:
     def _reader(self) -> KafkaReader:
         return KafkaReader(self._kafka, self._group, poll_timeout=_POLL_TIMEOUT_S, where=self._where)
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[ControlEvent]:
         return events_of(self._groups.records(self._sink.control_topic))
 
     def _committed(self) -> Mapping[int, int]:
         return self._groups.committed(self._sink.coordinator_group, self._sink.control_topic)
 
 
-def _news(report: LandingReport, told: Progress, seconds: float) -> BatchProgress | None:
+def _news(report: LandingReport, told: DriverProgress, seconds: float) -> BatchProgress | None:
     """Return the unreported part of a report: this publication, and unreported landings of an earlier try."""
     before = Counts(told.rows_in, told.rows_out, rejected=told.rejected, skipped=told.skipped, filtered=told.filtered)
     new = report.counts - before

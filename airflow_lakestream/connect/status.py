@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class State(StrEnum):
+class ConnectorState(StrEnum):
     """A state of a connector or a task. OTHER: a state of a later version."""
 
     UNASSIGNED = "UNASSIGNED"
@@ -20,7 +20,7 @@ class State(StrEnum):
     OTHER = "OTHER"
 
     @classmethod
-    def of(cls, text: str) -> State:
+    def of(cls, text: str) -> ConnectorState:
         """Return the state of this name."""
         return cls(text) if text in cls.__members__ else cls.OTHER
 
@@ -30,7 +30,7 @@ class TaskStatus:
     """A task; `trace` has the reason of a failure."""
 
     task: int
-    state: State
+    state: ConnectorState
     worker: str = ""
     trace: str = ""
 
@@ -39,7 +39,7 @@ class TaskStatus:
 class ConnectorStatus:
     """A connector with tasks."""
 
-    state: State
+    state: ConnectorState
     tasks: tuple[TaskStatus, ...] = ()
     trace: str = ""
 
@@ -47,25 +47,32 @@ class ConnectorStatus:
     def parse(cls, value: Mapping[str, Any]) -> ConnectorStatus:
         """Read an answer. Raises KeyError, TypeError, AttributeError or ValueError."""
         tasks = tuple(
-            TaskStatus(int(one["id"]), State.of(one["state"]), str(one.get("worker_id", "")), str(one.get("trace", "")))
+            TaskStatus(
+                int(one["id"]),
+                ConnectorState.of(one["state"]),
+                str(one.get("worker_id", "")),
+                str(one.get("trace", "")),
+            )
             for one in value["tasks"]
         )
         connector = value["connector"]
-        return cls(State.of(connector["state"]), tasks, str(connector.get("trace", "")))
+        return cls(ConnectorState.of(connector["state"]), tasks, str(connector.get("trace", "")))
 
     @property
     def failed(self) -> tuple[TaskStatus, ...]:
         """The failed tasks."""
-        return tuple(task for task in self.tasks if task.state is State.FAILED)
+        return tuple(task for task in self.tasks if task.state is ConnectorState.FAILED)
 
     @property
     def all_run(self) -> bool:
         """Whether the connector and all tasks run, with at least a single task."""
         return (
-            self.state is State.RUNNING and bool(self.tasks) and all(one.state is State.RUNNING for one in self.tasks)
+            self.state is ConnectorState.RUNNING
+            and bool(self.tasks)
+            and all(one.state is ConnectorState.RUNNING for one in self.tasks)
         )
 
     def __str__(self) -> str:
-        counts = {state: sum(task.state is state for task in self.tasks) for state in State}
+        counts = {state: sum(task.state is state for task in self.tasks) for state in ConnectorState}
         tasks = ", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count)
         return f"{self.state.lower()}, tasks: {tasks or 'none'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from airflow_lakestream.kafka.java import DamageTold
+from airflow_lakestream.kafka.java import JavaDamage
 
 # The forms of Iceberg's sink, of Connect's own messages, and of most other sinks.
 _PLACES = (
@@ -27,7 +27,7 @@ _PASSING = re.compile(
 
 
 @dataclass(frozen=True, order=True)
-class Culprit:
+class TraceRecord:
     """A record at which a task failed: with the place, or with the error if the trace has no place."""
 
     topic: str = ""
@@ -44,15 +44,15 @@ class Culprit:
         return f"{self.topic}[{self.partition}] offset {self.offset}" if self.is_placed else self.error
 
 
-def culprit_of(trace: str) -> Culprit | None:
+def culprit_of(trace: str) -> TraceRecord | None:
     """Return the record at which a task failed; None for a whole batch, or without a record in the trace."""
-    if (damage := DamageTold.of(trace)) is not None and damage.topic:
+    if (damage := JavaDamage.of(trace)) is not None and damage.topic:
         return None
     for place in _PLACES:
         if found := place.search(trace):
-            return Culprit(found["topic"], int(found["partition"]), int(found["offset"]))
+            return TraceRecord(found["topic"], int(found["partition"]), int(found["offset"]))
     if _OF_A_RECORD in trace and not _PASSING.search(trace):
-        return Culprit(error=cause_of(trace))
+        return TraceRecord(error=cause_of(trace))
     return None
 
 

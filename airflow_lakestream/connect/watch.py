@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_lakestream.connect.judging import Memory, Seen, judge
-from airflow_lakestream.driver.progress import Progress
-from airflow_lakestream.driver.supervisor import History, Limits, decide
-from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory, judge
+from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.driver.supervisor import SupervisionHistory, SupervisionLimits, decide
+from airflow_lakestream.driver.watch import DriverLook
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +26,21 @@ class ConnectorWatch:
     """
 
     def __init__(
-        self, see: Callable[[], Seen], limits: Limits, history: History, memory: Memory, session: float
+        self,
+        see: Callable[[], ConnectorLook],
+        limits: SupervisionLimits,
+        history: SupervisionHistory,
+        memory: ConnectorMemory,
+        session: float,
     ) -> None:
         self._see = see
         self._limits = limits
         self.history = history
         self.memory = memory
         self._session = session
-        self.seen = Seen()
+        self.seen = ConnectorLook()
 
-    def look(self) -> Look:
+    def look(self) -> DriverLook:
         """Look, and decide."""
         now = time.time()
         self.seen = self._see()
@@ -55,7 +60,7 @@ class ConnectorWatch:
             )
         decision = decide(self.history, self._limits, sight, now)
         self.history = decision.history
-        return Look(decision, sight, None, Progress(doing=sight.doing), ())
+        return DriverLook(decision, sight, None, DriverProgress(doing=sight.doing), ())
 
     def is_due(self, publish_interval: float) -> bool:
         """Return whether the sink has an unpublished commit, and the interval between publications is over."""

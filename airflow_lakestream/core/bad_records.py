@@ -30,7 +30,7 @@ def kind_of(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReasonKind:
     """Bad records of a stage with a kind of reason; `examples` are texts."""
 
     stage: str
@@ -51,7 +51,7 @@ class BadRecords:
     """
 
     count: int = 0
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ReasonKind, ...] = ()
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: BadRecords) -> BadRecords:
@@ -88,17 +88,17 @@ class BadRecords:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BadRecords:
         """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
-        kinds = tuple(Kind(stage, reason, int(n), tuple(texts)) for stage, reason, n, texts in data["kinds"])
+        kinds = tuple(ReasonKind(stage, reason, int(n), tuple(texts)) for stage, reason, n, texts in data["kinds"])
         return cls(int(data["count"]), kinds, dict(data["causes"]))
 
 
-def _most_frequent(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+def _most_frequent(kinds: Iterable[ReasonKind]) -> tuple[ReasonKind, ...]:
     """Return the `MOST_KINDS` most frequent kinds, each once, the most frequent first."""
-    found: dict[tuple[str, str], Kind] = {}
+    found: dict[tuple[str, str], ReasonKind] = {}
     for kind in kinds:
         key = kind.stage, kind.reason
-        known = found.get(key, Kind(*key, 0))
-        found[key] = Kind(*key, known.count + kind.count, (*known.examples, *kind.examples)[:MOST_EXAMPLES])
+        known = found.get(key, ReasonKind(*key, 0))
+        found[key] = ReasonKind(*key, known.count + kind.count, (*known.examples, *kind.examples)[:MOST_EXAMPLES])
     return tuple(sorted(found.values(), key=lambda kind: -kind.count)[:MOST_KINDS])
 
 

@@ -19,7 +19,7 @@ AGAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class RowCount:
+class RowCountCheck:
     """Allowed number of rows of a landing, fixed or as a multiple of the last week's mean."""
 
     least: int | None = None
@@ -48,7 +48,7 @@ class RowCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class LandingChecks:
     """Conditions for the rows of each commit.
 
     :param statements: SQL statements, each of which must return no rows.
@@ -60,7 +60,7 @@ class Checks:
     statements: tuple[str, ...] = ()
     not_null: tuple[str, ...] = ()
     unique: tuple[str, ...] = ()
-    row_count: RowCount | None = None
+    row_count: RowCountCheck | None = None
     freshness: float | None = None
 
 
@@ -77,7 +77,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class StagedRows:
     """Rows of a landing before the commit, in Parquet files with these columns.
 
     :param files: the size of each file, by path.
@@ -95,15 +95,15 @@ class Written:
     values: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
-class Auditor(Protocol):
+class RowChecker(Protocol):
     """Checker of a landing's rows before publication."""
 
-    checks: Checks
+    checks: LandingChecks
 
     def check_columns(self, columns: RowSchema) -> None:
         """Raise InvalidArgument if the checks don't fit the columns."""
 
-    def findings(self, written: Written) -> Sequence[Finding]:
+    def findings(self, written: StagedRows) -> Sequence[Finding]:
         """Return the failed checks. Raises InvalidArgument, and errors of reading the files."""
 
 

@@ -18,16 +18,16 @@ from typing import Any
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import (
     Counts,
-    Engine,
+    FunctionRows,
     Landing,
+    LandingEngine,
     Ledger,
-    Made,
-    Noted,
-    Streamed,
+    NotedLandings,
+    StreamBatch,
     TopicEntry,
     TopicIdentity,
 )
-from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.core.source_types import SourceType, read_types
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -139,7 +139,9 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             noted=SUMMARY_NOTED in summary,
             engine=_engine(summary.get(SUMMARY_ENGINE)),
             bad=BadRecords(int(summary[SUMMARY_BAD])) if SUMMARY_BAD in summary else None,
-            made=Made(summary[SUMMARY_TRANSFORM], int(summary[SUMMARY_MADE])) if SUMMARY_MADE in summary else None,
+            made=FunctionRows(summary[SUMMARY_TRANSFORM], int(summary[SUMMARY_MADE]))
+            if SUMMARY_MADE in summary
+            else None,
             adopted=summary.get(SUMMARY_ADOPTED),
             filled=frozenset(json.loads(_unpack(summary.get(SUMMARY_FILLED, "[]")))),
             silent=dict(json.loads(_unpack(summary.get(SUMMARY_SILENT, "{}")))),
@@ -272,7 +274,7 @@ def _encode_bad(landing: Landing) -> dict[str, str]:
     return {} if known or landing.bad is None else {SUMMARY_BAD: str(landing.bad.count)}
 
 
-def _encode_made(made: Made | None) -> dict[str, str]:
+def _encode_made(made: FunctionRows | None) -> dict[str, str]:
     return {} if made is None else {SUMMARY_TRANSFORM: made.function, SUMMARY_MADE: str(made.rows)}
 
 
@@ -285,9 +287,9 @@ def _encode_stream(landing: Landing) -> dict[str, str]:
     return {}
 
 
-def _engine(name: str | None) -> Engine | None:
+def _engine(name: str | None) -> LandingEngine | None:
     # Informational only: the ledger is not refused for an engine that only a newer version knows.
-    return Engine(name) if name in list(Engine) else None
+    return LandingEngine(name) if name in list(LandingEngine) else None
 
 
 def _check_version(version: object, where: str) -> None:
@@ -308,12 +310,12 @@ def _journal_entry(item: dict[str, Any]) -> JournalEntry:
 
 
 def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:
-    noted = {"noted": ledger.noted.ids, "all-noted": ledger.noted.complete} if ledger.noted != Noted() else {}
+    noted = {"noted": ledger.noted.ids, "all-noted": ledger.noted.complete} if ledger.noted != NotedLandings() else {}
     return {"ledger": _topics_to_json(ledger.topics), **noted, **_columns_to_json(ledger)}
 
 
 def _ledger_from_json(data: Mapping[str, Any], consumer_group: str) -> Ledger:
-    noted = Noted(tuple(data.get("noted", ())), data.get("all-noted", True))
+    noted = NotedLandings(tuple(data.get("noted", ())), data.get("all-noted", True))
     return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted, **_columns_from_json(data))
 
 
@@ -378,10 +380,10 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
             replaced=decode_ranges(item.get("replaced", ""), identity.topic),
             removed=Counts(*item.get("removed", ())),
             forgotten=decode_ranges(item.get("forgotten", ""), identity.topic),
-            streamed=Streamed(*item["streamed"]) if "streamed" in item else None,
+            streamed=StreamBatch(*item["streamed"]) if "streamed" in item else None,
             adopted=decode_ranges(item.get("adopted", ""), identity.topic),
             published={
-                branch: Published(snapshot_id, sequence, _by_partition_from_text(ends))
+                branch: PublicationMarker(snapshot_id, sequence, _by_partition_from_text(ends))
                 for branch, (snapshot_id, sequence, ends) in item.get("published", {}).items()
             },
             unproven=decode_ranges(item.get("unproven", ""), identity.topic),

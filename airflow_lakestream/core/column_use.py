@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_lakestream.core.source_types import SeenType, all_seen
+from airflow_lakestream.core.source_types import EventColumnType, all_seen
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # The parts of a record whose fields are checked.
@@ -24,16 +24,16 @@ _LEAST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class UnmappedFields:
     """Records without a matching column: the count, a few fields, and the first record's place."""
 
     count: int
     fields: tuple[str, ...]
     at: str
 
-    def __add__(self, later: Foreign) -> Foreign:
+    def __add__(self, later: UnmappedFields) -> UnmappedFields:
         fields = tuple(dict.fromkeys((*self.fields, *later.fields)))[:MOST_FIELDS]
-        return Foreign(self.count + later.count, fields, self.at)
+        return UnmappedFields(self.count + later.count, fields, self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class ColumnUse:
     filled: frozenset[str] = frozenset()
     near: Mapping[str, str] = field(default_factory=dict)
     placed: frozenset[str] = frozenset()
-    foreign: Mapping[str, Foreign] = field(default_factory=dict)
-    types: Mapping[str, SeenType] = field(default_factory=dict)
+    foreign: Mapping[str, UnmappedFields] = field(default_factory=dict)
+    types: Mapping[str, EventColumnType] = field(default_factory=dict)
 
     def __add__(self, later: ColumnUse) -> ColumnUse:
         foreign = dict(self.foreign)
@@ -93,16 +93,18 @@ class ColumnUse:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ColumnUse:
         """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
-        foreign = {part: Foreign(int(n), tuple(fields), str(at)) for part, (n, fields, at) in data["foreign"].items()}
+        foreign = {
+            part: UnmappedFields(int(n), tuple(fields), str(at)) for part, (n, fields, at) in data["foreign"].items()
+        }
         columns, filled, placed = (frozenset(data[name]) for name in ("columns", "filled", "placed"))
-        types = {str(path): SeenType.from_dict(one) for path, one in data["types"].items()}
+        types = {str(path): EventColumnType.from_dict(one) for path, one in data["types"].items()}
         return cls(columns, filled, dict(data["near"]), placed, foreign, types)
 
 
 class NoFieldHasColumn(LakestreamError, Terminal):
     """No field of the records has a column: every row would be empty."""
 
-    def __init__(self, table: str, part: str, foreign: Foreign, use: ColumnUse) -> None:
+    def __init__(self, table: str, part: str, foreign: UnmappedFields, use: ColumnUse) -> None:
         self.table, self.part, self.foreign = table, part, foreign
         near = {path: name for path, name in use.near.items() if path not in use.filled}
         hint = "".join(f" The column {path!r} is almost called as the field {name!r}." for path, name in near.items())

@@ -8,7 +8,7 @@ from enum import StrEnum
 from airflow_lakestream.exceptions import InvalidArgument
 
 
-class Format(StrEnum):
+class ValueFormat(StrEnum):
     """Format of a record's value."""
 
     JSON = "json"
@@ -30,7 +30,7 @@ class KeyFormat(StrEnum):
     JSON_SCHEMA = "json_schema"
 
 
-class Envelope(StrEnum):
+class ValueEnvelope(StrEnum):
     """The wrapping around the row in a value.
 
     `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.core.source_types import SourceType
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -25,7 +25,7 @@ MOST_NOTED = 64
 MARKS = 8
 
 
-class Engine(StrEnum):
+class LandingEngine(StrEnum):
     """Engine of a landing."""
 
     EXTRACT = "extract"
@@ -89,7 +89,7 @@ class CountsDoNotAddUp(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamBatch:
     """The last landed batch of a group's streaming query, to match the query's checkpoint.
 
     :param query_id: the id in Spark's checkpoint; another checkpoint has another id.
@@ -139,9 +139,9 @@ class TopicEntry:
     replaced: RangeSet = RangeSet()
     removed: Counts = Counts()
     forgotten: RangeSet = RangeSet()
-    streamed: Streamed | None = None
+    streamed: StreamBatch | None = None
     adopted: RangeSet = RangeSet()
-    published: Mapping[str, Published] = field(default_factory=dict)
+    published: Mapping[str, PublicationMarker] = field(default_factory=dict)
     unproven: RangeSet = RangeSet()
 
     @property
@@ -191,7 +191,7 @@ class TopicEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NotedLandings:
     """The ids of the last landings with a note in the reject table, oldest first.
 
     The reject table asks which of its landings have landed, perhaps long after their snapshots expired.
@@ -206,13 +206,15 @@ class Noted:
         """The newest ids, for `has_all_since`: several, since the last landings may be rolled back."""
         return self.ids[-MARKS:]
 
-    def add(self, landing_id: str) -> Noted:
+    def add(self, landing_id: str) -> NotedLandings:
         """Return the ids with another id added."""
-        return self if landing_id in self.ids else Noted((*self.ids, landing_id), self.complete).newest(MOST_NOTED)
+        return (
+            self if landing_id in self.ids else NotedLandings((*self.ids, landing_id), self.complete).newest(MOST_NOTED)
+        )
 
-    def newest(self, most: int) -> Noted:
+    def newest(self, most: int) -> NotedLandings:
         """Return the newest ids, at most `most`."""
-        return self if len(self.ids) <= most else Noted(self.ids[-most:], complete=False)
+        return self if len(self.ids) <= most else NotedLandings(self.ids[-most:], complete=False)
 
     def place(self, landing_id: str) -> int | None:
         """Return a landing's place, negative and growing along the history; None for an unknown landing."""
@@ -224,7 +226,7 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FunctionRows:
     """Number of rows made by a function of a landing's records, without positions.
 
     The record of a row is not known. The records count as filtered, since no record has a row of its own.
@@ -233,8 +235,8 @@ class Made:
     function: str
     rows: int
 
-    def __add__(self, other: Made) -> Made:
-        return Made(other.function, self.rows + other.rows)
+    def __add__(self, other: FunctionRows) -> FunctionRows:
+        return FunctionRows(other.function, self.rows + other.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ class Landing:
     by_partition: Mapping[TopicIdentity, Mapping[int, Counts]] = field(default_factory=dict, compare=False)
     noted: bool = False
     # For sensors and `status`; only the snapshot's summary has it.
-    engine: Engine | None = field(default=None, compare=False)
+    engine: LandingEngine | None = field(default=None, compare=False)
     # The columns that got their first value from this group.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
     # New and changed types of the source's columns. `types_anew`: any change is allowed, since all rows are new.
@@ -267,7 +269,7 @@ class Landing:
     # The first offset of each partition of the topic when the batch was planned; not written to the table.
     lows: Mapping[int, int] = field(default_factory=dict, compare=False)
     # Only the snapshot's summary has it.
-    made: Made | None = field(default=None, compare=False)
+    made: FunctionRows | None = field(default=None, compare=False)
     # Only the snapshot's summary has it.
     adopted: str | None = field(default=None, compare=False)
     # For a replace: the number of rejected records in the ledger without a row in the reject table. A replace that was
@@ -311,7 +313,7 @@ class Ledger:
 
     consumer_group: str
     topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)
-    noted: Noted = Noted()
+    noted: NotedLandings = NotedLandings()
     # Not compared: landings of an older version lack it.
     filled: frozenset[str] = field(default=frozenset(), compare=False)
     types: Mapping[str, SourceType] = field(default_factory=dict, compare=False)

@@ -85,7 +85,7 @@ class TableFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LedgerReading:
     """The ledger at a head, as a base and the landings since, oldest first."""
 
     base_id: int | None
@@ -123,14 +123,14 @@ class Reading:
         return value
 
 
-def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None = None) -> Reading:
+def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None = None) -> LedgerReading:
     """Return the ledger of `consumer_group` at the newest file's head, or at snapshot `at`.
 
     `history` is the table's metadata, newest first and complete, loaded on demand. Raises
     UndecidedLedger, and UnreadableLedger for a text of a newer version.
     """
-    chain = _Chain(consumer_group)
-    empty = Reading(None, Ledger(consumer_group), ())
+    chain = _SnapshotChain(consumer_group)
+    empty = LedgerReading(None, Ledger(consumer_group), ())
     head: SnapshotFacts | None = None
     why = "no metadata was given"
     for number, facts in enumerate(history):
@@ -152,7 +152,7 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
     raise error(consumer_group, head.snapshot_id, why)
 
 
-def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Reading | None:
+def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> LedgerReading | None:
     """Return the reading if the walk meets an anchor in the newest file, or None.
 
     A shortcut for the usual case, a last landing at the head or a few snapshots below: the full search first learns
@@ -177,37 +177,39 @@ def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Rea
 
 
 @dataclass(frozen=True, slots=True)
-class _Anchor:
+class _LedgerAnchor:
     """A snapshot with a known ledger: behind the first `count` entries of a journal."""
 
     value: LedgerProperty
     count: int
 
-    def reading(self, above: Sequence[JournalEntry]) -> Reading:
+    def reading(self, above: Sequence[JournalEntry]) -> LedgerReading:
         """Return the ledger at a later snapshot; `above` are the landings between, newest first."""
         journal = self.value.journal[: self.count]
-        return Reading(self.value.base_id, self.value.base, (*journal, *reversed(above)))
+        return LedgerReading(self.value.base_id, self.value.base, (*journal, *reversed(above)))
 
 
-def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int, _Anchor]:
-    anchors: dict[int, _Anchor] = {}
+def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int, _LedgerAnchor]:
+    anchors: dict[int, _LedgerAnchor] = {}
     if (text := properties.get(property_key(consumer_group))) is not None:
         value = decode_property(text, consumer_group)
-        anchors |= {entry.snapshot_id: _Anchor(value, count) for count, entry in enumerate(value.journal, start=1)}
+        anchors |= {
+            entry.snapshot_id: _LedgerAnchor(value, count) for count, entry in enumerate(value.journal, start=1)
+        }
         if value.base_id is not None:
-            anchors.setdefault(value.base_id, _Anchor(value, 0))
+            anchors.setdefault(value.base_id, _LedgerAnchor(value, 0))
     if (text := properties.get(anchors_key(consumer_group))) is not None:
         for snapshot_id, ledger in decode_anchors(text, consumer_group).items():
-            anchors.setdefault(snapshot_id, _Anchor(LedgerProperty(snapshot_id, ledger, ()), 0))
+            anchors.setdefault(snapshot_id, _LedgerAnchor(LedgerProperty(snapshot_id, ledger, ()), 0))
     return anchors
 
 
-def _restated(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
+def _restated(snapshot: SnapshotFacts, consumer_group: str) -> _LedgerAnchor | None:
     ledger = decode_restated(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
-    return None if ledger is None else _Anchor(LedgerProperty(snapshot.snapshot_id, ledger, ()), 0)
+    return None if ledger is None else _LedgerAnchor(LedgerProperty(snapshot.snapshot_id, ledger, ()), 0)
 
 
-class _Chain:
+class _SnapshotChain:
     """Facts about parents, landings and anchors from all loaded metadata files."""
 
     def __init__(self, consumer_group: str) -> None:
@@ -217,7 +219,7 @@ class _Chain:
         self._roots: set[int] = set()
         self._landings: dict[int, Landing | None] = {}
         self._sources: dict[int, int] = {}
-        self._anchors: dict[int, _Anchor] = {}
+        self._anchors: dict[int, _LedgerAnchor] = {}
         self._restated: set[int] = set()
         self._newer: Mapping[int, SnapshotFacts] = {}
         self._texts: set[tuple[str | None, ...]] = set()
@@ -263,7 +265,7 @@ class _Chain:
             if anchor.count:
                 self._landings.setdefault(snapshot_id, anchor.value.journal[anchor.count - 1].landing)
 
-    def walk(self, head: SnapshotFacts) -> tuple[Reading | None, str]:
+    def walk(self, head: SnapshotFacts) -> tuple[LedgerReading | None, str]:
         """Follow the parents from the head; return the reading, or the reason for a stuck walk."""
         above: list[JournalEntry] = []
         at = head.snapshot_id
@@ -289,7 +291,7 @@ class _Chain:
         # A table rolled back to before the first landing is empty; a table replaced by unknown rows is not.
         if not above and head.has_rows and self.group_seen and not self._root_has_landings(at):
             return None, REPLACED
-        return Reading(None, Ledger(self.consumer_group), tuple(reversed(above))), ""
+        return LedgerReading(None, Ledger(self.consumer_group), tuple(reversed(above))), ""
 
     def _root_has_landings(self, root: int) -> bool:
         """Return whether a known landing of the group descends from `root`."""

@@ -115,7 +115,7 @@ class Tombstones(StrEnum):
     REJECT = "reject"
 
 
-class Missing(StrEnum):
+class MissingPolicy(StrEnum):
     """Reaction to a missing object of a look, or to a failing connection."""
 
     WAIT = "wait"

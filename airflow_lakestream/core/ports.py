@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.unaccounted import LookForRows, no_rows
-from airflow_lakestream.core.ledger import Landing, Ledger, Streamed, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, Ledger, StreamBatch, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch, Rows
 from airflow_lakestream.core.sharing.pieces import Files
-from airflow_lakestream.core.source_types import NEW_TABLE, KeptTypes
+from airflow_lakestream.core.source_types import NEW_TABLE, LedgerTypes
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
@@ -23,7 +23,7 @@ Trial = Callable[[Rows], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RecordChunk:
     """All readable records of an offset range; the batch is often empty."""
 
     covers: OffsetRange
@@ -60,7 +60,7 @@ class TypesConflict(Conflict):
 class StreamConflict(Conflict):
     """Another run landed for the group since a streaming batch was planned, or the table was rolled back."""
 
-    def __init__(self, table: str, what: str, last: Streamed | None) -> None:
+    def __init__(self, table: str, what: str, last: StreamBatch | None) -> None:
         super().__init__(
             f"{table}: {what} does not follow what its group landed last: {last or 'nothing of a stream'}."
         )
@@ -127,7 +127,7 @@ BEGINNING_MS = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class TimeBoundary:
     """Boundary of a time in a partition: the first offset with a timestamp at or after the time.
 
     Without such a record the boundary is open, and at the partition's end. A time at or before BEGINNING_MS is at the
@@ -138,7 +138,7 @@ class Boundary:
     is_open: bool = False
 
 
-class Source(Protocol):
+class TopicSource(Protocol):
     """A topic of a cluster, seen from outside the log."""
 
     def look(self) -> TopicState:
@@ -150,17 +150,17 @@ class Source(Protocol):
     def starts(self, state: TopicState) -> Mapping[int, int]:
         """Return the beginnings of a group without an origin, by partition; default: the log's start."""
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         """Return the boundary of a time by partition; records at or past the ends in `state` do not count."""
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets in Kafka, for lag tools; a failure is logged, never raised."""
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Reader of exactly a plan's ranges."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield chunks to cover the plan's ranges; a partition's chunks come in offset order.
 
         Returns early once `cancelled` is set; closing it ends the reading.
@@ -169,7 +169,7 @@ class Reader(Protocol):
         """
 
 
-class Decoder(Protocol):
+class RecordDecoder(Protocol):
     """Decoder of raw records into rows, called by several threads at once."""
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
@@ -179,7 +179,7 @@ class Decoder(Protocol):
 class DecoderFactory(Protocol):
     """Maker of the decoder for a table's payload schema, or for a schema inferred from the first batch."""
 
-    def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> Decoder | None:
+    def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> RecordDecoder | None:
         """Return a decoder; None without a schema and without a record to infer a schema from.
 
         Also None for first records that can't be rows with any columns: they are skipped, unless they wait.
@@ -211,12 +211,12 @@ class TableState:
     type_remedy: str = NEW_TABLE
 
     @property
-    def types(self) -> KeptTypes:
+    def types(self) -> LedgerTypes:
         """The types of the source's columns in the ledger."""
-        return KeptTypes(self.ledger.types, self.type_remedy)
+        return LedgerTypes(self.ledger.types, self.type_remedy)
 
 
-class Rejects(Protocol):
+class RejectStore(Protocol):
     """Store of rejected records: written before the sink's next commit, and valid with the commit."""
 
     def reject(self, records: Rows) -> None:
@@ -268,7 +268,7 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class TakingSink(Sink, Protocol):
+class HandoverSink(Sink, Protocol):
     """A sink for files written by child processes of the run."""
 
     def outline(self) -> Any:
@@ -285,7 +285,7 @@ class TakingSink(Sink, Protocol):
 
 
 @runtime_checkable
-class SharedSink(TakingSink, Protocol):
+class SharedSink(HandoverSink, Protocol):
     """A sink for files written by several workers: tasks, processes or executors."""
 
     def write_below(self, folder: str) -> None:

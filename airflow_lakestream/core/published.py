@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublicationMarker:
     """The newest published snapshot of a branch.
 
     :param sequence: the snapshot's sequence number. Numbers rise along a branch, so lower snapshots need no look, even

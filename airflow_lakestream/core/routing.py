@@ -37,7 +37,7 @@ class NewTables(StrEnum):
     CREATE = "create"
 
 
-class Origin(StrEnum):
+class PlaceholderOrigin(StrEnum):
     """Source of a placeholder's value."""
 
     TOPIC = "topic"
@@ -47,10 +47,10 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Placeholder:
+class NamePlaceholder:
     """`{topic}`, `{key}`, `{header:name}`, or `{name}` for a field of the payload."""
 
-    origin: Origin
+    origin: PlaceholderOrigin
     name: str = ""
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class TableTemplate:
     """A table's name with placeholders; `parts` are literal texts and placeholders, in order."""
 
     text: str
-    parts: tuple[str | Placeholder, ...]
+    parts: tuple[str | NamePlaceholder, ...]
 
     @classmethod
     def parse(cls, text: str, argument: str = "table") -> TableTemplate:
@@ -97,14 +97,14 @@ class TableTemplate:
         return template
 
     @property
-    def placeholders(self) -> tuple[Placeholder, ...]:
+    def placeholders(self) -> tuple[NamePlaceholder, ...]:
         """All placeholders, in order."""
-        return tuple(part for part in self.parts if isinstance(part, Placeholder))
+        return tuple(part for part in self.parts if isinstance(part, NamePlaceholder))
 
     @property
-    def by_record(self) -> tuple[Placeholder, ...]:
+    def by_record(self) -> tuple[NamePlaceholder, ...]:
         """The placeholders filled with each record's own value."""
-        return tuple(p for p in self.placeholders if p.origin is not Origin.TOPIC)
+        return tuple(p for p in self.placeholders if p.origin is not PlaceholderOrigin.TOPIC)
 
     @property
     def by_topic(self) -> bool:
@@ -119,7 +119,7 @@ class TableTemplate:
             name = sanitized(topic)
         except Unroutable as e:
             raise InvalidArgument("table", f"the topic {topic!r} {e}.", "Name the table without {topic}.") from None
-        text = "".join(name if part == Placeholder(Origin.TOPIC) else _text(part) for part in self.parts)
+        text = "".join(name if part == NamePlaceholder(PlaceholderOrigin.TOPIC) else _text(part) for part in self.parts)
         if not self.by_record and len(text) > MAX_NAME:
             raise InvalidArgument("table", f"{text!r} is longer than {MAX_NAME} characters.", "Do without {topic}.")
         return TableTemplate.parse(text)
@@ -158,20 +158,24 @@ _KEPT = f"names that end in {', '.join(BESIDE)} are kept for the tables that sta
 _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.{event}" for a field of the payload.'
 
 
-def _placeholder(text: str, template: str) -> Placeholder:
+def _placeholder(text: str, template: str) -> NamePlaceholder:
     origin, colon, name = text.partition(":")
     if not colon:
-        origin, name = (text, "") if text in (Origin.TOPIC, Origin.KEY) else (Origin.FIELD.value, text)
-    is_named = origin in (Origin.HEADER, Origin.FIELD)
-    is_good = (is_named and bool(name)) or (origin in (Origin.TOPIC, Origin.KEY) and not colon)
+        origin, name = (
+            (text, "")
+            if text in (PlaceholderOrigin.TOPIC, PlaceholderOrigin.KEY)
+            else (PlaceholderOrigin.FIELD.value, text)
+        )
+    is_named = origin in (PlaceholderOrigin.HEADER, PlaceholderOrigin.FIELD)
+    is_good = (is_named and bool(name)) or (origin in (PlaceholderOrigin.TOPIC, PlaceholderOrigin.KEY) and not colon)
     if not is_good or re.search(r"\s", text):
         raise InvalidArgument("table", f"{template!r}: {{{text}}} is no placeholder.", _NOTATION)
-    if origin == Origin.FIELD and "." in name:
+    if origin == PlaceholderOrigin.FIELD and "." in name:
         raise InvalidArgument("table", f"{template!r}: {{{text}}} is not a field at the top of the payload.", _NOTATION)
-    return Placeholder(Origin(origin), name)
+    return NamePlaceholder(PlaceholderOrigin(origin), name)
 
 
-def _text(part: str | Placeholder) -> str:
+def _text(part: str | NamePlaceholder) -> str:
     if isinstance(part, str):
         return part
     if not part.name:

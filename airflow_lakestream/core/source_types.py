@@ -46,7 +46,7 @@ Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SeenType:
+class EventColumnType:
     """Types of a source's column in events, by meaning, each with the name and the first record.
 
     `there` are the log positions of events with the column, `lacking` of events without; None if unknown.
@@ -56,9 +56,9 @@ class SeenType:
     there: Span | None = None
     lacking: Span | None = None
 
-    def __add__(self, later: SeenType) -> SeenType:
+    def __add__(self, later: EventColumnType) -> EventColumnType:
         types = {**self.types, **{key: one for key, one in later.types.items() if key not in self.types}}
-        return SeenType(types, _hull(self.there, later.there), _hull(self.lacking, later.lacking))
+        return EventColumnType(types, _hull(self.there, later.there), _hull(self.lacking, later.lacking))
 
     def after(self, kept: SourceType | None) -> SourceType | None:
         """Return the type to keep of the column; None for a column unknown to the ledger and the events."""
@@ -87,7 +87,7 @@ class SeenType:
         return {"types": types, "there": self.there, "lacking": self.lacking}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SeenType:
+    def from_dict(cls, data: Mapping[str, Any]) -> EventColumnType:
         """Parse the values of `to_dict`. Raises KeyError, TypeError and ValueError."""
         types = {meaning: (str(text), str(at)) for meaning, (text, at) in data["types"].items()}
         return cls(types, _span(data["there"]), _span(data["lacking"]))
@@ -103,7 +103,7 @@ def _span(value: Any) -> Span | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-def all_seen(one: Mapping[str, SeenType], later: Mapping[str, SeenType]) -> dict[str, SeenType]:
+def all_seen(one: Mapping[str, EventColumnType], later: Mapping[str, EventColumnType]) -> dict[str, EventColumnType]:
     """Return the types seen in two parts, by column."""
     found = dict(one)
     for path, seen in later.items():
@@ -132,13 +132,13 @@ class SourceTypeChanged(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTypes:
+class LedgerTypes:
     """Types of the source's columns in the ledger, by path, and the remedy for a change."""
 
     columns: Mapping[str, SourceType] = field(default_factory=dict)
     remedy: str = NEW_TABLE
 
-    def check(self, table: str, seen: Mapping[str, SeenType]) -> None:
+    def check(self, table: str, seen: Mapping[str, EventColumnType]) -> None:
         """Refuse a column with a new meaning, or with two meanings. Raises SourceTypeChanged."""
         for path, one in seen.items():
             found = [(meaning, text, at) for meaning, (text, at) in one.types.items() if meaning]
@@ -149,12 +149,12 @@ class KeptTypes:
                 if meaning != before[0]:
                     raise SourceTypeChanged(table, path, before[1], text, at, self.remedy)
 
-    def changes(self, seen: Mapping[str, SeenType]) -> dict[str, SourceType]:
+    def changes(self, seen: Mapping[str, EventColumnType]) -> dict[str, SourceType]:
         """Return the columns to change in the ledger after the types seen."""
         after = {path: one.after(self.columns.get(path)) for path, one in seen.items()}
         return {path: one for path, one in after.items() if one is not None and one != self.columns.get(path)}
 
-    def add(self, changes: Mapping[str, SourceType]) -> KeptTypes:
+    def add(self, changes: Mapping[str, SourceType]) -> LedgerTypes:
         """Return the columns after a landing."""
         return replace(self, columns={**self.columns, **changes}) if changes else self
 

@@ -21,7 +21,7 @@ _SOURCE = "source-snapshot-id"
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class EventCursor:
     """The last emitted snapshot; `snapshot_id` is None before the first emission.
 
     `table_id` is the table's own: a table dropped and created again has another. Empty if there was no table yet.
@@ -37,18 +37,18 @@ class Cursor:
         return {"sequence": self.sequence, "snapshot": snapshot, "table": self.table_id}
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Cursor:
+    def parse(cls, value: Mapping[str, Any]) -> EventCursor:
         """Parse the values of `to_json`."""
         snapshot = value["snapshot"]
         return cls(int(value["sequence"]), None if snapshot is None else int(snapshot), str(value["table"]))
 
-    def of(self, table_id: str) -> Cursor:
+    def of(self, table_id: str) -> EventCursor:
         """Return the cursor of a table, reset if the table was created again."""
-        return self if self.table_id == table_id else Cursor(table_id=table_id)
+        return self if self.table_id == table_id else EventCursor(table_id=table_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class PendingSnapshots:
     """The snapshots after a cursor, oldest first.
 
     `is_cut`: earlier ones may have expired. `leads_on`: the history goes on from the cursor, which may move to
@@ -60,14 +60,14 @@ class Untold:
     leads_on: bool = True
 
 
-def head_cursor(facts: TableFacts, table_id: str = "") -> Cursor:
+def head_cursor(facts: TableFacts, table_id: str = "") -> EventCursor:
     """Return the cursor after all snapshots."""
     if facts.head_id is None:
-        return Cursor(table_id=table_id)
-    return Cursor(facts.snapshots[facts.head_id].sequence_number, facts.head_id, table_id)
+        return EventCursor(table_id=table_id)
+    return EventCursor(facts.snapshots[facts.head_id].sequence_number, facts.head_id, table_id)
 
 
-def untold(facts: TableFacts, cursor: Cursor) -> Untold:
+def untold(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
     """Return the snapshots of main's history after the cursor."""
     walk: list[SnapshotFacts] = []
     known, floor = {cursor.snapshot_id}, cursor.sequence
@@ -79,7 +79,7 @@ def untold(facts: TableFacts, cursor: Cursor) -> Untold:
     # The walk ended without a snapshot: at the table's first snapshot, or before an expired snapshot.
     ends_in_nothing = at is None or not (at in known or at in facts.snapshots)
     is_cut = bool(walk) and ends_in_nothing and walk[-1].sequence_number > floor + 1
-    return Untold(tuple(reversed(walk)), is_cut, leads_on=not is_rolled_back)
+    return PendingSnapshots(tuple(reversed(walk)), is_cut, leads_on=not is_rolled_back)
 
 
 def landing_in(facts: TableFacts, snapshot: SnapshotFacts) -> tuple[str, Landing] | None:

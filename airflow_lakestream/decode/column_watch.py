@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.core.column_use import KEY, MOST_FIELDS, VALUE, ColumnUse, Foreign
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.column_use import KEY, MOST_FIELDS, VALUE, ColumnUse, UnmappedFields
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.field_names import FieldNames, Fields, inside
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.values.outcome import Indices, near_name
 
@@ -36,10 +36,10 @@ class ColumnWatch:
     :param schema: columns of decoded values and keys; None for no search (SQL of raw records, or a column per field).
     """
 
-    def __init__(self, payload: Payload, schema: pa.Schema | None) -> None:
-        own = [] if schema is None or payload.format == Format.RAW else payload.own_columns(schema.names)
+    def __init__(self, payload: PayloadFormats, schema: pa.Schema | None) -> None:
+        own = [] if schema is None or payload.format == ValueFormat.RAW else payload.own_columns(schema.names)
         self._payload, self._own = payload, frozenset(own)
-        self._parts: list[_Part] = []
+        self._parts: list[_RecordPart] = []
         if own and schema is not None:
             self._parts = list(_parts(payload, schema, own))
         self._looks: dict[frozenset[str], int] = {}
@@ -63,7 +63,7 @@ class ColumnWatch:
         return use
 
     def _of_part(
-        self, part: _Part, batch: RawBatch, places: Indices, filled: frozenset[str], empty: Sequence[_Path]
+        self, part: _RecordPart, batch: RawBatch, places: Indices, filled: frozenset[str], empty: Sequence[_ColumnPath]
     ) -> ColumnUse:
         is_placed = not part.loses or not filled.isdisjoint(part.paths)
         use = ColumnUse(placed=frozenset([part.name] if is_placed else ()))
@@ -73,7 +73,9 @@ class ColumnWatch:
         use += ColumnUse(near=self._near(part, values, places, empty))
         return use if is_placed else use + _foreign(part, batch, values, places)
 
-    def _near(self, part: _Part, values: pa.Array, places: Indices, empty: Sequence[_Path]) -> dict[str, str]:
+    def _near(
+        self, part: _RecordPart, values: pa.Array, places: Indices, empty: Sequence[_ColumnPath]
+    ) -> dict[str, str]:
         """Search a sample of records for fields without a column, with a name similar to an empty column's."""
         key = frozenset(map(str, empty))
         self._looks[key] = looks = self._looks.get(key, 0) + 1
@@ -93,7 +95,7 @@ def filled_columns(rows: pa.Table) -> ColumnUse:
 
 
 @dataclass(frozen=True)
-class _Path:
+class _ColumnPath:
     """A column, or a field inside a column, with the names of the siblings that have columns."""
 
     steps: tuple[str, ...]
@@ -113,7 +115,7 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RecordPart:
     """The values, or the keys, of records.
 
     :param columns: the columns of these values or keys.
@@ -132,7 +134,7 @@ class _Part:
         """Paths of the columns of these fields."""
         return [f"{KEY_COLUMN}.{name}" for name in self.fields] if self.name == KEY else self.fields
 
-    def has(self, path: _Path) -> bool:
+    def has(self, path: _ColumnPath) -> bool:
         """Whether the column belongs to these values or keys."""
         return path.steps[0] in self.columns
 
@@ -149,19 +151,19 @@ class _Part:
         return {KEY_COLUMN: fields} if self.name == KEY else fields
 
 
-def _parts(payload: Payload, schema: pa.Schema, own: Sequence[str]) -> Iterator[_Part]:
+def _parts(payload: PayloadFormats, schema: pa.Schema, own: Sequence[str]) -> Iterator[_RecordPart]:
     values = frozenset(name for name in own if name != KEY_COLUMN or payload.key_format is None)
     if values:
         names = FieldNames(payload, payload.format)
         loses = payload.unknown_fields == UnknownFields.IGNORE and not payload.gets_columns
-        yield _Part(VALUE, values, values, names, loses and names.are_known)
+        yield _RecordPart(VALUE, values, values, names, loses and names.are_known)
     if KEY_COLUMN in own and payload.key_format is not None and t.is_struct(schema.field(KEY_COLUMN).type):
         names = FieldNames(payload, payload.key_format, is_key=True)
         inner = frozenset(one.name for one in schema.field(KEY_COLUMN).type)
-        yield _Part(KEY, frozenset([KEY_COLUMN]), inner, names, names.are_known)
+        yield _RecordPart(KEY, frozenset([KEY_COLUMN]), inner, names, names.are_known)
 
 
-def _foreign(part: _Part, batch: RawBatch, values: pa.Array, places: Indices) -> ColumnUse:
+def _foreign(part: _RecordPart, batch: RawBatch, values: pa.Array, places: Indices) -> ColumnUse:
     """Search records until a field has a column; return the fields without a column if no field has."""
     names: dict[str, None] = {}
     count, first = 0, -1
@@ -175,16 +177,16 @@ def _foreign(part: _Part, batch: RawBatch, values: pa.Array, places: Indices) ->
     if not count:
         return ColumnUse()
     at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first]}"
-    return ColumnUse(foreign={part.name: Foreign(count, tuple(names)[:MOST_FIELDS], at)})
+    return ColumnUse(foreign={part.name: UnmappedFields(count, tuple(names)[:MOST_FIELDS], at)})
 
 
-def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_Path]]:
+def _by_use(rows: pa.Table, names: Iterable[str], *, deep: bool = True) -> tuple[list[str], list[_ColumnPath]]:
     """Return the paths of columns with values, and of columns without."""
     filled: list[str] = []
-    empty: list[_Path] = []
+    empty: list[_ColumnPath] = []
 
     def add(steps: tuple[str, ...], siblings: frozenset[str], columns: Sequence[pa.Array]) -> None:
-        path = _Path(steps, siblings)
+        path = _ColumnPath(steps, siblings)
         if all(len(column) == column.null_count for column in columns):
             empty.append(path)
             return

@@ -28,7 +28,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder, good_ones, quoted
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder, good_ones, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
 
@@ -76,7 +76,7 @@ class CsvDecoder(SchemaDecoder):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self._order, self._delimiter, self._finer)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         tables: list[pa.Table] = [no_rows(self.schema)]
         bad: list[BadRow] = []
@@ -84,9 +84,9 @@ class CsvDecoder(SchemaDecoder):
             part = self._rows(batch.values.slice(first, last - first))
             tables.append(part.rows)
             bad += [BadRow(first + row.index, row.reason) for row in part.bad]
-        return Decoded(pa.concat_tables(tables), bad)
+        return DecoderResult(pa.concat_tables(tables), bad)
 
-    def _rows(self, values: pa.Array) -> Decoded:
+    def _rows(self, values: pa.Array) -> DecoderResult:
         """Return the rows of the good values, and the reasons of the bad values."""
         reasons: Reasons = {}
         required = [field.name for field in self.schema if not field.nullable]
@@ -100,7 +100,7 @@ class CsvDecoder(SchemaDecoder):
         texts = {name: text.take(places) for name, text in self._split(lines.drop_null()).items()}
         nothing = pa.nulls(len(values), pa.string())
         columns = [self._column(field, texts.get(field.name, nothing), reasons) for field in self.schema]
-        return Decoded.without(reasons, columns, self.schema)
+        return DecoderResult.without(reasons, columns, self.schema)
 
     def _lines(self, values: pa.Array, reasons: Reasons) -> pa.Array:
         """Return the values as text, null for bad values; each text is a row with the right number of fields."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.document import parse_object
-from airflow_lakestream.decode.known_formats import Found
+from airflow_lakestream.decode.known_formats import SchemaText
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.protobuf.schema import compile_proto, is_map
 from airflow_lakestream.decode.values.outcome import Misfit, SchemaRefused
@@ -25,16 +25,16 @@ _DEEPEST = 8
 class FieldNames:
     """Finder of field names in records of a payload; caches the names by schema."""
 
-    def __init__(self, payload: Payload, format_name: str, *, is_key: bool = False) -> None:
+    def __init__(self, payload: PayloadFormats, format_name: str, *, is_key: bool = False) -> None:
         self._payload, self._format, self._is_key = payload, format_name, is_key
         self._envelope = None if is_key else payload.envelope
-        self._is_wrapped = payload.envelope is not None and Envelope.CONNECT in payload.row.envelopes
-        self._of_schemas: dict[Found, Fields] = {}
+        self._is_wrapped = payload.envelope is not None and ValueEnvelope.CONNECT in payload.row.envelopes
+        self._of_schemas: dict[SchemaText, Fields] = {}
 
     @property
     def are_known(self) -> bool:
         """Return whether records of the format have names for fields."""
-        return self._format in (Format.JSON, Format.JSON_SCHEMA) or self._format in _BY_SCHEMA
+        return self._format in (ValueFormat.JSON, ValueFormat.JSON_SCHEMA) or self._format in _BY_SCHEMA
 
     def of(self, value: bytes) -> Fields:
         """Return the fields of a record by the names after `rename_columns`, or an empty mapping if unknown."""
@@ -42,7 +42,7 @@ class FieldNames:
             fields = self._of_record(value)
         except (Misfit, SchemaRefused):
             return {}
-        if self._envelope == Envelope.DEBEZIUM:
+        if self._envelope == ValueEnvelope.DEBEZIUM:
             fields = next((fields[image] for image in reversed(IMAGES) if fields.get(image)), {})
         fields = inside(fields)
         if self._is_key:
@@ -58,20 +58,20 @@ class FieldNames:
             if found not in self._of_schemas:
                 self._of_schemas[found] = _BY_SCHEMA[self._format](found)
             return self._of_schemas[found]
-        document = parse_object(value[HEADER:] if self._format == Format.JSON_SCHEMA else value)
+        document = parse_object(value[HEADER:] if self._format == ValueFormat.JSON_SCHEMA else value)
         if self._is_wrapped and set(document) == {"schema", "payload"}:
             document = document["payload"]
         return inside(document)
 
 
-def _of_avro(found: Found) -> Fields:
+def _of_avro(found: SchemaText) -> Fields:
     return _inside_avro(avro_schema.parse(found.text, found.texts), 0) or {}
 
 
 def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
-    if isinstance(node, avro_schema.Union):
+    if isinstance(node, avro_schema.AvroUnion):
         return [_inside_avro(branch, depth) for _, branch in node.values]
-    if isinstance(node, avro_schema.Array):
+    if isinstance(node, avro_schema.AvroArray):
         return _inside_avro(node.items, depth)
     if not isinstance(node, avro_schema.Record) or depth > _DEEPEST:
         return None
@@ -80,7 +80,7 @@ def _inside_avro(node: avro_schema.Node, depth: int) -> Any:
     return {alias: fields[name] for name in fields for alias in node.field_aliases.get(name, ())} | fields
 
 
-def _of_protobuf(found: Found) -> Fields:
+def _of_protobuf(found: SchemaText) -> Fields:
     return _inside_message(compile_proto(found.text, found.references).descriptor(found.message), 0)
 
 
@@ -93,7 +93,10 @@ def _inside_message(descriptor: Any, depth: int) -> Fields:
     }
 
 
-_BY_SCHEMA: Mapping[str, Callable[[Found], Fields]] = {Format.AVRO: _of_avro, Format.PROTOBUF: _of_protobuf}
+_BY_SCHEMA: Mapping[str, Callable[[SchemaText], Fields]] = {
+    ValueFormat.AVRO: _of_avro,
+    ValueFormat.PROTOBUF: _of_protobuf,
+}
 
 
 def inside(fields: Any) -> Fields:

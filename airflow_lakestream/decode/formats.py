@@ -12,17 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues, octets_of
+from airflow_lakestream.core.formats import KeyFormat, UnavailableValues, ValueEnvelope, ValueFormat, octets_of
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
-from airflow_lakestream.decode.connect.leaving_out import NOTE, Unavailable
-from airflow_lakestream.decode.connect.unavailable import Placeholder
+from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, EventNaming, flattened
+from airflow_lakestream.decode.connect.leaving_out import NOTE, UnavailablePolicy
+from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
 from airflow_lakestream.decode.header_ids import KEY, VALUE, without_bare
 from airflow_lakestream.decode.json.column_names import NameRules
-from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
-from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
+from airflow_lakestream.decode.keys import KEY_COLUMN, ColumnDecoder, KeyedDecoder
+from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, PayloadSettings, SchemaText, uses_registry
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.decode.renamed import RenamedDecoder
 from airflow_lakestream.decode.timed import TimedDecoder
@@ -43,11 +43,11 @@ def _checked(argument: str, check: Callable[[Any], object], value: object) -> No
 
 
 @dataclass(frozen=True)
-class Payload(PayloadSettings):
+class PayloadFormats(PayloadSettings):
     """Formats of keys and values, checked for contradictions. Raises InvalidArgument on construction."""
 
     def __post_init__(self) -> None:
-        choose(Format, "format", self.format)
+        choose(ValueFormat, "format", self.format)
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         if self.key_format is not None:
             choose(KeyFormat, "key_format", self.key_format)
@@ -75,7 +75,7 @@ class Payload(PayloadSettings):
     def _check_envelope(self) -> None:
         if self.envelope is None:
             return
-        envelope = choose(Envelope, "envelope", self.envelope)
+        envelope = choose(ValueEnvelope, "envelope", self.envelope)
         if envelope not in self.row.envelopes:
             known = " and ".join(name for name in FORMATS if envelope in FORMATS[name].envelopes)
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
@@ -84,7 +84,7 @@ class Payload(PayloadSettings):
         octets_of(self.unavailable_placeholder)
         choose(UnavailableValues, "unavailable_values", self.unavailable_values)
         for name in ("unavailable_placeholder", "unavailable_values"):
-            if self.envelope != Envelope.DEBEZIUM and getattr(self, name) != getattr(PayloadSettings, name):
+            if self.envelope != ValueEnvelope.DEBEZIUM and getattr(self, name) != getattr(PayloadSettings, name):
                 raise InvalidArgument(name, 'goes with envelope="debezium".', "Leave it out.")
 
     def _check_schemas(self) -> None:
@@ -151,7 +151,9 @@ class Payload(PayloadSettings):
     def own_columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns for fields of the row."""
         return [
-            name for name in names if self.envelope != Envelope.DEBEZIUM or name not in (*self._naming.beside, NOTE)
+            name
+            for name in names
+            if self.envelope != ValueEnvelope.DEBEZIUM or name not in (*self._naming.beside, NOTE)
         ]
 
     def field_of(self, column: str) -> str:
@@ -163,7 +165,7 @@ class Payload(PayloadSettings):
         """Column with a record's log position in the source, or None."""
         return None
 
-    def schema_of(self, format_name: str, value: bytes) -> Found | None:
+    def schema_of(self, format_name: str, value: bytes) -> SchemaText | None:
         """Return the schema named by a value, or None for an unknown schema."""
         return self.finder.by_head(format_name, value)
 
@@ -251,14 +253,14 @@ class Payload(PayloadSettings):
         kept = frozenset({KEY_COLUMN, RESCUED})
         self.new_names.check(NameRules(kept, self.refused_characters, frozenset(self.taken_columns)))
 
-    def decoder(self, schema: pa.Schema) -> Decoder:
+    def decoder(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder for these columns. Raises InvalidArgument for columns unfit for the format."""
         self.check(schema.names)
         if not self.times:
             return self._decoder(schema)
         return TimedDecoder(self._decoder(self.timed.fields(schema, self._number)), self.timed)
 
-    def _decoder(self, schema: pa.Schema) -> Decoder:
+    def _decoder(self, schema: pa.Schema) -> ColumnDecoder:
         if self.key_format is None:
             return self._value_decoder(schema)
         keys = pa.schema([schema.field(KEY_COLUMN)])
@@ -275,20 +277,22 @@ class Payload(PayloadSettings):
         return self._unwrapped(self.row.first_columns(self, first))
 
     @property
-    def _naming(self) -> Naming:
+    def _naming(self) -> EventNaming:
         """Names of the columns of a change event's row, and of the columns for parts of the event."""
         return USUAL
 
     @property
-    def _unavailable(self) -> Unavailable:
+    def _unavailable(self) -> UnavailablePolicy:
         """Policy for values left out of events."""
-        return Unavailable(Placeholder(self.unavailable_placeholder), UnavailableValues(self.unavailable_values))
+        return UnavailablePolicy(
+            ValuePlaceholder(self.unavailable_placeholder), UnavailableValues(self.unavailable_values)
+        )
 
-    def _columns_of(self, found: Found) -> pa.Schema:
+    def _columns_of(self, found: SchemaText) -> pa.Schema:
         return self._unwrapped(self.row.columns_of(found))
 
     def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
-        if self.envelope != Envelope.DEBEZIUM:
+        if self.envelope != ValueEnvelope.DEBEZIUM:
             return self.new_names.columns(columns)
         return self.new_names.columns(flattened(columns, self.unavailable_values == UnavailableValues.NULL))
 
@@ -306,17 +310,17 @@ class Payload(PayloadSettings):
             return pa.field(KEY_COLUMN, row.first_key(self, keys))
         return pa.field(KEY_COLUMN, row.key_of(self.finder.find(self.key_format, first.topic, "key", keys.values)))
 
-    def _value_decoder(self, schema: pa.Schema) -> Decoder:
+    def _value_decoder(self, schema: pa.Schema) -> ColumnDecoder:
         names = self.new_names
         decoder = self._field_decoder(names.fields(schema))
         return RenamedDecoder(decoder, names) if names.pairs else decoder
 
-    def _field_decoder(self, fields: pa.Schema) -> Decoder:
-        if self.envelope == Envelope.DEBEZIUM:
+    def _field_decoder(self, fields: pa.Schema) -> ColumnDecoder:
+        if self.envelope == ValueEnvelope.DEBEZIUM:
             return DebeziumDecoder(fields, self._events, self._naming, self._unavailable)
         return self.row.decoder(self, fields)
 
-    def _events(self, schema: pa.Schema) -> Decoder:
+    def _events(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of events; further members of an event are not unknown fields."""
         if self.row.events is not None:
             return self.row.events(self, schema)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import last_header
 from airflow_lakestream.decode.values.outcome import BadRow, all_but, pick
@@ -23,7 +23,7 @@ _SERIALIZER = "io.confluent.kafka.serializers.schema.id.PrefixSchemaIdSerializer
 
 def named_by_header(side: str, format_name: str | None = None) -> str:
     """Return the problem of a key or a value with the schema in a header, and the remedy."""
-    instead = ', or set format="json", which needs no schema' if format_name == Format.JSON_SCHEMA else ""
+    instead = ', or set format="json", which needs no schema' if format_name == ValueFormat.JSON_SCHEMA else ""
     return (
         f"the id of its schema stands in the header __{side}_schema_id, which is not read, and not in the {side}: set "
         f"{side}.schema.id.serializer={_SERIALIZER} in the producer{instead}"

@@ -18,7 +18,7 @@ from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.scalars import without
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, good_ones
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import one_array
 
@@ -27,14 +27,14 @@ KEY_COLUMN = "_key"
 _NULL = f"{KEY_COLUMN}: null, and the column is required"
 
 
-class Decoder(Protocol):
+class ColumnDecoder(Protocol):
     """Decoder of values into the columns of a schema."""
 
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
 
 
@@ -47,11 +47,11 @@ class KeyedDecoder:
     :param schema: all columns, in the table's order.
     """
 
-    values: Decoder
-    keys: Decoder
+    values: ColumnDecoder
+    keys: ColumnDecoder
     schema: pa.Schema
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         if batch.keys is None:
             raise AssertionError("the records were read without their keys")
@@ -63,7 +63,7 @@ class KeyedDecoder:
             rows = rows.filter(pa.array(good_keys[good_values]))
             column = column.filter(pa.array(good_values[good_keys]))
         rows = rows.append_column(self.schema.field(KEY_COLUMN), column)
-        return Decoded(rows.select(self.schema.names), _merged(values.bad, keys.bad))
+        return DecoderResult(rows.select(self.schema.names), _merged(values.bad, keys.bad))
 
 
 def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
@@ -73,7 +73,7 @@ def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
     return [found[index] for index in sorted(found)]
 
 
-class BytesAsKey:
+class BytesKeyDecoder:
     """Decoder of keys without a format, as bytes or as text."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -82,7 +82,7 @@ class BytesAsKey:
             raise InvalidArgument("schema", f"{KEY_COLUMN} can't be {kind}.", "Make it string, or binary.")
         self.schema = schema
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         keys, bad = batch.values, {}
         field = self.schema.field(0)
@@ -94,16 +94,16 @@ class BytesAsKey:
             wrong = [leaves.not_utf8(key) for key in keys.to_pylist()]
             bad |= dict.fromkeys(np.flatnonzero(wrong).tolist(), f"{KEY_COLUMN}: invalid UTF-8")
             column = without(keys, np.array(wrong)).cast(field.type)
-        return Decoded.without(bad, [column], self.schema)
+        return DecoderResult.without(bad, [column], self.schema)
 
 
-class RecordAsKey:
+class RecordKeyDecoder:
     """Decoder of keys with records of any format, as a struct; a record without a key has null.
 
     :param make: returns the decoder of the struct's fields.
     """
 
-    def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], Decoder]) -> None:
+    def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], ColumnDecoder]) -> None:
         kind = schema.field(0).type
         if not t.is_struct(kind):
             raise InvalidArgument("schema", f"{KEY_COLUMN} can't be {kind}: keys are records.", "Make it a struct.")
@@ -114,7 +114,7 @@ class RecordAsKey:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, self._make)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         field = self.schema.field(0)
         there = batch.values.is_valid().to_numpy(zero_copy_only=False)
@@ -132,10 +132,10 @@ class RecordAsKey:
         number = np.cumsum(there & good) - 1
         column = structs.take(pa.array(number[good], mask=~there[good]))
         rows = [BadRow(index, bad[index], ids.get(index)) for index in sorted(bad)]
-        return Decoded(pa.Table.from_arrays([column], schema=self.schema), rows)
+        return DecoderResult(pa.Table.from_arrays([column], schema=self.schema), rows)
 
 
-class JsonAsKey:
+class JsonKeyDecoder:
     """Decoder of keys with a single JSON value: a string, a number, an array.
 
     :param wrapped: keys may contain their schema, as Kafka Connect writes it.
@@ -152,7 +152,7 @@ class JsonAsKey:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), self.schema, wrapped=self._wrapped, finer=self._finer), ()
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         field, found, bad = self.schema.field(0), [], {}
         for index, key in enumerate(batch.values.to_pylist()):
@@ -165,4 +165,4 @@ class JsonAsKey:
                 bad[index] = misfit.inside(KEY_COLUMN).reason
         column = pa.array(found, leaves.plain(field.type)).cast(field.type)
         rows = [BadRow(index, reason) for index, reason in bad.items()]
-        return Decoded(pa.Table.from_arrays([column], schema=self.schema), rows)
+        return DecoderResult(pa.Table.from_arrays([column], schema=self.schema), rows)

@@ -13,7 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import UNAVAILABLE, Envelope, Format, KeyFormat, UnavailableValues, check_delimiter
+from airflow_lakestream.core.formats import (
+    UNAVAILABLE,
+    KeyFormat,
+    UnavailableValues,
+    ValueEnvelope,
+    ValueFormat,
+    check_delimiter,
+)
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
@@ -27,25 +34,25 @@ from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json import schema_columns
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, Lacking, SharedJsonDecoder, grow_by
+from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, MissingFields, SharedJsonDecoder, grow_by
 from airflow_lakestream.decode.json.infer import infer_schema
-from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, RecordAsKey
+from airflow_lakestream.decode.keys import KEY_COLUMN, BytesKeyDecoder, ColumnDecoder, JsonKeyDecoder, RecordKeyDecoder
 from airflow_lakestream.decode.other_names import held_names_of_avro, held_names_of_protobuf
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.renamed import NewNames
-from airflow_lakestream.decode.timed import EXACT, Sources, Times
+from airflow_lakestream.decode.timed import EXACT, Sources, TimeColumns
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.time_sources import Path
 
 # Formats whose numbers are text: a number may have a fraction, even in an integer column.
-_WRITTEN = (Format.JSON, Format.JSON_SCHEMA, Format.CSV, KeyFormat.STRING)
+_WRITTEN = (ValueFormat.JSON, ValueFormat.JSON_SCHEMA, ValueFormat.CSV, KeyFormat.STRING)
 
 
 @dataclass(frozen=True)
-class Found:
+class SchemaText:
     """Schema for columns: the text, the references, and the index path of the message in a file (Protobuf)."""
 
     text: str
@@ -81,7 +88,7 @@ class PayloadSettings:
         process decides on them by itself.
     """
 
-    format: str = Format.JSON
+    format: str = ValueFormat.JSON
     unknown_fields: str = UnknownFields.IGNORE
     key_format: str | None = None
     envelope: str | None = None
@@ -119,9 +126,9 @@ class PayloadSettings:
         return NewNames(self.renamed)
 
     @property
-    def timed(self) -> Times:
+    def timed(self) -> TimeColumns:
         """Columns of times with a source of another type."""
-        return Times(self.times, self.finer)
+        return TimeColumns(self.times, self.finer)
 
     def fields(self, columns: pa.Schema) -> pa.Schema:
         """Return the fields of records for the table's columns. Raises InvalidArgument for a column without a field."""
@@ -135,7 +142,7 @@ class PayloadSettings:
     @property
     def is_event(self) -> bool:
         """Whether values are change events of Debezium."""
-        return self.envelope == Envelope.DEBEZIUM
+        return self.envelope == ValueEnvelope.DEBEZIUM
 
     @property
     def finer(self) -> TimestampsFiner:
@@ -147,7 +154,7 @@ class PayloadSettings:
         """Client of the registry, or None without a registry."""
         return None if self.registry is None else RegistryClient(self.registry)
 
-    def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
+    def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
         """Return the decoder of plain JSON for these columns."""
         if unknown_fields == UnknownFields.EVOLVE and self.decided is not None:
             return SharedJsonDecoder(schema, self.name_rules, decided=self.decided)
@@ -157,34 +164,34 @@ class PayloadSettings:
         make = partial(JsonDecoder, is_event=self.is_event)
         return make(schema, unknown_fields, out_of_range=policy, finer=self.finer)
 
-    def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:
+    def grown(self, schema: pa.Schema, found: Iterable[MissingFields]) -> pa.Schema:
         """Return the columns, plus columns for fields found by workers without a column, as far as allowed."""
-        lacking = Lacking()
+        lacking = MissingFields()
         for one in found:
             lacking.unite(one)
         grown = grow_by(self.fields(schema), lacking, self.name_rules).schema
         return self.timed.columns(self.new_names.columns(grown))
 
-    def key_records(self, schema: pa.Schema) -> Decoder:
+    def key_records(self, schema: pa.Schema) -> ColumnDecoder:
         """Return the decoder of keys with records, for the records' columns."""
         assert self.key_format is not None
         row = FORMATS[self.key_format]
         # Debezium's keys are plain records, in Connect's wrapping.
-        wrapped = self.envelope is not None and Envelope.CONNECT in row.envelopes
+        wrapped = self.envelope is not None and ValueEnvelope.CONNECT in row.envelopes
         keys = PayloadSettings(
             self.key_format,
-            envelope=Envelope.CONNECT if wrapped else None,
+            envelope=ValueEnvelope.CONNECT if wrapped else None,
             registry=self.registry,
             timestamps_finer=self.timestamps_finer,
         )
         return row.decoder(keys, schema)
 
 
-def _record_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
-    return RecordAsKey(schema, payload.key_records)
+def _record_key(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
+    return RecordKeyDecoder(schema, payload.key_records)
 
 
-def _nothing(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+def _nothing(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
     raise AssertionError("it is a format of keys only")
 
 
@@ -213,36 +220,36 @@ class FormatRow:
     :param modules: additional modules for decoding, with the distributions to install for them.
     """
 
-    decoder: Callable[[PayloadSettings, pa.Schema], Decoder] = _nothing
-    events: Callable[[PayloadSettings, pa.Schema], Decoder] | None = None
-    key: Callable[[PayloadSettings, pa.Schema], Decoder] = _record_key
+    decoder: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _nothing
+    events: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] | None = None
+    key: Callable[[PayloadSettings, pa.Schema], ColumnDecoder] = _record_key
     first_columns: Callable[[PayloadSettings, RawBatch], pa.Schema] | None = None
     fixed_columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
     first_key: Callable[[PayloadSettings, RawBatch], pa.DataType] | None = None
     kind: str | None = None
-    schema_columns: Callable[[Found], pa.Schema] | None = None
-    schema_key: Callable[[Found], pa.DataType] | None = None
-    held_names: Callable[[Found, Sequence[RegisteredSchema], pa.Schema, pa.Schema], pa.Schema] | None = None
-    messages: Callable[[Found, bool], int] | None = None
+    schema_columns: Callable[[SchemaText], pa.Schema] | None = None
+    schema_key: Callable[[SchemaText], pa.DataType] | None = None
+    held_names: Callable[[SchemaText, Sequence[RegisteredSchema], pa.Schema, pa.Schema], pa.Schema] | None = None
+    messages: Callable[[SchemaText, bool], int] | None = None
     needs_id: bool = False
     options: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
     keeps_unknown: bool = False
-    envelopes: tuple[Envelope, ...] = ()
+    envelopes: tuple[ValueEnvelope, ...] = ()
     is_text: bool = False
     positional: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
 
-    def columns_of(self, found: Found) -> pa.Schema:
+    def columns_of(self, found: SchemaText) -> pa.Schema:
         """Return the columns of a table for records of a registry's schema. Raises SchemaRefused."""
         assert self.schema_columns is not None, "a registry has schemas for this format"
         return self.schema_columns(found)
 
-    def key_of(self, found: Found) -> pa.DataType:
+    def key_of(self, found: SchemaText) -> pa.DataType:
         """Return the type of the column for keys of a registry's schema. Raises SchemaRefused."""
         return pa.struct(list(self.columns_of(found))) if self.schema_key is None else self.schema_key(found)
 
 
-def _json(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+def _json(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
     if payload.envelope is None:
         return payload.documents(schema, payload.unknown_fields)
     policy = OutOfRange(payload.out_of_range)
@@ -253,59 +260,59 @@ def _json(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
 def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:
     if payload.envelope is None:
         return infer_schema(first, rules=payload.name_rules)
-    return columns_of_connect(first, payload.name_rules, IMAGES if payload.envelope == Envelope.DEBEZIUM else ())
+    return columns_of_connect(first, payload.name_rules, IMAGES if payload.envelope == ValueEnvelope.DEBEZIUM else ())
 
 
-def _json_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+def _json_key(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
     if t.is_struct(schema.field(0).type):
         return _record_key(payload, schema)
-    return JsonAsKey(schema, wrapped=payload.envelope is not None, finer=payload.finer)
+    return JsonKeyDecoder(schema, wrapped=payload.envelope is not None, finer=payload.finer)
 
 
 def _json_key_type(payload: PayloadSettings, keys: RawBatch) -> pa.DataType:
     return key_type(keys, payload.name_rules, wrapped=payload.envelope is not None)
 
 
-def _avro(payload: PayloadSettings, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> Decoder:
+def _avro(payload: PayloadSettings, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> ColumnDecoder:
     given = payload.unknown_fields, payload.registry_client, payload.finer, payload.writer_schemas
     return AvroDecoder(schema, *given, ignored=ignored)
 
 
-def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
-    return BytesAsKey(schema)
+def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> ColumnDecoder:
+    return BytesKeyDecoder(schema)
 
 
 FORMATS: Mapping[str, FormatRow] = {
     KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda payload, keys: pa.string()),
-    Format.RAW: FormatRow(
+    ValueFormat.RAW: FormatRow(
         decoder=lambda payload, schema: raw.RawDecoder(schema, payload.unknown_fields), is_text=True,
         fixed_columns=raw.arrow_schema(), key=_bytes_key, first_key=lambda payload, keys: pa.binary(),
     ),
-    Format.JSON: FormatRow(
+    ValueFormat.JSON: FormatRow(
         decoder=_json, first_columns=_json_columns, key=_json_key, first_key=_json_key_type,
-        keeps_unknown=True, envelopes=(Envelope.CONNECT, Envelope.DEBEZIUM), is_text=True,
+        keeps_unknown=True, envelopes=(ValueEnvelope.CONNECT, ValueEnvelope.DEBEZIUM), is_text=True,
     ),
-    Format.JSON_SCHEMA: FormatRow(
+    ValueFormat.JSON_SCHEMA: FormatRow(
         decoder=lambda payload, schema:
             json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
         kind="JSON", schema_columns=lambda found: schema_columns.arrow_schema(found.text, found.references),
-        keeps_unknown=True, envelopes=(Envelope.DEBEZIUM,),
+        keeps_unknown=True, envelopes=(ValueEnvelope.DEBEZIUM,),
     ),
-    Format.AVRO: FormatRow(
+    ValueFormat.AVRO: FormatRow(
         decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
         key=lambda payload, schema:
             AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, payload.finer, whole=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
         held_names=held_names_of_avro,
-        needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(Envelope.DEBEZIUM,),
+        needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(ValueEnvelope.DEBEZIUM,),
     ),
-    Format.CSV: FormatRow(
+    ValueFormat.CSV: FormatRow(
         decoder=lambda payload, schema:
             CsvDecoder(schema, payload.unknown_fields, payload.given, payload.csv_delimiter, payload.finer),
         positional=True, options={"csv_delimiter": check_delimiter},
     ),
-    Format.PROTOBUF: FormatRow(
+    ValueFormat.PROTOBUF: FormatRow(
         decoder=lambda payload, schema:
             ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client, payload.finer),
         kind=ProtobufDecoder.kind, needs_id=True,

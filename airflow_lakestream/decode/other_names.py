@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Record, Union, parse
-from airflow_lakestream.decode.protobuf.schema import Proto, compile_proto
+from airflow_lakestream.decode.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroFixed,
+    AvroMap,
+    AvroUnion,
+    Node,
+    Record,
+    parse,
+)
+from airflow_lakestream.decode.protobuf.schema import ProtobufSchema, compile_proto
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import RegisteredSchema
 
 if TYPE_CHECKING:
-    from airflow_lakestream.decode.known_formats import Found
+    from airflow_lakestream.decode.known_formats import SchemaText
 
 # Only the newest versions of a Protobuf schema are used: each takes 0.1 s to compile the first time.
 _MOST_COMPILED = 32
@@ -40,7 +49,7 @@ class OtherNames:
         return self._groups.get((key, name), {name})
 
 
-class Naming:
+class FieldNaming:
     """Finder of a field's column, by the field's name or else by an alternative name.
 
     :ivar has_gaps: a column has no field, and a field no column: further versions may know more names.
@@ -101,7 +110,7 @@ def _avro_node(schema: RegisteredSchema) -> Node | None:
         return None
 
 
-_Named = Record | Enum | Fixed
+_Named = Record | AvroEnum | AvroFixed
 
 
 def _add_named(node: Node, found: list[_Named]) -> None:
@@ -117,9 +126,9 @@ def _add_named(node: Node, found: list[_Named]) -> None:
 def _inside_avro(node: Node) -> Iterator[Node]:
     if isinstance(node, Record):
         yield from (kind for _, kind in node.fields)
-    elif isinstance(node, Array | Map):
-        yield node.items if isinstance(node, Array) else node.values
-    elif isinstance(node, Union):
+    elif isinstance(node, AvroArray | AvroMap):
+        yield node.items if isinstance(node, AvroArray) else node.values
+    elif isinstance(node, AvroUnion):
         yield from node.branches
 
 
@@ -146,7 +155,7 @@ def _messages(version: RegisteredSchema) -> list[Any]:
         return []
 
 
-def proto_of(schema: RegisteredSchema) -> Proto:
+def proto_of(schema: RegisteredSchema) -> ProtobufSchema:
     """Return a registered schema, compiled. Raises the errors of `compile_proto`."""
     return compile_proto(schema.text, tuple((name, needed.text) for name, needed in schema.all_references()))
 
@@ -191,7 +200,7 @@ class HeldNames:
     :param shape: returns the shape of the record inside a field.
     """
 
-    naming: Naming
+    naming: FieldNaming
     shape: Callable[[Any], RecordShape | None]
 
     def columns(self, columns: Sequence[pa.Field], record: RecordShape, held: Sequence[pa.Field]) -> list[pa.Field]:
@@ -221,20 +230,20 @@ class HeldNames:
 
 
 def held_names_of_avro(
-    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+    found: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
     """Return the columns of an Avro schema, with a table's names."""
     node = parse(found.text, found.texts)
-    record, naming = RecordShape.of_avro(node), Naming(avro_names([node], versions))
+    record, naming = RecordShape.of_avro(node), FieldNaming(avro_names([node], versions))
     assert record is not None, "it has columns"
     return pa.schema(HeldNames(naming, RecordShape.of_avro).columns(list(columns), record, list(held)))
 
 
 def held_names_of_protobuf(
-    found: Found, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
+    found: SchemaText, versions: Sequence[RegisteredSchema], columns: pa.Schema, held: pa.Schema
 ) -> pa.Schema:
     """Return the columns of a Protobuf schema, with a table's names."""
     message = compile_proto(found.text, found.references).descriptor(found.message)
-    record, naming = RecordShape.of_protobuf(message), Naming(protobuf_names(versions))
+    record, naming = RecordShape.of_protobuf(message), FieldNaming(protobuf_names(versions))
     assert record is not None, "it has columns"
     return pa.schema(HeldNames(naming, RecordShape.of_protobuf).columns(list(columns), record, list(held)))

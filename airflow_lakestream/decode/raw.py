@@ -11,7 +11,7 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import Decoded, SchemaDecoder
+from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaDecoder
 from airflow_lakestream.exceptions import InvalidArgument
 
 _COLUMNS = ("key", "value")
@@ -43,14 +43,14 @@ class RawDecoder(SchemaDecoder):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields))
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch: invalid text, or a null in a required column.
 
         Raises InvalidArgument when the schema has keys and the records were read without them.
         """
         reasons: dict[int, str] = {}
         columns = [self._column(field, batch, reasons) for field in self.schema]
-        return Decoded.without(reasons, columns, self.schema)
+        return DecoderResult.without(reasons, columns, self.schema)
 
     def _column(self, field: pa.Field, batch: RawBatch, reasons: dict[int, str]) -> pa.Array:
         values = batch.values if field.name == "value" else batch.keys

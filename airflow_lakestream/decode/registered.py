@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.known_formats import FORMATS, Found
+from airflow_lakestream.decode.known_formats import FORMATS, SchemaText
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegistryClient
@@ -32,7 +32,7 @@ class SchemaFinder:
     registry: RegistryClient | None
     writer_schemas: tuple[str, ...] = ()
 
-    def find(self, format_name: str, topic: str, side: str, values: pa.Array) -> Found:
+    def find(self, format_name: str, topic: str, side: str, values: pa.Array) -> SchemaText:
         """Return the newest schema of the subject, or else of the first records. Raises InvalidArgument without any.
 
         :param side: "key" or "value".
@@ -41,7 +41,7 @@ class SchemaFinder:
         sample = [value for value in values.slice(0, _SAMPLE).to_pylist() if value]
         if self.writer_schemas and (given := self._given(sample)):
             log.info("%s: the columns of the %s come from the schema in writer_schemas.", topic, side)
-            return Found(given)
+            return SchemaText(given)
         kind = FORMATS[format_name].kind
         if self.registry is None or kind is None:
             remedy = "Give the columns as schema." if kind is None else "Set schema_registry, or give them as schema."
@@ -53,11 +53,11 @@ class SchemaFinder:
         log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
         return _found(format_name, schema, sample)
 
-    def by_head(self, format_name: str, head: bytes) -> Found | None:
+    def by_head(self, format_name: str, head: bytes) -> SchemaText | None:
         """Return the schema named by a value's first bytes, or None if unknown."""
         if head.startswith(SINGLE_OBJECT):
             text = self._by_fingerprint.get(head[2:10])
-            return None if text is None else Found(text)
+            return None if text is None else SchemaText(text)
         if self.registry is None or len(head) < HEADER or head[0]:
             return None
         try:
@@ -66,7 +66,7 @@ class SchemaFinder:
             return None
         return _found(format_name, schema, [head]) if schema.kind == FORMATS[format_name].kind else None
 
-    def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> Found | None:
+    def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> SchemaText | None:
         """Return the newest schema of the subject, or None if missing or ambiguous.
 
         :param nested: also ambiguous if records may be messages inside other messages.
@@ -78,7 +78,7 @@ class SchemaFinder:
         # Only a record names the message, if the schema has several.
         return found if messages is None or messages(found, nested) == 1 else None
 
-    def foreseen(self, format_name: str, topic: str) -> Found | None:
+    def foreseen(self, format_name: str, topic: str) -> SchemaText | None:
         """Return the result of `find` for values if independent of the records, else None."""
         return None if self.writer_schemas else self.newest(format_name, topic, "value", nested=True)
 
@@ -95,7 +95,7 @@ class SchemaFinder:
             )
         return schema
 
-    def _by_records(self, registry: RegistryClient, name: str, subject: str, sample: list[bytes]) -> Found:
+    def _by_records(self, registry: RegistryClient, name: str, subject: str, sample: list[bytes]) -> SchemaText:
         kind = FORMATS[name].kind
         ids = list(dict.fromkeys(int.from_bytes(v[1:HEADER], "big") for v in sample if is_framed(v)))
         for schema_id in ids[:_MOST_IDS]:
@@ -125,10 +125,10 @@ class SchemaFinder:
         return None if self.registry is not None else self.writer_schemas[-1]
 
 
-def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> Found:
+def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> SchemaText:
     references = tuple((name, needed.text) for name, needed in schema.all_references())
     framed = [] if FORMATS[format_name].messages is None else [value for value in sample if is_framed(value)]
-    return Found(schema.text, references, _message(framed[0]) if framed else (0,))
+    return SchemaText(schema.text, references, _message(framed[0]) if framed else (0,))
 
 
 def is_framed(value: bytes) -> bool:

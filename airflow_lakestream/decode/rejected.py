@@ -32,14 +32,14 @@ STAGES = ("record", "decode", "sql", "route", "write")
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class StageFailure:
     """A bad record, with the step of `STAGES`."""
 
     row: BadRow
     stage: str
 
 
-def rejected_rows(batch: RawBatch, bad: Sequence[Bad]) -> pa.Table:
+def rejected_rows(batch: RawBatch, bad: Sequence[StageFailure]) -> pa.Table:
     """Return the bad records of a batch with reasons; `_kafka_timestamp` is null if out of range."""
     records = pick(batch, [one.row.index for one in bad])
     timestamps = list(records.timestamps)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.column_names import NameRules
-from airflow_lakestream.decode.keys import Decoder
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.keys import ColumnDecoder
+from airflow_lakestream.decode.values.outcome import DecoderResult
 from airflow_lakestream.exceptions import InvalidArgument
 
 
@@ -62,7 +62,7 @@ class NewNames:
 class RenamedDecoder:
     """Decoder of fields of records into columns with new names."""
 
-    decoder: Decoder
+    decoder: ColumnDecoder
     names: NewNames
 
     @property
@@ -70,7 +70,7 @@ class RenamedDecoder:
         """The columns."""
         return self.names.columns(self.decoder.schema)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         decoded = self.decoder.decode(batch)
-        return Decoded(decoded.rows.rename_columns(self.names.of(decoded.rows.column_names)), decoded.bad)
+        return DecoderResult(decoded.rows.rename_columns(self.names.of(decoded.rows.column_names)), decoded.bad)

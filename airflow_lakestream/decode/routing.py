@@ -10,7 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.core.routing import ROUTE_COLUMNS, SEPARATOR, Origin, Placeholder, TableTemplate, Unroutable
+from airflow_lakestream.core.routing import (
+    ROUTE_COLUMNS,
+    SEPARATOR,
+    NamePlaceholder,
+    PlaceholderOrigin,
+    TableTemplate,
+    Unroutable,
+)
 from airflow_lakestream.decode.metadata import last_header, metadata_columns
 from airflow_lakestream.decode.values.outcome import BadRow, quoted
 from airflow_lakestream.exceptions import InvalidArgument
@@ -20,7 +27,7 @@ Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Router:
+class RecordRouter:
     """Finder of routes: a record's values for the template's placeholders, which name the table.
 
     `refusals` gets each route of a batch once.
@@ -32,17 +39,17 @@ class Router:
     @property
     def needs_keys(self) -> bool:
         """Whether records have to be read with keys."""
-        return any(p.origin is Origin.KEY for p in self.template.by_record)
+        return any(p.origin is PlaceholderOrigin.KEY for p in self.template.by_record)
 
     @property
     def needs_headers(self) -> bool:
         """Whether records have to be read with headers."""
-        return any(p.origin is Origin.HEADER for p in self.template.by_record)
+        return any(p.origin is PlaceholderOrigin.HEADER for p in self.template.by_record)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a payload without the fields for routing, or of types unfit for tables. Raises InvalidArgument."""
         for placeholder in self.template.by_record:
-            if placeholder.origin is not Origin.FIELD:
+            if placeholder.origin is not PlaceholderOrigin.FIELD:
                 continue
             if placeholder.name not in schema.names:
                 columns = ", ".join(schema.names)
@@ -86,9 +93,9 @@ class Router:
             return f"its {' and '.join(f'{p} {quoted(v)}' for p, v in pairs)} {e}"
         return None
 
-    def _values(self, placeholder: Placeholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
+    def _values(self, placeholder: NamePlaceholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
         """Return the texts for routing, null for a record without a text; `bad` gets the reason of each null."""
-        if placeholder.origin is Origin.FIELD:
+        if placeholder.origin is PlaceholderOrigin.FIELD:
             values = rows[placeholder.name].combine_chunks().cast(pa.string())
             # A column of text takes documents as their text.
             nested = pc.match_substring_regex(values, r"^\s*[\[{]")
@@ -97,11 +104,13 @@ class Router:
                 bad.setdefault(int(index), f"its {placeholder} is {text}, not a single value")
             values = pc.if_else(nested, pa.scalar(None, pa.string()), values)
         else:
-            raw = batch.keys if placeholder.origin is Origin.KEY else batch.headers
+            raw = batch.keys if placeholder.origin is PlaceholderOrigin.KEY else batch.headers
             if raw is None:
                 raise AssertionError(f"the records were read without what {placeholder} routes by")
             values = _text(
-                raw if placeholder.origin is Origin.KEY else last_header(raw, placeholder.name), placeholder, bad
+                raw if placeholder.origin is PlaceholderOrigin.KEY else last_header(raw, placeholder.name),
+                placeholder,
+                bad,
             )
         for index in np.flatnonzero(values.is_null()):
             bad.setdefault(int(index), f"it has no {placeholder} to route by")
@@ -122,7 +131,7 @@ def _names_tables(kind: pa.DataType) -> bool:
     return any(check(kind) for check in (*checks, pa.types.is_decimal, pa.types.is_date))
 
 
-def _text(raw: pa.Array, placeholder: Placeholder, bad: dict[int, str]) -> pa.Array:
+def _text(raw: pa.Array, placeholder: NamePlaceholder, bad: dict[int, str]) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:

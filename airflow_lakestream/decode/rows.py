@@ -16,21 +16,21 @@ import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
-from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.core.ports import Decoder, Trial
+from airflow_lakestream.core.ports import RecordDecoder, Trial
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.column_watch import ColumnWatch, filled_columns
 from airflow_lakestream.decode.connect.debezium_own import own_record
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import bad_rows
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.rejected import Bad, rejected_rows
-from airflow_lakestream.decode.routing import Router, route_columns
+from airflow_lakestream.decode.rejected import StageFailure, rejected_rows
+from airflow_lakestream.decode.routing import RecordRouter, route_columns
 from airflow_lakestream.decode.source_types import SourceTypes
-from airflow_lakestream.decode.statement import SqlStep, Statement
-from airflow_lakestream.decode.suspects import Suspects
+from airflow_lakestream.decode.statement import RowStatement, SqlStep
+from airflow_lakestream.decode.suspects import CauseFinder
 from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but, pick
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
@@ -39,23 +39,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RowDecoders:
+class RowDecoderFactory:
     """Factory of row decoders for a payload, for a given schema or a schema from the registry or the first batch.
 
     With a statement, the schema describes the statement's output; the statement knows its input. `columns` are the
     columns of the rows if the rows do not go into the table as they are, for any schema of the table.
     """
 
-    payload: Payload
+    payload: PayloadFormats
     metadata: tuple[str, ...]
-    router: Router | None = None
+    router: RecordRouter | None = None
     on_error: OnError = OnError.REJECT
     tombstones: Tombstones = Tombstones.KEEP
-    sql: Statement | None = None
+    sql: RowStatement | None = None
     trial: Trial | None = None
     columns: pa.Schema | None = None
 
-    def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
+    def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> RecordDecoder | None:
         """Return a decoder, or None without a schema or records to define columns; see `core.ports.DecoderFactory`."""
         schema = schema if self.columns is None else self.columns
         if schema is None:
@@ -68,10 +68,10 @@ class RowDecoders:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
         fields = self.payload.fields(schema) if self.sql is None else self.sql.input_schema
-        suspects = Suspects(self.payload, fields)
+        suspects = CauseFinder(self.payload, fields)
         return RowDecoder(
             *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
-            passes_own=self.payload.envelope == Envelope.DEBEZIUM,
+            passes_own=self.payload.envelope == ValueEnvelope.DEBEZIUM,
             named=() if payload is None else self.payload.named_sides,
             remedy=self.payload.remedy,
             watch=ColumnWatch(self.payload, None if payload is None or self.payload.gets_columns else payload.schema),
@@ -82,16 +82,16 @@ class RowDecoders:
         """Return whether first records without columns are decoded later; see `core.ports.DecoderFactory`."""
         return self.payload.waits(first)
 
-    def trying(self, trial: Trial) -> RowDecoders:
+    def trying(self, trial: Trial) -> RowDecoderFactory:
         """Return decoders with `trial` as a further check of rows; see `core.ports.DecoderFactory`."""
         return replace(self, trial=trial)
 
-    def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
+    def foreseen(self, topic: str) -> tuple[RecordDecoder, pa.Table] | None:
         """Return a decoder of columns independent of records, with no rows, or None; see `core.landing.job.Foresee`."""
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
         return None if columns is None else self.without_records(columns, topic)
 
-    def without_records(self, columns: pa.Schema, topic: str) -> tuple[Decoder, pa.Table]:
+    def without_records(self, columns: pa.Schema, topic: str) -> tuple[RecordDecoder, pa.Table]:
         """Return a decoder of these columns of the payload, and a table of all columns without rows."""
         decoder = self(columns, None)
         assert decoder is not None, "there is one for each schema"
@@ -114,7 +114,7 @@ class RowDecoders:
         # A rejected record is kept whole, to be tried again when the topic has long lost it.
         return self.on_error is OnError.REJECT
 
-    def _with_sql(self, sql: Statement, table: pa.Schema) -> tuple[Any, SqlStep]:
+    def _with_sql(self, sql: RowStatement, table: pa.Schema) -> tuple[Any, SqlStep]:
         """Return the decoder of the statement's input, or None for raw records, and the statement's step."""
         beside = metadata_schema(self.metadata).names
         names = tuple(name for name in sql.schema.names if name not in beside)
@@ -131,8 +131,8 @@ class RowDecoder:
 
     payload: Any
     metadata: tuple[str, ...]
-    suspects: Suspects
-    router: Router | None = None
+    suspects: CauseFinder
+    router: RecordRouter | None = None
     on_error: OnError = OnError.FAIL
     tombstones: Tombstones = Tombstones.KEEP
     sql: SqlStep | None = None
@@ -148,7 +148,7 @@ class RowDecoder:
 
     def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return the rows and the outcome of each record; see `core.ports.Decoder`."""
-        sieve = _Sieve(batch)
+        sieve = _BatchState(batch)
         self._look_at_records(sieve)
         names, use = metadata_schema(self.metadata), ColumnUse()
         beside = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
@@ -190,7 +190,7 @@ class RowDecoder:
         return own
 
     def _transformed(
-        self, sieve: _Sieve, sql: SqlStep, given: RawBatch | pa.Table, beside: pa.Table
+        self, sieve: _BatchState, sql: SqlStep, given: RawBatch | pa.Table, beside: pa.Table
     ) -> tuple[pa.Table, pa.Table]:
         rows, kept, filtered, bad = sql.apply(given)
         if len(kept) < len(sieve):
@@ -198,7 +198,7 @@ class RowDecoder:
             beside = _taken(beside, kept)
         return rows, beside
 
-    def _routed(self, sieve: _Sieve, rows: pa.Table, router: Router) -> pa.Table:
+    def _routed(self, sieve: _BatchState, rows: pa.Table, router: RecordRouter) -> pa.Table:
         routes, homeless = router.routes(sieve.records, rows)
         if homeless:
             kept = pa.array(sieve.leave_out(homeless, "route"))
@@ -207,7 +207,7 @@ class RowDecoder:
             rows = rows.append_column(name, column)
         return rows
 
-    def _look_at_records(self, sieve: _Sieve) -> None:
+    def _look_at_records(self, sieve: _BatchState) -> None:
         if self.tombstones is not Tombstones.KEEP and sieve.records.values.null_count:
             nulls = np.flatnonzero(sieve.records.values.is_null().to_numpy(zero_copy_only=False)).tolist()
             if self.tombstones is Tombstones.REJECT:
@@ -219,7 +219,7 @@ class RowDecoder:
         if self.named and (bare := list(bad_rows(sieve.records, self.named, self.suspects.payload.format))):
             sieve.leave_out(bare, "decode")
 
-    def _outcome(self, sieve: _Sieve, rows: pa.Table) -> DecodedBatch:
+    def _outcome(self, sieve: _BatchState, rows: pa.Table) -> DecodedBatch:
         batch, bad = sieve.whole, sorted(sieve.bad, key=lambda one: one.row.index)
         # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
         others = len(bad) + sieve.skipped + sieve.filtered
@@ -252,12 +252,12 @@ def _no_records(topic: str) -> RawBatch:
     return RawBatch(topic, 0, range(0), array("q"), nothing, nothing, pa.array([], HEADERS))
 
 
-class _Sieve:
+class _BatchState:
     """State of a batch between the steps: the good records, and the outcome of the rest."""
 
     def __init__(self, batch: RawBatch) -> None:
         self.whole = batch
-        self.bad: list[Bad] = []
+        self.bad: list[StageFailure] = []
         self.skipped = self.filtered = 0
         # Positions of the good records in the whole batch; None while all records are good.
         self._places: Indices | None = None
@@ -276,7 +276,7 @@ class _Sieve:
     ) -> Indices:
         """Take out bad, filtered and skipped records; return the indices of the kept records among those before."""
         places, indices = self._good(), np.array([row.index for row in bad], np.int64)
-        self.bad += [Bad(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
+        self.bad += [StageFailure(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
         if filtered is not None:
             self.filtered += len(filtered)
             indices = np.concatenate([indices, filtered])
@@ -309,7 +309,7 @@ class _Sieve:
         return kept
 
 
-def _without(sieve: _Sieve, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
+def _without(sieve: _BatchState, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
     """Return the rows without bad rows, and take the bad records out of `sieve`."""
     if not reasons:
         return rows

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.core.source_types import SeenType
+from airflow_lakestream.core.source_types import EventColumnType
 from airflow_lakestream.decode.avro import source as avro_source
 from airflow_lakestream.decode.connect import schema as connect_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES
-from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Shape
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, ConnectType
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json import source as json_source
 from airflow_lakestream.decode.lanes.lanes import Integers
 from airflow_lakestream.decode.values.outcome import SchemaRefused
@@ -35,12 +35,12 @@ _DEEPEST = 16
 class SourceTypes:
     """Finder of the source's types for a payload's columns; needs an envelope, else finds no types. Thread-safe."""
 
-    def __init__(self, payload: Payload) -> None:
+    def __init__(self, payload: PayloadFormats) -> None:
         self._payload = payload
         self._prefixes: dict[bytes, str] = {}
-        self._rows: dict[Writer, Mapping[str, Shape] | None] = {}
+        self._rows: dict[Writer, Mapping[str, ConnectType] | None] = {}
 
-    def of(self, batch: RawBatch, rows: pa.Table, places: Integers) -> dict[str, SeenType]:
+    def of(self, batch: RawBatch, rows: pa.Table, places: Integers) -> dict[str, EventColumnType]:
         """Return the types of the rows' columns by the schemas of the records.
 
         :param places: positions of the rows' records in the batch.
@@ -49,7 +49,7 @@ class SourceTypes:
         if payload.envelope is None or not len(batch):
             return {}
         columns = [(rows.schema.field(name), payload.field_of(name)) for name in payload.own_columns(rows.column_names)]
-        seen: dict[str, SeenType] = {}
+        seen: dict[str, EventColumnType] = {}
         for writer, of_writer in writers(batch.values, payload.format, payload.finder, self._prefixes):
             if not (shapes := self._row(writer)):
                 continue
@@ -58,10 +58,10 @@ class SourceTypes:
             span = self._span(rows, places, of_writer)
             for column, name in columns:
                 shape = shapes.get(name)
-                found = {} if shape is not None else {column.name: SeenType(lacking=span)}
+                found = {} if shape is not None else {column.name: EventColumnType(lacking=span)}
                 for path, meaning, text in _meanings(shape, column.type, column.name):
                     there = span if path == column.name else None
-                    found[path] = SeenType({meaning: (text, at)}, there=there)
+                    found[path] = EventColumnType({meaning: (text, at)}, there=there)
                 for path, one in found.items():
                     seen[path] = seen[path] + one if path in seen else one
         return seen
@@ -74,7 +74,7 @@ class SourceTypes:
         ends = pc.min_max(rows[name].filter(pa.array(np.isin(places, of_writer))))
         return None if not ends["min"].is_valid else (ends["min"].as_py(), ends["max"].as_py())
 
-    def _row(self, writer: Writer) -> Mapping[str, Shape] | None:
+    def _row(self, writer: Writer) -> Mapping[str, ConnectType] | None:
         """Return the source's columns in records of a schema, or None if the records have no rows."""
         if writer not in self._rows:
             known, row = self._read(writer)
@@ -84,27 +84,27 @@ class SourceTypes:
             self._rows[writer] = row
         return self._rows[writer]
 
-    def _read(self, writer: Writer) -> tuple[bool, Mapping[str, Shape] | None]:
+    def _read(self, writer: Writer) -> tuple[bool, Mapping[str, ConnectType] | None]:
         try:
             known, shape = self._shape(writer)
         except SchemaRefused:
             # The decoder reports the error.
             return True, None
-        if shape is None or self._payload.envelope != Envelope.DEBEZIUM:
+        if shape is None or self._payload.envelope != ValueEnvelope.DEBEZIUM:
             return known, None if shape is None else shape.fields
         images = [shape.fields[name] for name in IMAGES if name in shape.fields]
         if "op" not in shape.fields or not images:
             return known, None
         return known, {name: one for image in images for name, one in image.fields.items()}
 
-    def _shape(self, writer: Writer) -> tuple[bool, Shape | None]:
+    def _shape(self, writer: Writer) -> tuple[bool, ConnectType | None]:
         """Return whether a schema is known, and the schema's shape. Raises SchemaRefused."""
         if isinstance(writer, str):
             return True, connect_schema.parse(writer)
         found = self._payload.schema_of(self._payload.format, writer)
         if found is None:
             return False, None
-        if self._payload.format == Format.AVRO:
+        if self._payload.format == ValueFormat.AVRO:
             return True, avro_source.shape(found.text, found.texts)
         return True, json_source.shape(found.text, found.references)
 
@@ -127,7 +127,9 @@ _AVRO = {("int32", "date"): "date", ("bytes", "decimal"): "decimal"} | {
 _PLAIN = ("io.debezium.time.Year",)
 
 
-def _meanings(shape: Shape | None, kind: pa.DataType, path: str, depth: int = 0) -> Iterator[tuple[str, str, str]]:
+def _meanings(
+    shape: ConnectType | None, kind: pa.DataType, path: str, depth: int = 0
+) -> Iterator[tuple[str, str, str]]:
     """Yield path, meaning of the values, and name of the source's type, for a column and all inner fields."""
     if shape is None or depth > _DEEPEST:
         return
@@ -141,7 +143,7 @@ def _meanings(shape: Shape | None, kind: pa.DataType, path: str, depth: int = 0)
         yield from _meanings(shape.items, kind.item_type, f"{path}{{}}", depth + 1)
 
 
-def _meaning(shape: Shape, kind: pa.DataType) -> str:
+def _meaning(shape: ConnectType, kind: pa.DataType) -> str:
     """Return the meaning of a source type's values in a column, or an empty text for self-explanatory values."""
     form, as_text = _FORMS.get(shape.kind, shape.kind), t.is_string(kind) or t.is_large_string(kind)
     if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
@@ -158,7 +160,7 @@ def _meaning(shape: Shape, kind: pa.DataType) -> str:
     return "" if form == "number" and as_text else form
 
 
-def _what(shape: Shape) -> str | None:
+def _what(shape: ConnectType) -> str | None:
     """Return the logical type of numbers or bytes, or None for plain values."""
     return _AVRO.get((shape.kind, shape.name)) if shape.logical is None else shape.logical.what
 
@@ -169,7 +171,7 @@ def _holds(kind: pa.DataType, what: str) -> bool:
     return bool(checks[what](kind))
 
 
-def _text(shape: Shape) -> str:
+def _text(shape: ConnectType) -> str:
     """Return the name of a type of the source."""
     scale = f", scale {shape.scale}" if _what(shape) == "decimal" else ""
     return f"{shape.kind} ({shape.name}{scale})" if shape.name and shape.kind not in _CONTAINERS else shape.kind

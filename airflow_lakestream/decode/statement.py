@@ -13,7 +13,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but
 
 
-class Failed(Protocol):
+class StatementFailure(Protocol):
     """Record with a failure of the statement."""
 
     @property
@@ -25,7 +25,7 @@ class Failed(Protocol):
         """Reason of the failure."""
 
 
-class Made(Protocol):
+class StatementResult(Protocol):
     """Result of a statement for a batch; `kept`, `filtered` and `bad` contain each record exactly once."""
 
     @property
@@ -42,10 +42,10 @@ class Made(Protocol):
 
     @property
     def bad(self) -> Sequence[Any]:
-        """Records with a failure, as `Failed`."""
+        """Records with a failure, as `StatementFailure`."""
 
 
-class Statement(Protocol):
+class RowStatement(Protocol):
     """Statement with at most a row for each record; called by several threads at once."""
 
     @property
@@ -64,7 +64,7 @@ class Statement(Protocol):
     def needs_headers(self) -> bool:
         """Whether the statement reads the headers of raw records."""
 
-    def apply(self, batch: RawBatch | pa.Table) -> Made:
+    def apply(self, batch: RawBatch | pa.Table) -> StatementResult:
         """Return the result for each record."""
 
 
@@ -76,7 +76,7 @@ class SqlStep:
     :param required: columns among these that may not be NULL.
     """
 
-    statement: Statement
+    statement: RowStatement
     names: tuple[str, ...]
     required: tuple[str, ...] = ()
 

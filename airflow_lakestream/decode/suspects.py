@@ -12,17 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, Kind, kind_of
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, ReasonKind, kind_of
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.registered import SINGLE_OBJECT, is_framed
-from airflow_lakestream.decode.rejected import Bad
+from airflow_lakestream.decode.rejected import StageFailure
 from airflow_lakestream.decode.values.outcome import Misfit, near_name, shorten
 
 # Of each batch this number of bad records is examined, except values longer than this.
@@ -34,29 +34,29 @@ _EXCERPT = 80
 
 
 @dataclass(frozen=True)
-class Suspects:
+class CauseFinder:
     """Finder of likely causes of bad records, by the payload's settings.
 
     :param payload: settings of keys and values.
     :param columns: the columns of decoded values, or None if values are not decoded.
     """
 
-    payload: Payload
+    payload: PayloadFormats
     columns: pa.Schema | None
 
-    def of(self, batch: RawBatch, bad: Sequence[Bad]) -> BadRecords:
+    def of(self, batch: RawBatch, bad: Sequence[StageFailure]) -> BadRecords:
         """Return the summary of the bad records of a batch."""
         found = [self._cause(batch.values[one.row.index].as_py(), one) for one in self._short(batch, bad)]
         causes = Counter(cause or "" for cause in found)
         return BadRecords(len(bad), _most_frequent(batch, bad), dict(causes))
 
-    def _short(self, batch: RawBatch, bad: Sequence[Bad]) -> Iterator[Bad]:
+    def _short(self, batch: RawBatch, bad: Sequence[StageFailure]) -> Iterator[StageFailure]:
         for one in bad[:_LOOKED_AT]:
             value = batch.values[one.row.index]
             if not value.is_valid or value.as_buffer().size <= _LONGEST:
                 yield one
 
-    def _cause(self, value: bytes | None, bad: Bad) -> str | None:
+    def _cause(self, value: bytes | None, bad: StageFailure) -> str | None:
         if value is None:
             return 'the values are null (tombstones): tombstones="skip" only counts such records'
         if bad.stage != "decode" or self.columns is None:
@@ -70,11 +70,11 @@ class Suspects:
             return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
         if self.payload.row.kind is not None:
             return self._of_registered(value, bad) or self._of_document(value[HEADER:])
-        if self.payload.format == Format.JSON:
+        if self.payload.format == ValueFormat.JSON:
             return _not_json(value) or self._of_document(value)
         return None
 
-    def _of_registered(self, value: bytes, bad: Bad) -> str | None:
+    def _of_registered(self, value: bytes, bad: StageFailure) -> str | None:
         said, reason = f'format="{self.payload.format}"', bad.row.reason
         if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
             return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
@@ -87,7 +87,7 @@ class Suspects:
             if f"is of type {row.kind}, not " in reason:
                 return f"the registry says that the records were written as {name}, and {said} was given"
         inner = value[HEADER:]
-        no_document = self.payload.format == Format.JSON_SCHEMA and not _is_json(inner)
+        no_document = self.payload.format == ValueFormat.JSON_SCHEMA and not _is_json(inner)
         if no_document or reason.startswith("message indexes: "):
             others = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
             return (
@@ -114,7 +114,7 @@ class Suspects:
             return 'the values are change events of Debezium: try envelope="debezium"'
         if envelope is None and inner is not document:
             return 'the values are Kafka Connect\'s JSON, with the schema beside the row: try envelope="connect"'
-        if envelope == Envelope.DEBEZIUM and not is_event:
+        if envelope == ValueEnvelope.DEBEZIUM and not is_event:
             return 'the values are no change events of Debezium, and envelope="debezium" was given'
         return self._missing(inner) if isinstance(inner, dict) and not is_event else None
 
@@ -132,20 +132,20 @@ class Suspects:
         return f"the values have no field {_name(lacking[0])}, which is required; their fields are {names}"
 
 
-def _most_frequent(batch: RawBatch, bad: Sequence[Bad]) -> tuple[Kind, ...]:
+def _most_frequent(batch: RawBatch, bad: Sequence[StageFailure]) -> tuple[ReasonKind, ...]:
     kinds: dict[str, str] = {}
-    found: dict[tuple[str, str], list[Bad]] = {}
+    found: dict[tuple[str, str], list[StageFailure]] = {}
     for one in bad:
         reason = one.row.reason
         kinds[reason] = kind = kinds.get(reason) or kind_of(reason)
         found.setdefault((one.stage, kind), []).append(one)
     most = sorted(found.items(), key=lambda item: -len(item[1]))[:MOST_KINDS]
     return tuple(
-        Kind(*key, len(same), tuple(_example(batch, one) for one in same[:MOST_EXAMPLES])) for key, same in most
+        ReasonKind(*key, len(same), tuple(_example(batch, one) for one in same[:MOST_EXAMPLES])) for key, same in most
     )
 
 
-def _example(batch: RawBatch, bad: Bad) -> str:
+def _example(batch: RawBatch, bad: StageFailure) -> str:
     value = batch.values[bad.row.index].as_py()
     # Four bytes are one character at most.
     text = "null" if value is None else repr(value[: 4 * _EXCERPT].decode(errors="backslashreplace"))

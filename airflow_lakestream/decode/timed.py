@@ -18,10 +18,10 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.keys import Decoder
-from airflow_lakestream.decode.values.outcome import Decoded, all_but
+from airflow_lakestream.decode.keys import ColumnDecoder
+from airflow_lakestream.decode.values.outcome import DecoderResult, all_but
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.time_sources import ELEMENT, Epoch, Path, TimeSource
+from airflow_lakestream.tables.schema.time_sources import ELEMENT, EpochUnit, Path, TimeSource
 from airflow_lakestream.tables.schema.value_ranges import FINER, MAX_MICROS, MIN_MICROS, NOT_A_YEAR
 
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -37,7 +37,7 @@ _Bad = list[tuple[_Rows, str]]
 
 
 @dataclass(frozen=True)
-class Times:
+class TimeColumns:
     """Sources of time columns, by path.
 
     :param finer: treatment of times finer than microseconds.
@@ -104,15 +104,15 @@ class Times:
 class TimedDecoder:
     """Decoder of fields of records into columns, with times made of numbers or local times."""
 
-    decoder: Decoder
-    times: Times
+    decoder: ColumnDecoder
+    times: TimeColumns
 
     @property
     def schema(self) -> pa.Schema:
         """The columns."""
         return self.times.columns(self.decoder.schema)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         decoded = self.decoder.decode(batch)
         rows, reasons, columns = decoded.rows, dict[int, str](), []
@@ -144,7 +144,7 @@ def _replaced(field: pa.Field, path: Path, by_path: Mapping[Path, pa.DataType], 
     return field
 
 
-def _of_number(array: pa.Array, unit: Epoch, finer: TimestampsFiner) -> tuple[pa.Array, _Bad]:
+def _of_number(array: pa.Array, unit: EpochUnit, finer: TimestampsFiner) -> tuple[pa.Array, _Bad]:
     """Convert numbers since the epoch to instants; each reason contains the bad number."""
     scale = Decimal(10**6) / unit.per_second
     exact = array if t.is_decimal(array.type) else array.cast(EXACT)

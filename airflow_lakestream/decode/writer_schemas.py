@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.decode.connect.decoder import unwrapped
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.lanes.confluent import HEADER
@@ -30,7 +30,7 @@ def writers(
 
     :param prefixes: prefixes of earlier values with their schemas; new ones are added.
     """
-    if Envelope.CONNECT in FORMATS[format_name].envelopes:
+    if ValueEnvelope.CONNECT in FORMATS[format_name].envelopes:
         for part in unwrapped(values, prefixes):
             if part.schema is not None:
                 yield part.schema, part.places

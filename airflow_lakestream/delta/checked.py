@@ -13,16 +13,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.checks import Auditor, ChecksFailed, Written
+from airflow_lakestream.core.checks import ChecksFailed, RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.sink import DeltaSink
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write.files import open_file, path_of
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.examiner import Examiner, brings_any
+from airflow_lakestream.tables.examiner import LandingExaminer, brings_any
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 
 log = logging.getLogger(__name__)
@@ -41,10 +41,16 @@ class CheckedDeltaSink(DeltaSink):
     """
 
     def __init__(
-        self, auditor: Auditor, tables: Tables, table: str, consumer_group: str, design: TableDesign, **options: Any
+        self,
+        auditor: RowChecker,
+        tables: DeltaTableAccess,
+        table: str,
+        consumer_group: str,
+        design: TableDesign,
+        **options: Any,
     ) -> None:
         super().__init__(tables, table, consumer_group, design, **options)
-        self._examiner = Examiner(auditor, table)
+        self._examiner = LandingExaminer(auditor, table)
 
     def load(self, run_id: str) -> TableState:
         """Load the table again, and refuse checks in contradiction to the columns, if known before the records."""
@@ -69,7 +75,7 @@ class CheckedDeltaSink(DeltaSink):
 
     def _examine(self, landing: Landing) -> None:
         adds = {path_of(add): add for add in self._files}
-        written = Written(
+        written = StagedRows(
             self._columns if adds else pa.schema([]),
             {path: int(add["size"]) for path, add in adds.items()},
             lambda path: open_file(self._store, adds[path]),

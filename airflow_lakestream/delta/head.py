@@ -16,7 +16,7 @@ def _no_transaction(app: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Head:
+class DeltaTableHead:
     """A Delta table at a version.
 
     `schema` is the Arrow schema of all columns, `fields` the same as Delta's JSON, metadata of columns included.
@@ -40,7 +40,7 @@ class Head:
     delta: DeltaTable | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, delta: DeltaTable, table: str) -> Head:
+    def of(cls, delta: DeltaTable, table: str) -> DeltaTableHead:
         """Return the head of a loaded table."""
         metadata, protocol = delta.metadata(), delta.protocol()
         return cls(

@@ -14,9 +14,9 @@ from typing import Any
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.lineage import Reading
+from airflow_lakestream.core.lineage import LedgerReading
 from airflow_lakestream.delta.commit.log import info_of, read_commit
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
@@ -46,44 +46,46 @@ def app_id(consumer_group: str) -> str:
     return f"lakestream.{consumer_group}"
 
 
-def read_ledger(head: Head | None, consumer_group: str) -> Ledger:
+def read_ledger(head: DeltaTableHead | None, consumer_group: str) -> Ledger:
     """Return the ledger of `consumer_group` in the table; empty without a table. Raises UnreadableLedger."""
     return reading(head, consumer_group).ledger
 
 
-def reading(head: Head | None, consumer_group: str) -> Reading:
+def reading(head: DeltaTableHead | None, consumer_group: str) -> LedgerReading:
     """Return the ledger with the last landings."""
     text = None if head is None else head.properties.get(codec.property_key(consumer_group))
     if text is None:
-        return Reading(None, Ledger(consumer_group), ())
+        return LedgerReading(None, Ledger(consumer_group), ())
     value = codec.decode_property(text, consumer_group)
-    return Reading(value.base_id, value.base, value.journal)
+    return LedgerReading(value.base_id, value.base, value.journal)
 
 
-def groups(head: Head) -> tuple[str, ...]:
+def groups(head: DeltaTableHead) -> tuple[str, ...]:
     """Return the consumer groups with a ledger in the table."""
     prefix = codec.PROPERTY_PREFIX
     return tuple(sorted(key.removeprefix(prefix) for key in head.properties if key.startswith(prefix)))
 
 
-def ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
+def ledgers(head: DeltaTableHead, consumer_group: str) -> dict[str, Ledger]:
     """Return the ledgers of all groups, and of this group in any case. Raises UnreadableLedger."""
     return {group: read_ledger(head, group) for group in {consumer_group: None, **dict.fromkeys(groups(head))}}
 
 
-def other_ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
+def other_ledgers(head: DeltaTableHead, consumer_group: str) -> dict[str, Ledger]:
     """Return the ledgers of all groups except this group. Raises UnreadableLedger."""
     return {group: read_ledger(head, group) for group in groups(head) if group != consumer_group}
 
 
-def next_generation(head: Head | None, consumer_group: str) -> int:
+def next_generation(head: DeltaTableHead | None, consumer_group: str) -> int:
     """Return the number of the group's next landing, above all earlier numbers, even after a RESTORE."""
     if head is None:
         return 1
     return 1 + max(_generation(head, consumer_group), head.txn(app_id(consumer_group)) or 0)
 
 
-def properties_after(head: Head | None, consumer_group: str, version: int, landing: Landing) -> dict[str, str]:
+def properties_after(
+    head: DeltaTableHead | None, consumer_group: str, version: int, landing: Landing
+) -> dict[str, str]:
     """Return the group's properties for the version with `landing`."""
     value = reading(head, consumer_group).property_after(version, landing)
     return {
@@ -92,13 +94,13 @@ def properties_after(head: Head | None, consumer_group: str, version: int, landi
     }
 
 
-def previous_version(head: Head | None, consumer_group: str) -> int | None:
+def previous_version(head: DeltaTableHead | None, consumer_group: str) -> int | None:
     """Return the version of the group's last landing in the table's history, or None before the first landing."""
     found = reading(head, consumer_group)
     return found.path[-1].snapshot_id if found.path else None
 
 
-def check_not_taken_away(head: Head, consumer_group: str, store: Any) -> None:
+def check_not_taken_away(head: DeltaTableHead, consumer_group: str, store: Any) -> None:
     """Refuse a table if the property is behind the group's transaction without a RESTORE. Raises LedgerTakenAway."""
     last, held = head.txn(app_id(consumer_group)), _generation(head, consumer_group)
     if last is None or held >= last:
@@ -118,7 +120,7 @@ def check_not_taken_away(head: Head, consumer_group: str, store: Any) -> None:
     raise LedgerTakenAway(head.table, consumer_group, "its property is gone, and its log does not go back to why")
 
 
-def taken_back(head: Head, store: Any) -> list[str]:
+def taken_back(head: DeltaTableHead, store: Any) -> list[str]:
     """Return the ids of landings taken back by a RESTORE, of groups without a landing since.
 
     Such a landing's transaction number is above the number in the property, which was restored with the files.
@@ -149,7 +151,7 @@ def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, 
     return None if landing is None else (landing, int(before) if before else None)
 
 
-def landings_of_run(head: Head, store: Any, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
+def landings_of_run(head: DeltaTableHead, store: Any, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
     """Return the landings of a run in the table's history, oldest first, as far back as the log goes."""
     path = [entry for entry in reading(head, consumer_group).path if entry.landing is not None]
     found = {e.snapshot_id: e.landing for e in path if e.landing is not None and e.landing.run_id == run_id}
@@ -160,7 +162,7 @@ def landings_of_run(head: Head, store: Any, consumer_group: str, run_id: str) ->
     return sorted(found.items())
 
 
-def version_of_landing(head: Head, consumer_group: str, landing_id: str) -> int | None:
+def version_of_landing(head: DeltaTableHead, consumer_group: str, landing_id: str) -> int | None:
     """Return the version of a landing, or None if not among the last landings in the table's history."""
     for entry in reading(head, consumer_group).path:
         if entry.landing is not None and entry.landing.landing_id == landing_id:
@@ -174,7 +176,9 @@ def schema_changes(store: Any, version: int) -> list[str]:
     return texts
 
 
-def summary_of(head: Head | None, consumer_group: str, landing: Landing, changes: tuple[str, ...]) -> Mapping[str, str]:
+def summary_of(
+    head: DeltaTableHead | None, consumer_group: str, landing: Landing, changes: tuple[str, ...]
+) -> Mapping[str, str]:
     """Return a landing's entries of `commitInfo`."""
     summary = codec.encode_summary(consumer_group, landing)
     if (before := previous_version(head, consumer_group)) is not None:
@@ -191,5 +195,5 @@ def _earlier(store: Any, version: int, consumer_group: str, run_id: str) -> Iter
         at = item[1]
 
 
-def _generation(head: Head, consumer_group: str) -> int:
+def _generation(head: DeltaTableHead, consumer_group: str) -> int:
     return int(head.properties.get(GENERATION_PREFIX + consumer_group, 0))

@@ -17,16 +17,16 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.guard import check_fit
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write.files import Add, beside, delete_files, read_file
 from airflow_lakestream.tables.rejects import sink
-from airflow_lakestream.tables.rejects.book import RejectBook
+from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
-    Pending,
-    Settlement,
+    PendingLanding,
+    RejectSettlement,
     beside_place,
     design_of,
     pending_of,
@@ -35,10 +35,10 @@ from airflow_lakestream.tables.rejects.settlement import (
 from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 
-class DeltaBooks:
+class DeltaMainLedgers:
     """`tables.rejects.settlement.MainBooks` of a Delta table; `store` is the store of the table's folder."""
 
-    def __init__(self, head: Head, store: Any) -> None:
+    def __init__(self, head: DeltaTableHead, store: Any) -> None:
         self._head = head
         self.rolled_back: Sequence[str] = ledger_store.taken_back(head, store)
         self.properties: Mapping[str, str] = head.properties
@@ -54,9 +54,9 @@ class DeltaBooks:
 
 
 def counting_rows(
-    storage: Tables,
-    rejects: Head,
-    main: Head,
+    storage: DeltaTableAccess,
+    rejects: DeltaTableHead,
+    main: DeltaTableHead,
     consumer_group: str,
     *,
     topic: str | None = None,
@@ -64,7 +64,7 @@ def counting_rows(
     columns: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
     """Yield the counting rows, like `iceberg.reject_table.counting_rows`."""
-    settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main, storage.store(main.table)))
+    settlement = RejectSettlement.by(pending_of(rejects.properties), DeltaMainLedgers(main, storage.store(main.table)))
     store = storage.store(rejects.table)
     for identity, entry in ledger_store.read_ledger(main, consumer_group).topics.items():
         if topic in (None, identity.topic):
@@ -75,12 +75,12 @@ def counting_rows(
                     yield rows.filter(settlement.counts(rows, consumer_group, identity, wanted))
 
 
-class RejectTable(DeltaSink, RejectBook):
+class DeltaRejectTable(DeltaSink, RejectTableSink):
     """Reject table of a table, written for a consumer group."""
 
     takes_records = False
 
-    def __init__(self, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
+    def __init__(self, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema) -> None:
         super().__init__(tables, rejects_of(table), consumer_group, design_of(records), allow_group_overlap=True)
 
     @property
@@ -91,12 +91,12 @@ class RejectTable(DeltaSink, RejectBook):
         assert self._head is not None, "it was asked whether it is there"
         return (rows for _, rows in self._rows_in(self._head, ranges, columns))
 
-    def _note(self, landing: Landing, pending: Sequence[Pending], settlement: Settlement) -> None:
+    def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
         adds, target = self._files, self._target()
         written: dict[str, list[Add]] = {}
         kept: list[Add] = []
 
-        def make(head: Head | None) -> list[Action]:
+        def make(head: DeltaTableHead | None) -> list[Action]:
             check_fit(head, target, self._name)
             due = head is not None and settlement.is_due
             rows = self._rows_in(head, settlement.ranges) if head is not None and due else ()
@@ -119,7 +119,7 @@ class RejectTable(DeltaSink, RejectBook):
         self._drive_and_clean(landing, make, unneeded)
 
     def _rows_in(
-        self, head: Head, ranges: RangeSet | None, columns: Sequence[str] = ()
+        self, head: DeltaTableHead, ranges: RangeSet | None, columns: Sequence[str] = ()
     ) -> Iterator[tuple[Add, pa.Table]]:
         """Yield the files with possible rows of these offsets, with all rows of each file."""
         for add in live_files(head):
@@ -130,7 +130,7 @@ class RejectTable(DeltaSink, RejectBook):
 log = logging.getLogger(__name__)
 
 
-class RejectingSink(sink.SharedRejectingSink):
+class DeltaRejectingSink(sink.SharedRejectingSink):
     """`tables.rejects.sink.SharedRejectingSink` on Delta tables.
 
     :param inner: the sink of the table whose ledger decides.
@@ -138,18 +138,20 @@ class RejectingSink(sink.SharedRejectingSink):
     :param records: the columns of rejected records.
     """
 
-    def __init__(self, inner: SharedSink, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
-        super().__init__(inner, RejectTable(tables, table, consumer_group, records), table, consumer_group)
+    def __init__(
+        self, inner: SharedSink, tables: DeltaTableAccess, table: str, consumer_group: str, records: pa.Schema
+    ) -> None:
+        super().__init__(inner, DeltaRejectTable(tables, table, consumer_group, records), table, consumer_group)
         self._tables = tables
 
     @cached_property
     def _files(self) -> Any:
         return self._tables.store(self._name)
 
-    def _settlement(self) -> Settlement:
+    def _settlement(self) -> RejectSettlement:
         # A missing reject table has nothing to settle.
         head = self._tables.open(self._name) if self._rejects.exists else None
-        return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head, self._files))
+        return RejectSettlement.by(self._rejects.pending, None if head is None else DeltaMainLedgers(head, self._files))
 
     def _new_path(self) -> str:
         name = f"{uuid.uuid4().hex}-rejected.arrows"

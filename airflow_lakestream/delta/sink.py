@@ -17,15 +17,15 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.committing import Committer, look_after
-from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
+from airflow_lakestream.delta.commit.committing import DeltaCommitter, look_after
+from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_writable
 from airflow_lakestream.delta.design import check_design
-from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.replace.replace import Replacement
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.replace.replace import DeltaReplacement
 from airflow_lakestream.delta.replace.takeout import Finder
-from airflow_lakestream.delta.storage import Tables, check_place
+from airflow_lakestream.delta.storage import DeltaTableAccess, check_place
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers
@@ -61,7 +61,7 @@ class DeltaSink(TableSink[Add]):
 
     def __init__(
         self,
-        tables: Tables,
+        tables: DeltaTableAccess,
         table: str,
         consumer_group: str,
         design: TableDesign,
@@ -73,7 +73,7 @@ class DeltaSink(TableSink[Add]):
         check_design(design, widens=design.grows)
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
-        self._head: Head | None = None
+        self._head: DeltaTableHead | None = None
         # The version at the run's first look, kept when the run plans again: a replace must find later landings.
         self._first_version: int | None = None
 
@@ -103,7 +103,7 @@ class DeltaSink(TableSink[Add]):
         ledger_store.check_not_taken_away(head, self._group, self._store)
         self._change = change = self._change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
-        if not isinstance(self._tables, handover.Outline):
+        if not isinstance(self._tables, handover.DeltaOutline):
             self._prove(*proof_of(*self._layout()))
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
@@ -124,13 +124,13 @@ class DeltaSink(TableSink[Add]):
         """Commit the buffered rows and the landing as a version; see `core.ports.Sink`."""
         adds, target = self._files, self._target()
 
-        def make(head: Head | None) -> list[Action]:
+        def make(head: DeltaTableHead | None) -> list[Action]:
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
             files = [{"add": dict(add)} for add in adds]
             return self._actions(head, target, landing, files, CREATE if head is None else APPEND)
 
-        return self._drive(Committer(self._tables, self._name, landing.landing_id, make))
+        return self._drive(DeltaCommitter(self._tables, self._name, landing.landing_id, make))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the buffered rows, in a single version; see `core.ports.Sink`."""
@@ -140,7 +140,7 @@ class DeltaSink(TableSink[Add]):
         refuse_replacing(self._name, self._head.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
         files, target = self._files, self._target()
-        replacement = Replacement(
+        replacement = DeltaReplacement(
             store=self._store,
             table=self._name,
             consumer_group=self._group,
@@ -157,12 +157,12 @@ class DeltaSink(TableSink[Add]):
         self._landed.add(landing.landing_id)
         return version, replacement.made
 
-    def outline(self) -> handover.Outline:
+    def outline(self) -> handover.DeltaOutline:
         """Return the outline of the table, existing or new, for writing files in another process."""
         self._buffer.flush()
         return handover.outline(self._tables, self._name, self._target(), self._columns)
 
-    def outline_beside(self, columns: pa.Schema) -> handover.Outline:
+    def outline_beside(self, columns: pa.Schema) -> handover.DeltaOutline:
         """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
         return handover.beside(self._tables, self._name, columns)
 
@@ -177,13 +177,16 @@ class DeltaSink(TableSink[Add]):
         return ledger_store.schema_changes(self._store, snapshot_id)
 
     def _drive_and_clean(
-        self, landing: Landing, make: Callable[[Head | None], Sequence[Action]], unneeded: Callable[[bool], list[Add]]
+        self,
+        landing: Landing,
+        make: Callable[[DeltaTableHead | None], Sequence[Action]],
+        unneeded: Callable[[bool], list[Add]],
     ) -> int:
         """Commit actions with removed files, then delete the files written in vain for the commit.
 
         :param unneeded: returns these files; its argument is whether the last actions made are committed.
         """
-        committer = Committer(self._tables, self._name, landing.landing_id, make)
+        committer = DeltaCommitter(self._tables, self._name, landing.landing_id, make)
         try:
             version = self._drive(committer)
         except BaseException:
@@ -193,7 +196,7 @@ class DeltaSink(TableSink[Add]):
         delete_files(self._store, unneeded(True))
         return version
 
-    def _drive(self, committer: Committer) -> int:
+    def _drive(self, committer: DeltaCommitter) -> int:
         try:
             version = committer.commit()
         except BaseException:
@@ -210,8 +213,8 @@ class DeltaSink(TableSink[Add]):
 
     def _actions(
         self,
-        head: Head | None,
-        target: Target,
+        head: DeltaTableHead | None,
+        target: DeltaTarget,
         landing: Landing,
         files: Sequence[Action],
         operation: tuple[str, dict[str, Any]],
@@ -234,14 +237,14 @@ class DeltaSink(TableSink[Add]):
         else:
             self._change = self._change_of(self._head)
 
-    def _target(self) -> Target:
+    def _target(self) -> DeltaTarget:
         columns = self._columns
         wanted = delta_fields(columns)
         if self._head is None:
             partitions = check_partitions(columns, self._design.partition_by)
-            return Target(None, wanted, partitions, self._planned(None).texts, self._design.properties)
+            return DeltaTarget(None, wanted, partitions, self._planned(None).texts, self._design.properties)
         fields = merged(self._head.fields, wanted)
-        return Target(self._head, fields, self._head.partitions, self._planned(None).texts)
+        return DeltaTarget(self._head, fields, self._head.partitions, self._planned(None).texts)
 
     @property
     def _columns(self) -> pa.Schema:
@@ -288,7 +291,7 @@ class DeltaSink(TableSink[Add]):
         if self.takes_records:
             self._prove(*proof_of(*self._layout()))
 
-    def _change_of(self, head: Head) -> SchemaChange:
+    def _change_of(self, head: DeltaTableHead) -> SchemaChange:
         """Return the table's schema change by the next commit. Raises InvalidArgument for a contradiction."""
         for name in narrow_integers(head.schema):
             problem = f"{self._name} has a column {name!r} of Delta's byte or short."

@@ -16,7 +16,7 @@ from obstore.store import LocalStore
 
 from airflow_lakestream.delta.commit.damage import LOG, DamagedLog, check_log, find_damage
 from airflow_lakestream.delta.commit.protocol import unreadable
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.object_store import open_store
 from airflow_lakestream.stores.places import PlaceNotWritable, check_folder
@@ -44,10 +44,10 @@ _UNSAFE = {
 }
 
 
-class Tables(Protocol):
+class DeltaTableAccess(Protocol):
     """Access of a sink to a table: by the storage itself, or by an outline from another process."""
 
-    def open(self, table: str) -> Head | None:
+    def open(self, table: str) -> DeltaTableHead | None:
         """Return the table at the current version, or None if missing."""
 
     def store(self, table: str) -> Any:
@@ -73,7 +73,7 @@ class DeltaStorage:
                     "Leave it out: S3 itself has had it since 2024.",
                 )
 
-    def open(self, table: str) -> Head | None:
+    def open(self, table: str) -> DeltaTableHead | None:
         """Return the table at the current version, or None if missing. Raises DamagedLog, UnfitTable."""
         where = location(table)
         if "://" not in where:
@@ -82,7 +82,7 @@ class DeltaStorage:
             if Path(where, LOG).is_file():
                 raise DamagedLog(table, LOG, "is a file and no folder", "Put it back, or land in another table.")
         try:
-            head = Head.of(DeltaTable(where, storage_options=dict(self.options) or None), table)
+            head = DeltaTableHead.of(DeltaTable(where, storage_options=dict(self.options) or None), table)
         except TableNotFoundError:
             return None
         except OSError:
@@ -104,7 +104,7 @@ class DeltaStorage:
         return open_store(where, self.options)
 
 
-def check_place(tables: Tables, table: str) -> None:
+def check_place(tables: DeltaTableAccess, table: str) -> None:
     """Refuse an unwritable location of a table, if detectable before a write. Raises PlaceNotWritable."""
     if "://" not in (where := location(table)):
         check_folder(table, where)

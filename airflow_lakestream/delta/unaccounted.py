@@ -11,40 +11,40 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
-from airflow_lakestream.core.landing.unaccounted import Asked, Found
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, UnaccountedRows
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import adds_of, bounds_of
 from airflow_lakestream.delta.write.files import Add, as_columns, path_of
 from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.tables.unaccounted import FileToJudge, find, keeps_positions
+from airflow_lakestream.tables.unaccounted import CandidateFile, find, keeps_positions
 
 
-def look_for_rows(head: Head, asked: Asked) -> Found:
+def look_for_rows(head: DeltaTableHead, asked: ForeignRowQuery) -> UnaccountedRows:
     """Return the unaccounted rows in the table at this version, with deletion vectors applied.
 
     Raises FileUnreadable. The result is empty for a table whose rows keep no positions.
     """
     if head.delta is None or not keeps_positions(head.schema):
-        return Found()
+        return UnaccountedRows()
     masks = _masks(head)
     files = PyFileSystem(DeltaStorageHandler.from_table(head.delta._table))
     return find(head.table, (_to_judge(head, files, add, masks) for add in adds_of(head)), asked)
 
 
-def _masks(head: Head) -> dict[str, Sequence[bool]]:
+def _masks(head: DeltaTableHead) -> dict[str, Sequence[bool]]:
     """Return masks of the live rows by path, for the files with deleted rows."""
     assert head.delta is not None, "the table is really there"
     vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
     return {unquote(one["filepath"]): one["selection_vector"] for one in vectors}
 
 
-def _to_judge(head: Head, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> FileToJudge:
+def _to_judge(head: DeltaTableHead, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> CandidateFile:
     mask = next((mask for path, mask in masks.items() if path.endswith(path_of(add))), None)
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
     nulls = [0 if name in of_partition else add["stats"]["nullCount"].get(name) for name in COORDINATES]
     rows = add["stats"]["numRecords"]
-    return FileToJudge(
+    return CandidateFile(
         path=add["path"],
         rows=rows or 0,
         topic=topic,
@@ -55,7 +55,7 @@ def _to_judge(head: Head, files: FileSystem, add: Add, masks: dict[str, Sequence
     )
 
 
-def _rows(head: Head, files: FileSystem, add: Add, mask: Sequence[bool] | None) -> Iterator[pa.Table]:
+def _rows(head: DeltaTableHead, files: FileSystem, add: Add, mask: Sequence[bool] | None) -> Iterator[pa.Table]:
     # Its footer and three columns, not the whole file.
     with files.open_input_file(path_of(add)) as source, pq.ParquetFile(source) as file:
         names = [name for name in COORDINATES if name in file.schema_arrow.names]

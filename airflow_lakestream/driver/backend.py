@@ -2,8 +2,8 @@
 
 | part | provider |
 |---|---|
-| start, state, kill, log | a `Backend`, in the process that supervises |
-| find again | the `Handle` of `planned` or `launch`, kept in the driver's folder; or the lease, from any machine |
+| start, state, kill, log | a `DriverBackend`, in the process that supervises |
+| find again | the `DriverHandle` of `planned` or `launch`, in the driver's folder; or the lease, from any machine |
 | graceful stop | the app: it looks at `Lease.stop_requested` between two batches |
 | outcome | the app: the lease's outcome, its reason, and whether the reason is final |
 | progress | the app: `ProgressLog`; progress means health |
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 
@@ -28,7 +28,7 @@ class SubmitFailed(LakestreamError, Transient):
 
 
 @dataclass(frozen=True)
-class Handle:
+class DriverHandle:
     """The address of a driver, for later supervision.
 
     `kind` names the backend. `job_id` is the cluster's id; `process` and `log` are set for a driver on a worker.
@@ -42,7 +42,7 @@ class Handle:
     is_planned: bool = False
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Handle:
+    def parse(cls, value: Mapping[str, Any]) -> DriverHandle:
         """Read the result of `to_dict`. Raises KeyError, TypeError or ValueError."""
         process = value.get("process")
         return cls(
@@ -66,29 +66,29 @@ class Handle:
         return self.job_id or (f"pid {self.process.pid} on {self.process.host}" if self.process else self.kind)
 
 
-class Backend(Protocol):
+class DriverBackend(Protocol):
     """A manager of drivers on a machine or a cluster. All waits are bounded."""
 
-    def planned(self, job: Any) -> Handle | None:
+    def planned(self, job: Any) -> DriverHandle | None:
         """Return the handle that `launch` will return; None if unknown before the launch."""
 
-    def launch(self, job: Any) -> Handle:
+    def launch(self, job: Any) -> DriverHandle:
         """Start a driver; return as soon as a handle is known. Raises SubmitFailed.
 
         :param job: the job to launch, in the terms of this backend.
         """
 
-    def state(self, handle: Handle) -> JobState:
+    def state(self, handle: DriverHandle) -> BackendState:
         """Return a driver's state; UNKNOWN, never an error, without an answer from the machine or cluster."""
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: DriverHandle) -> None:
         """Kill a driver; return after the driver's end, or after a bounded wait."""
 
-    def log_tail(self, handle: Handle) -> list[str]:
+    def log_tail(self, handle: DriverHandle) -> list[str]:
         """Return the last lines of a driver's log, if readable."""
 
-    def works(self, handle: Handle) -> None:
+    def works(self, handle: DriverHandle) -> None:
         """Note the start of a driver's work: files for the start may be deleted."""
 
-    def ended(self, handle: Handle) -> None:
+    def ended(self, handle: DriverHandle) -> None:
         """Note the good end of a driver: leftovers may be deleted. Raises no error."""

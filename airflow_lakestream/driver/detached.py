@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_lakestream.driver.backend import Handle, SubmitFailed
+from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
 from airflow_lakestream.driver.job_folder import CONFIG_FILE, forget
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.supervisor import BackendState
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _GONE_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
-class Job:
+class DetachedJob:
     """A job to launch: a command without secrets, and a folder readable only by its owner."""
 
     command: Sequence[str]
@@ -50,11 +50,11 @@ class DetachedBackend:
         # Kept, so that an ended child process is reaped at the next look and leaves no zombie.
         self._own: dict[int, subprocess.Popen[bytes]] = {}
 
-    def planned(self, job: Job) -> Handle | None:
+    def planned(self, job: DetachedJob) -> DriverHandle | None:
         """Return None: a process has no name before it runs."""
         return None
 
-    def launch(self, job: Job) -> Handle:
+    def launch(self, job: DetachedJob) -> DriverHandle:
         """Start a driver in its own session; the output goes to a file in the driver's folder."""
         file = job.folder / LOG_NAME
         try:
@@ -71,28 +71,28 @@ class DetachedBackend:
         except OSError as e:
             raise SubmitFailed(f"{job.command[0]} can't be started: {e.strerror}. {self._remedy}".rstrip()) from e
         self._own[process.pid] = process
-        return Handle(KIND, log=str(file), process=ProcessIdentity.of(process.pid))
+        return DriverHandle(KIND, log=str(file), process=ProcessIdentity.of(process.pid))
 
-    def state(self, handle: Handle) -> JobState:
+    def state(self, handle: DriverHandle) -> BackendState:
         """Return the process's state; UNKNOWN for a process of another machine."""
         if handle.process is None:
-            return JobState.UNKNOWN
+            return BackendState.UNKNOWN
         if own := self._own.get(handle.process.pid):
             code = own.poll()
             if code is not None:
-                return JobState.FAILED if code else JobState.FINISHED
+                return BackendState.FAILED if code else BackendState.FINISHED
         alive = handle.process.alive
         if alive is None:
-            return JobState.UNKNOWN
-        return JobState.RUNNING if alive else JobState.VANISHED
+            return BackendState.UNKNOWN
+        return BackendState.RUNNING if alive else BackendState.VANISHED
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: DriverHandle) -> None:
         """Kill the driver and its child processes, at once."""
         if handle.process is not None:
             kill_process(handle.process)
             self.state(handle)
 
-    def log_tail(self, handle: Handle) -> list[str]:
+    def log_tail(self, handle: DriverHandle) -> list[str]:
         """Return the last lines of the driver's log."""
         try:
             with Path(handle.log).open("rb") as file:
@@ -101,12 +101,12 @@ class DetachedBackend:
         except OSError:
             return []
 
-    def works(self, handle: Handle) -> None:
+    def works(self, handle: DriverHandle) -> None:
         """Delete the files of the driver's folder with possible secrets: a working driver has read them."""
         if handle.log:
             forget(Path(handle.log).parent, self._secrets)
 
-    def ended(self, handle: Handle) -> None:
+    def ended(self, handle: DriverHandle) -> None:
         """Keep the folder, for the driver's log."""
 
 

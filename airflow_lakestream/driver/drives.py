@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from airflow_lakestream.driver.progress import Progress
-from airflow_lakestream.driver.supervisor import Decision, History, Limits
-from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionHistory, SupervisionLimits
+from airflow_lakestream.driver.watch import DriverLook
 
 
-class Place(Protocol):
+class SupervisedStream(Protocol):
     """Name and limits of a stream, for the operator."""
 
     @property
@@ -18,15 +18,15 @@ class Place(Protocol):
         """The stream's name for people, and in reports."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SupervisionLimits:
         """The supervision limits."""
 
 
-class Drives(Protocol):
+class StreamSupervisor(Protocol):
     """Supervision of a stream's work: found or started, followed, and ended; see `driver.driving.Driving`."""
 
     @property
-    def spec(self) -> Place:
+    def spec(self) -> SupervisedStream:
         """The stream."""
 
     @property
@@ -36,7 +36,7 @@ class Drives(Protocol):
     def before(self) -> dict[str, Any]:
         """Return the sums before this run's first try began."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> DriverProgress:
         """Return the current sums."""
 
     def told(self) -> dict[str, Any]:
@@ -45,13 +45,13 @@ class Drives(Protocol):
     def has_told(self, sums: Mapping[str, Any]) -> None:
         """Note these sums as reported, for the run's next try."""
 
-    def begin(self, history: History | None = None) -> None:
+    def begin(self, history: SupervisionHistory | None = None) -> None:
         """Adopt or start the driver or job."""
 
-    def resume(self, history: History) -> None:
+    def resume(self, history: SupervisionHistory) -> None:
         """Continue the supervision of another process, with its history."""
 
-    def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
+    def follow(self, tell: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
         """Look, and report each look, until an action is due or, with `until_started`, until the work has started."""
 
     def pause(self, until: float) -> None:
@@ -60,7 +60,7 @@ class Drives(Protocol):
     def clear_away(self) -> None:
         """Remove the leftovers of a driver to be replaced or given up."""
 
-    def finish(self) -> Progress:
+    def finish(self) -> DriverProgress:
         """Return the last sums and end the run."""
 
     def stop(self, action: Any) -> str:

@@ -9,24 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_lakestream.driver.backend import Backend, Handle
+from airflow_lakestream.driver.backend import DriverBackend, DriverHandle
 from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, fingerprint_of
-from airflow_lakestream.driver.progress import Progress, read_progress
+from airflow_lakestream.driver.progress import DriverProgress, read_progress
 from airflow_lakestream.driver.stopping import stop_driver
-from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, SubmitAction
+from airflow_lakestream.driver.submission import DriverSubmissions, FoundDriver, Overtaken, SubmitAction
 from airflow_lakestream.driver.supervisor import (
     ENDED,
-    Action,
-    Decision,
+    BackendState,
     DriverState,
-    History,
-    JobState,
-    Limits,
     OnKill,
+    SupervisionDecision,
+    SupervisionHistory,
+    SupervisionLimits,
+    SupervisorAction,
 )
-from airflow_lakestream.driver.watch import Look, Watch
+from airflow_lakestream.driver.watch import DriverLook, DriverWatch
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ class StreamSpec:
     location: str
     fingerprint: str
     inputs: Mapping[str, str]
-    limits: Limits
+    limits: SupervisionLimits
     poll_interval: float
     by: str
     properties: Mapping[str, str] | None = None
 
 
-class Driving:
+class DriverSupervision:
     """Supervision of a stream's driver in one process.
 
     :param spec: the stream.
@@ -61,23 +61,23 @@ class Driving:
     """
 
     def __init__(
-        self, spec: StreamSpec, backend: Backend, prepare: Callable[[], Any], wait: Callable[[float], None]
+        self, spec: StreamSpec, backend: DriverBackend, prepare: Callable[[], Any], wait: Callable[[float], None]
     ) -> None:
         self.spec = spec
         self._backend = backend
         self._prepare = prepare
         self._wait = wait
-        self._submissions = Submissions(
+        self._submissions = DriverSubmissions(
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
         self._beside = DriverFolder(spec.location, spec.properties)
         run = fingerprint_of({"run": spec.by})
         self._begun, self._told = f"begun-{run}.json", f"told-{run}.json"
-        self._found: Found | None = None
+        self._found: FoundDriver | None = None
         # The last heartbeat of a driver that the backend reports as gone, by the lease's generation.
         self._last_beats: dict[int, float] = {}
         self._batches_before: int | None = None
-        self._watch: Watch | None = None
+        self._watch: DriverWatch | None = None
 
     @property
     def generation(self) -> int:
@@ -85,7 +85,7 @@ class Driving:
         return self._found.generation if self._found else 0
 
     @property
-    def handle(self) -> Handle | None:
+    def handle(self) -> DriverHandle | None:
         """The handle of the driver, if a task submitted the driver."""
         return self._found.handle if self._found else None
 
@@ -96,19 +96,19 @@ class Driving:
         now = progress.sums()
         return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
 
-    def progress(self) -> Progress:
+    def progress(self) -> DriverProgress:
         """Return the current sums."""
         return read_progress(self.spec.location, self.spec.properties)
 
     def told(self) -> dict[str, Any]:
         """Return the sums already reported by earlier tries of the run, or else the sums of `before`."""
-        return self._beside.read(self._told) or self._beside.read(self._begun) or Progress().sums()
+        return self._beside.read(self._told) or self._beside.read(self._begun) or DriverProgress().sums()
 
     def has_told(self, sums: Mapping[str, Any]) -> None:
         """Note these sums as reported, for the run's next try."""
         self._beside.write(self._told, sums)
 
-    def finish(self) -> Progress:
+    def finish(self) -> DriverProgress:
         """Return the last sums and end the run; a cleared task counts from zero."""
         self._beside.remove(self._begun)
         self._beside.remove(self._told)
@@ -116,7 +116,7 @@ class Driving:
             self._backend.ended(self.handle)
         return self.progress()
 
-    def begin(self, history: History | None = None) -> None:
+    def begin(self, history: SupervisionHistory | None = None) -> None:
         """Adopt the stream's driver, or submit a driver.
 
         :param history: history of this driver or of earlier drivers.
@@ -126,16 +126,18 @@ class Driving:
         self._found = self._find_or_submit()
         now = time.time()
         # The wait for the end of a replaced driver does not count.
-        history = replace(history, submitted_at=now) if history else History(submitted_at=now)
+        history = replace(history, submitted_at=now) if history else SupervisionHistory(submitted_at=now)
         spec = self.spec
         seen = self._watch.seen if self._watch else self._batches_before
-        self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
+        self._watch = DriverWatch(
+            spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties
+        )
 
-    def resume(self, history: History) -> None:
+    def resume(self, history: SupervisionHistory) -> None:
         """Take over a driver from another process, for a restart or an end; `begin` gets the driver's history."""
         self._found = self._submissions.current()
 
-    def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
+    def follow(self, tell: Callable[[DriverLook], None], until_started: bool = False) -> SupervisionDecision:
         """Look and report each look, until an action is due or, with `until_started`, the driver has started."""
         assert self._watch is not None, "begin comes first"
         while True:
@@ -144,7 +146,7 @@ class Driving:
             starting = look.sight.driver is DriverState.STARTING
             if look.lease is not None and not starting and self.handle is not None:
                 self._backend.works(self.handle)
-            if look.decision.action is not Action.WAIT or (until_started and not starting):
+            if look.decision.action is not SupervisorAction.WAIT or (until_started and not starting):
                 return look.decision
             self._rest()
 
@@ -186,10 +188,10 @@ class Driving:
     def _is_over(self) -> bool:
         return self.handle is not None and self.handle.is_over
 
-    def _job(self) -> JobState:
-        return self._backend.state(self.handle) if self.handle else JobState.UNKNOWN
+    def _job(self) -> BackendState:
+        return self._backend.state(self.handle) if self.handle else BackendState.UNKNOWN
 
-    def _find_or_submit(self) -> Found:
+    def _find_or_submit(self) -> FoundDriver:
         # An overdue driver kills itself; allow it a little longer before killing it from here.
         within = self.spec.limits.stop_timeout
         patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
@@ -211,7 +213,7 @@ class Driving:
                 log.info("Waiting for a driver that was asked to end, or is gone: %s", found.lease)
             self._wait(min(self.spec.poll_interval, 2.0))
 
-    def _without_corpse(self, found: Found) -> Found:
+    def _without_corpse(self, found: FoundDriver) -> FoundDriver:
         """Return the driver with the right action if the backend reports the driver as gone, before the lease does."""
         if found.action is not SubmitAction.ADOPT or not self._is_gone(found.handle):
             return found
@@ -222,10 +224,10 @@ class Driving:
             return replace(found, handle=None)
         return replace(found, action=SubmitAction.WAIT)
 
-    def _is_gone(self, handle: Handle | None) -> bool:
+    def _is_gone(self, handle: DriverHandle | None) -> bool:
         return handle is not None and self._backend.state(handle) in ENDED
 
-    def _submit(self, claimed: Found) -> Found:
+    def _submit(self, claimed: FoundDriver) -> FoundDriver:
         try:
             job = self._prepare()
             if (planned := self._backend.planned(job)) is not None:

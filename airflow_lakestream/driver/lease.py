@@ -100,7 +100,7 @@ def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str,
         )
 
 
-class Lease:
+class HeldLease:
     """A lease held by this process. As a context manager it beats, and is released at the end, or at SIGTERM."""
 
     def __init__(self, folder: DriverFolder, location: str, record: LeaseRecord) -> None:

@@ -73,7 +73,7 @@ class BatchProgress:
 
 
 @dataclass(frozen=True)
-class Progress:
+class DriverProgress:
     """The progress of a checkpoint; the sums cover all its drivers.
 
     `moves` grows with each sign of life: a finished batch, a step within a batch, a look without new records.
@@ -101,7 +101,7 @@ class Progress:
         return self.last[-1] if self.last else None
 
     @classmethod
-    def of_sums(cls, sums: Mapping[str, Any]) -> Progress:
+    def of_sums(cls, sums: Mapping[str, Any]) -> DriverProgress:
         """Return a progress with these sums."""
         known = {name: sums[name] for name in ("batches", *_SUMS, "tables") if name in sums}
         return cls(**known, landed=_ranges(sums.get("landed", ())))
@@ -124,7 +124,7 @@ class Progress:
             landed |= _set(batch.ranges)
         return {**counts, "tables": dict(tables), "landed": [list(one) for one in _listed(landed)]}
 
-    def plus(self, batch: BatchProgress) -> Progress:
+    def plus(self, batch: BatchProgress) -> DriverProgress:
         """Return the sums with a further batch."""
         return replace(
             self,
@@ -167,34 +167,34 @@ class ProgressLog:
         with self._lock:
             self._write(self._progress, doing)
 
-    def _write(self, progress: Progress, doing: str) -> None:
+    def _write(self, progress: DriverProgress, doing: str) -> None:
         self._progress = replace(progress, moves=progress.moves + 1, moved_at=time.time(), doing=doing)
         self._folder.write(_NAME, asdict(self._progress))
 
 
-def read_progress(location: str, properties: Mapping[str, str] | None = None) -> Progress:
+def read_progress(location: str, properties: Mapping[str, str] | None = None) -> DriverProgress:
     """Return the progress of a checkpoint; empty before a driver's first report."""
     return _read(DriverFolder(location, properties))
 
 
-def _read(folder: DriverFolder) -> Progress:
+def _read(folder: DriverFolder) -> DriverProgress:
     try:
         return _parsed(folder.read(_NAME) or {})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         # Damaged. The file is for people only, so counting starts over.
-        return Progress()
+        return DriverProgress()
 
 
-def _parsed(content: Mapping[str, Any]) -> Progress:
-    known = {name: content[name] for name in Progress.__dataclass_fields__ if name in content}
+def _parsed(content: Mapping[str, Any]) -> DriverProgress:
+    known = {name: content[name] for name in DriverProgress.__dataclass_fields__ if name in content}
     known["landed"] = _ranges(known.get("landed", ()))
     known["last"] = tuple(BatchProgress.parse(batch) for batch in known.get("last", ()))
-    empty = Progress()
+    empty = DriverProgress()
     for name, value in known.items():
         default = getattr(empty, name)
         if not isinstance(value, int | float if isinstance(default, int | float) else type(default)):
             raise TypeError(f"{name}: {value!r}")
-    progress = Progress(**known)
+    progress = DriverProgress(**known)
     # Values that can't be added count as damaged, too.
     progress.plus(BatchProgress(0, 0, 0))
     return progress

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.driver.backend import Handle
+from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease import OtherInputs, check_inputs, read_lease, stop_asked
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
@@ -30,13 +30,13 @@ class SubmitAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDriver:
     """A driver found by a submitter. `generation` is to be watched; `handle` and `lease` are set if known."""
 
     action: SubmitAction
     generation: int
     attempt: int = 0
-    handle: Handle | None = None
+    handle: DriverHandle | None = None
     lease: LeaseRecord | None = None
 
 
@@ -49,7 +49,7 @@ class Overtaken(LakestreamError, Transient):
         )
 
 
-class Submissions:
+class DriverSubmissions:
     """The submissions of a checkpoint.
 
     :param fingerprint: identifies the submit's configuration.
@@ -76,35 +76,35 @@ class Submissions:
         """Return the newest lease; None without a lease."""
         return read_lease(self._location, self._properties)
 
-    def find(self) -> Found:
+    def find(self) -> FoundDriver:
         """Find a driver. Raises OtherInputs if a driver with other inputs or another configuration runs."""
         lease = self.lease()
         check_inputs(self._location, lease, self._inputs)
         if lease and lease.state() is LeaseState.HELD:
             attempt, record = self._newest(lease.generation)
             if stop_asked(self._location, lease, self._properties):
-                return Found(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
+                return FoundDriver(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
             self._check_same(lease.fingerprint, str(lease))
-            return Found(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
+            return FoundDriver(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
         generation = lease.generation + 1 if lease else 1
         attempt, record = self._newest(generation)
         handle = _handle(record)
         if record is None or not self._may_come_up(record, handle):
-            return Found(SubmitAction.SUBMIT, generation, attempt)
+            return FoundDriver(SubmitAction.SUBMIT, generation, attempt)
         self._check_same(str(record.get("fingerprint")), str(record.get("by")))
-        return Found(SubmitAction.ADOPT, generation, attempt, handle)
+        return FoundDriver(SubmitAction.ADOPT, generation, attempt, handle)
 
-    def current(self) -> Found:
+    def current(self) -> FoundDriver:
         """Return the last driver with a submit or a lease, even if it has ended."""
         lease = self.lease()
         generation = lease.generation if lease else 0
         attempt, record = self._newest(generation + 1)
         if record is not None:
-            return Found(SubmitAction.ADOPT, generation + 1, attempt, _handle(record))
+            return FoundDriver(SubmitAction.ADOPT, generation + 1, attempt, _handle(record))
         attempt, record = self._newest(generation)
-        return Found(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
+        return FoundDriver(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
-    def claim(self, found: Found, by: str) -> Found:
+    def claim(self, found: FoundDriver, by: str) -> FoundDriver:
         """Claim the right to launch. Raises Overtaken if another submitter has the right."""
         claimed = replace(found, attempt=found.attempt + 1)
         if not self._folder.create(self._file(claimed), self._record(by, None)):
@@ -114,16 +114,16 @@ class Submissions:
                 self._folder.remove(name)
         return claimed
 
-    def launched(self, claimed: Found, by: str, handle: Handle) -> Found:
+    def launched(self, claimed: FoundDriver, by: str, handle: DriverHandle) -> FoundDriver:
         """Record the handle of the launched driver."""
         self._folder.write(self._file(claimed), self._record(by, handle))
         return replace(claimed, handle=handle)
 
-    def failed(self, claimed: Found) -> None:
+    def failed(self, claimed: FoundDriver) -> None:
         """Return the right to launch after a failed launch."""
         self._folder.remove(self._file(claimed))
 
-    def _may_come_up(self, record: Mapping[str, Any], handle: Handle | None) -> bool:
+    def _may_come_up(self, record: Mapping[str, Any], handle: DriverHandle | None) -> bool:
         if handle is not None and handle.is_over:
             return False
         return time.time() - float(record.get("at", 0)) < self._start_timeout
@@ -136,7 +136,7 @@ class Submissions:
                 "Let it end, or stop it (mark its task failed); a retry then goes on where it stopped.",
             )
 
-    def _record(self, by: str, handle: Handle | None) -> dict[str, Any]:
+    def _record(self, by: str, handle: DriverHandle | None) -> dict[str, Any]:
         told = {"fingerprint": self._fingerprint, "by": by, "at": time.time()}
         return {**told, "handle": handle.to_dict() if handle else None}
 
@@ -148,12 +148,12 @@ class Submissions:
         attempt = names[-1].removeprefix(prefix).removesuffix(".json")
         return int(attempt), self._folder.read(names[-1])
 
-    def _file(self, found: Found) -> str:
+    def _file(self, found: FoundDriver) -> str:
         return f"{_NAME}{found.generation:08d}-{found.attempt:04d}.json"
 
 
-def _handle(record: Mapping[str, Any] | None) -> Handle | None:
+def _handle(record: Mapping[str, Any] | None) -> DriverHandle | None:
     try:
-        return Handle.parse(record["handle"]) if record and record.get("handle") else None
+        return DriverHandle.parse(record["handle"]) if record and record.get("handle") else None
     except (KeyError, TypeError, ValueError):
         return None

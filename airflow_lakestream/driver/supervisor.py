@@ -15,7 +15,7 @@ from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, L
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 
-class JobState(StrEnum):
+class BackendState(StrEnum):
     """The state of a driver as the backend reports it."""
 
     RUNNING = "running"
@@ -26,7 +26,7 @@ class JobState(StrEnum):
 
 
 # States of a driver that does not run any more.
-ENDED = (JobState.FINISHED, JobState.FAILED, JobState.VANISHED)
+ENDED = (BackendState.FINISHED, BackendState.FAILED, BackendState.VANISHED)
 
 
 class DriverState(StrEnum):
@@ -40,7 +40,7 @@ class DriverState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Action(StrEnum):
+class SupervisorAction(StrEnum):
     """The next action."""
 
     WAIT = "wait"
@@ -75,7 +75,7 @@ class DriverFailed(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SupervisionLimits:
     """The limits of supervision, in seconds. Without `stall_timeout` progress is not watched.
 
     `stop_timeout`: seconds that a batch may take after the driver was asked to end; None: no limit.
@@ -92,7 +92,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sight:
+class DriverSight:
     """A look at a driver: `moves` counts its progress, `doing` is the last step, `error` the failure's reason.
 
     `terminal`: the error repeats until a user changes the cause.
@@ -106,7 +106,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class History:
+class SupervisionHistory:
     """History from earlier looks for the next look; plain numbers, to be handed to another process."""
 
     submitted_at: float
@@ -116,7 +116,7 @@ class History:
     unknown_since: float = 0.0
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> History:
+    def parse(cls, value: Mapping[str, Any]) -> SupervisionHistory:
         """Read the result of `to_dict`; unknown keys of a later version are ignored."""
         return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
 
@@ -124,23 +124,23 @@ class History:
         """Return JSON-ready values."""
         return asdict(self)
 
-    def restarted(self, now: float) -> History:
+    def restarted(self, now: float) -> SupervisionHistory:
         """Return the history after the submit of a new driver."""
-        return History(submitted_at=now, restarts=self.restarts + 1)
+        return SupervisionHistory(submitted_at=now, restarts=self.restarts + 1)
 
 
 @dataclass(frozen=True)
-class Decision:
+class SupervisionDecision:
     """An action with its reason and, for a restart, its time. `history` is for the next look."""
 
-    action: Action
-    history: History
+    action: SupervisorAction
+    history: SupervisionHistory
     reason: str = ""
     at: float = 0.0
     terminal: bool = False
 
 
-def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: int, now: float) -> Sight:
+def sight_of(lease: LeaseRecord | None, generation: int, job: BackendState, moves: int, now: float) -> DriverSight:
     """Return the sight of a driver from its lease and from the backend's state.
 
     :param generation: our driver's lowest possible generation; older leases belong to earlier drivers.
@@ -149,33 +149,37 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: i
         # The driver has not taken its lease yet, and never will if it has ended.
         ended = job in ENDED
         error = "ended before it took the checkpoint's lease" if ended else ""
-        return Sight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
+        return DriverSight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
     state = lease.state(now)
     if state is LeaseState.RELEASED:
         failed = lease.outcome is DriverOutcome.FAILED
-        return Sight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
-    if job in (JobState.FAILED, JobState.VANISHED):
-        return Sight(DriverState.VANISHED, moves)
+        return DriverSight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
+    if job in (BackendState.FAILED, BackendState.VANISHED):
+        return DriverSight(DriverState.VANISHED, moves)
     if state is LeaseState.VANISHED:
         # No heartbeat, but the driver may still run: wait `unknown_timeout`.
-        unclear = job is JobState.RUNNING or (job is JobState.UNKNOWN and lease.process.alive is None)
-        return Sight(DriverState.UNKNOWN if unclear else DriverState.VANISHED, moves)
-    return Sight(DriverState.RUNNING, moves)
+        unclear = job is BackendState.RUNNING or (job is BackendState.UNKNOWN and lease.process.alive is None)
+        return DriverSight(DriverState.UNKNOWN if unclear else DriverState.VANISHED, moves)
+    return DriverSight(DriverState.RUNNING, moves)
 
 
-def decide(history: History, limits: Limits, sight: Sight, now: float) -> Decision:
+def decide(
+    history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float
+) -> SupervisionDecision:
     """Return the decision after a look at the driver."""
     if sight.driver is DriverState.DONE:
-        return Decision(Action.FINISH, history)
+        return SupervisionDecision(SupervisorAction.FINISH, history)
     history = _remembered(history, limits, sight, now)
     if reason := _failure(history, limits, sight, now):
         if sight.terminal:
-            return Decision(Action.GIVE_UP, history, reason, terminal=True)
+            return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason, terminal=True)
         return _after_failure(history, limits, reason, now)
-    return Decision(Action.WAIT, history)
+    return SupervisionDecision(SupervisorAction.WAIT, history)
 
 
-def _remembered(history: History, limits: Limits, sight: Sight, now: float) -> History:
+def _remembered(
+    history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float
+) -> SupervisionHistory:
     if sight.driver is not DriverState.UNKNOWN:
         history = replace(history, unknown_since=0.0)
     elif not history.unknown_since:
@@ -189,7 +193,7 @@ def _remembered(history: History, limits: Limits, sight: Sight, now: float) -> H
     return history
 
 
-def _failure(history: History, limits: Limits, sight: Sight, now: float) -> str:
+def _failure(history: SupervisionHistory, limits: SupervisionLimits, sight: DriverSight, now: float) -> str:
     """Return the failure, to follow "the driver"; empty without a failure."""
     if sight.driver is DriverState.FAILED:
         return f"failed: {sight.error}" if sight.error else "failed"
@@ -206,8 +210,10 @@ def _failure(history: History, limits: Limits, sight: Sight, now: float) -> str:
     return ""
 
 
-def _after_failure(history: History, limits: Limits, reason: str, now: float) -> Decision:
+def _after_failure(
+    history: SupervisionHistory, limits: SupervisionLimits, reason: str, now: float
+) -> SupervisionDecision:
     if history.restarts >= limits.max_restarts:
-        return Decision(Action.GIVE_UP, history, reason)
+        return SupervisionDecision(SupervisorAction.GIVE_UP, history, reason)
     pause = min(limits.max_backoff, limits.backoff * 2**history.restarts)
-    return Decision(Action.RESTART, history, reason, now + pause)
+    return SupervisionDecision(SupervisorAction.RESTART, history, reason, now + pause)

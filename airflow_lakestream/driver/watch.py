@@ -8,31 +8,31 @@ from dataclasses import dataclass, replace
 
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseRecord
-from airflow_lakestream.driver.progress import BatchProgress, Progress, read_progress
+from airflow_lakestream.driver.progress import BatchProgress, DriverProgress, read_progress
 from airflow_lakestream.driver.supervisor import (
-    Decision,
+    BackendState,
+    DriverSight,
     DriverState,
-    History,
-    JobState,
-    Limits,
-    Sight,
+    SupervisionDecision,
+    SupervisionHistory,
+    SupervisionLimits,
     decide,
     sight_of,
 )
 
 
 @dataclass(frozen=True)
-class Look:
+class DriverLook:
     """The decision and the state of a look; `batches` ended since the last look."""
 
-    decision: Decision
-    sight: Sight
+    decision: SupervisionDecision
+    sight: DriverSight
     lease: LeaseRecord | None
-    progress: Progress
+    progress: DriverProgress
     batches: tuple[BatchProgress, ...]
 
 
-class Watch:
+class DriverWatch:
     """The watch over the driver of a checkpoint.
 
     :param generation: the lowest possible lease generation of the driver.
@@ -46,9 +46,9 @@ class Watch:
         self,
         location: str,
         generation: int,
-        limits: Limits,
-        history: History,
-        job: Callable[[], JobState],
+        limits: SupervisionLimits,
+        history: SupervisionHistory,
+        job: Callable[[], BackendState],
         seen: int | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
@@ -60,22 +60,22 @@ class Watch:
         self.seen = seen
         self.history = history
 
-    def look(self) -> Look:
+    def look(self) -> DriverLook:
         """Look, and decide. Without an answer of the store the state is unknown, and tolerated for a while."""
         now = time.time()
-        lease, progress = None, Progress()
+        lease, progress = None, DriverProgress()
         try:
             lease = read_lease(self._location, self._properties)
             progress = read_progress(self._location, self._properties)
             sight = sight_of(lease, self._generation, self._job(), progress.moves, now)
             sight = replace(sight, doing=progress.doing)
         except OSError as e:
-            sight = Sight(DriverState.UNKNOWN, self.history.moves, type(e).__name__)
+            sight = DriverSight(DriverState.UNKNOWN, self.history.moves, type(e).__name__)
         decision = decide(self.history, self._limits, sight, now)
         self.history = decision.history
-        return Look(decision, sight, lease, progress, self._new(progress))
+        return DriverLook(decision, sight, lease, progress, self._new(progress))
 
-    def _new(self, progress: Progress) -> tuple[BatchProgress, ...]:
+    def _new(self, progress: DriverProgress) -> tuple[BatchProgress, ...]:
         known, self.seen = self.seen, max(progress.batches, self.seen or 0)
         if known is None:
             return ()

@@ -14,9 +14,9 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from airflow_lakestream.core.publishing.branch import BranchSnapshot, Line
+from airflow_lakestream.core.publishing.branch import BranchSnapshot, EngineJobLine
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.stores.folders import Store, open_folder
+from airflow_lakestream.stores.folders import FolderStore, open_folder
 
 JOB, CHECKPOINT = "flink.job-id", "flink.max-committed-checkpoint-id"
 METADATA = "_metadata"
@@ -54,7 +54,7 @@ def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
 
 
 @dataclass
-class Checkpoints:
+class CheckpointFolder:
     """The checkpoints below a folder, in Flink's layout: `<job>/chk-<number>/_metadata`."""
 
     location: str
@@ -79,7 +79,7 @@ class Checkpoints:
         content = open_folder(place, self.properties).read(METADATA)
         return None if content is None else offsets_in(content, topic)
 
-    def _store(self) -> Store:
+    def _store(self) -> FolderStore:
         return open_folder(self.location, self.properties)
 
 
@@ -93,10 +93,10 @@ class FlinkPositions:
     :param jobs: the ids of these jobs.
     """
 
-    checkpoints: Checkpoints
+    checkpoints: CheckpointFolder
     topic: str
     savepoint: str | None = None
-    line: Line | None = None
+    line: EngineJobLine | None = None
     jobs: Collection[str] = ()
 
     def is_own(self, summary: Mapping[str, str]) -> bool:

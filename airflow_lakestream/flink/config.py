@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.checks import Auditor
+from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.names import check_branch, check_group, check_table_name, check_topic
 from airflow_lakestream.core.policies import OF_INPUT, OnDataLoss, OnError, SqlInput, StartOffset, choose, is_given
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -214,7 +214,7 @@ class FlinkConfig(JobConfig):
         return StartAt(offset, at)
 
     @property
-    def auditor(self) -> Auditor | None:
+    def auditor(self) -> RowChecker | None:
         """The audit of rows before publication; None without checks."""
         return auditor_of(vars(self))
 

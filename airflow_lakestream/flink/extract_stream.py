@@ -7,18 +7,18 @@ import time
 from dataclasses import replace
 
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.publishing.publish import Publication, Rowless
+from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.flink.columns import columns_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job import JobEnded, JobSpoilt
-from airflow_lakestream.flink.landing_job import LandingJobs
-from airflow_lakestream.flink.leftovers import Extract, LeftOut, holes
-from airflow_lakestream.flink.rest import JobState
-from airflow_lakestream.flink.stream import WHERE, FlinkStream, Parts
-from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.flink.landing_job import LandingJobSeries
+from airflow_lakestream.flink.leftovers import LeftoverExtract, LeftoverLog, holes
+from airflow_lakestream.flink.rest import FlinkJobState
+from airflow_lakestream.flink.stream import WHERE, FlinkStream, PublicationParts
+from airflow_lakestream.run.publication import KafkaLogView
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ class BeginAnew(JobSpoilt):
 class ExtractStream(FlinkStream):
     """A landing with the extract's table, rejects and counts."""
 
-    def __init__(self, config: FlinkConfig, lease: Lease) -> None:
+    def __init__(self, config: FlinkConfig, lease: HeldLease) -> None:
         super().__init__(config, lease)
-        self._extract = Extract(config, self._catalog, WHERE)
+        self._extract = LeftoverExtract(config, self._catalog, WHERE)
         # The branch has nothing left to land: the extract has landed its records, or will.
         self._is_behind = False
 
@@ -51,12 +51,14 @@ class ExtractStream(FlinkStream):
                 log.warning("%s", e)
                 self._land_all()
 
-    def parts(self) -> Parts:
+    def parts(self) -> PublicationParts:
         """Return the parts of a publication: the proof compares rows with the extract's rows."""
         proof = self._extract.proof(self.jobs.newest_reads().begins)
-        return Parts(LeftOut(LookIntoLog(self._reader())), self._extract.sink(), proof, Rowless.MISSING)
+        return PublicationParts(
+            LeftoverLog(KafkaLogView(self._reader())), self._extract.sink(), proof, RowlessMeaning.MISSING
+        )
 
-    def ended(self, job: str, state: JobState) -> None:
+    def ended(self, job: str, state: FlinkJobState) -> None:
         """Land the job's committed rows. Raises JobEnded; BeginAnew if the job can't read a record."""
         try:
             super().ended(job, state)
@@ -73,7 +75,7 @@ class ExtractStream(FlinkStream):
             log.warning("%s", e)
             self._land_all()
 
-    def _land_rest(self, publication: Publication) -> bool:
+    def _land_rest(self, publication: PublicationJob) -> bool:
         if self._is_behind:
             # The branch has nothing that main lacks.
             self._is_behind = False
@@ -89,7 +91,7 @@ class ExtractStream(FlinkStream):
             self._is_behind = False
         return landed
 
-    def _land(self, publication: Publication) -> None:
+    def _land(self, publication: PublicationJob) -> None:
         try:
             super()._land(publication)
         except (RecordDoubted, RowsDiffer) as e:
@@ -128,6 +130,6 @@ class ExtractStream(FlinkStream):
                 return False
             time.sleep(self._look_every)  # Kafka reports no first record.
         self.config = replace(self.config, columns=columns)
-        self.jobs = LandingJobs(self.config)
-        self._extract = Extract(self.config, self._catalog, WHERE)
+        self.jobs = LandingJobSeries(self.config)
+        self._extract = LeftoverExtract(self.config, self._catalog, WHERE)
         return True

@@ -18,10 +18,17 @@ from airflow_lakestream.core.landing.plan import BEHIND_DAMAGE, DamagedBatch
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.flink import statements
-from airflow_lakestream.flink.checkpoints import Checkpoints
+from airflow_lakestream.flink.checkpoints import CheckpointFolder
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.lacking import lacking
-from airflow_lakestream.flink.rest import Address, FlinkRefused, FlinkUnreachable, JobManager, JobState, SqlSession
+from airflow_lakestream.flink.rest import (
+    FlinkAddress,
+    FlinkJobState,
+    FlinkRefused,
+    FlinkUnreachable,
+    JobManager,
+    SqlSession,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +36,17 @@ _NOTE = "flink-job.json"
 _ENDS_WITHIN = 120.0
 _PAUSE = 0.5
 _NOT_YET = "Not all required tasks are currently running"
-_LIVES = (JobState.RUNNING, JobState.STARTING)
+_LIVES = (FlinkJobState.RUNNING, FlinkJobState.STARTING)
 
 
 class JobEnded(LakestreamError, Transient):
     """Error of a job ended without a request."""
 
-    def __init__(self, job: str, state: JobState, why: str) -> None:
+    def __init__(self, job: str, state: FlinkJobState, why: str) -> None:
         told = {
-            JobState.GONE: "is gone: the JobManager was restarted, and has no high availability",
-            JobState.CANCELED: "was canceled by somebody else",
-            JobState.FINISHED: "was stopped by somebody else",
+            FlinkJobState.GONE: "is gone: the JobManager was restarted, and has no high availability",
+            FlinkJobState.CANCELED: "was canceled by somebody else",
+            FlinkJobState.FINISHED: "was stopped by somebody else",
         }.get(state, "failed")
         super().__init__(f"Flink's job {job} {told}{f': {why}' if why else '.'}")
 
@@ -57,7 +64,7 @@ class JobSpoilt(LakestreamError, Transient):
 
 
 @dataclass(frozen=True)
-class Note:
+class JobNote:
     """The note about a stream's newest job.
 
     :param program: fingerprint of the job's work: only a job with the same fingerprint continues from its state.
@@ -79,7 +86,7 @@ class Note:
     line: str = ""
 
 
-class Jobs:
+class JobSeries:
     """The successive jobs of a stream."""
 
     def __init__(self, config: JobConfig) -> None:
@@ -87,14 +94,14 @@ class Jobs:
         self._folder = DriverFolder(config.checkpoint_location, config.store_properties)
         self.manager = JobManager(config.manager_address)
         place = _as_uri(config.checkpoint_location)
-        self.checkpoints = Checkpoints(f"{place}/checkpoints", config.store_properties)
+        self.checkpoints = CheckpointFolder(f"{place}/checkpoints", config.store_properties)
         self._savepoints = f"{place}/savepoints"
 
-    def note(self) -> Note | None:
+    def note(self) -> JobNote | None:
         """Return the note about the newest job; None without a note."""
         found: Mapping[str, Any] = self._folder.read(_NOTE) or {}
-        known = {name: str(found[name]) for name in Note.__dataclass_fields__ if name in found}
-        return Note(**known) if {"job", "program"} <= known.keys() else None
+        known = {name: str(found[name]) for name in JobNote.__dataclass_fields__ if name in found}
+        return JobNote(**known) if {"job", "program"} <= known.keys() else None
 
     @property
     def program(self) -> str:
@@ -103,11 +110,11 @@ class Jobs:
 
     @property
     def reads(self) -> str:
-        """The next job's way of reading records, see `Note`."""
+        """The next job's way of reading records, see `JobNote`."""
         return ""
 
     def line(self, job: str, state: str) -> str:
-        """Return the line of the next job, see `Note`.
+        """Return the line of the next job, see `JobNote`.
 
         :param state: the checkpoint or savepoint that the job begins with; empty without one.
         """
@@ -170,13 +177,13 @@ class Jobs:
             self.manager.run_jar(name, jar, told)
         return note.job
 
-    def _noted(self, state: str) -> Note:
+    def _noted(self, state: str) -> JobNote:
         job = uuid.uuid4().hex
-        note = Note(job, self.program, state, reads=self.reads, line=self.line(job, state))
+        note = JobNote(job, self.program, state, reads=self.reads, line=self.line(job, state))
         self.write(note)
         return note
 
-    def write(self, note: Note) -> None:
+    def write(self, note: JobNote) -> None:
         """Write the note about the newest job."""
         self._folder.write(_NOTE, asdict(note))
 
@@ -189,9 +196,9 @@ class Jobs:
         state = self._state_at_end(job)
         note = self.note()
         if note is not None and note.job == job:
-            whole = place if state is JobState.FINISHED else ""
+            whole = place if state is FlinkJobState.FINISHED else ""
             self.write(replace(note, savepoint=place, finished=whole))
-        if state is not JobState.FINISHED:
+        if state is not FlinkJobState.FINISHED:
             # The savepoint is complete; but its files may not be in the branch: a job that restores it commits them.
             raise JobEnded(job, state, self.manager.why_failed(job))
         return place
@@ -207,7 +214,7 @@ class Jobs:
                     raise
             time.sleep(_PAUSE)  # The API has no call that waits.
 
-    def _state_at_end(self, job: str) -> JobState:
+    def _state_at_end(self, job: str) -> FlinkJobState:
         """Wait for the end of a job, within a time limit, and return the job's state."""
         deadline = time.monotonic() + _ENDS_WITHIN
         while (state := self.manager.state(job)) in _LIVES and time.monotonic() < deadline:
@@ -258,7 +265,7 @@ def _as_uri(location: str) -> str:
     return (location if ":" in location.split("/")[0] else f"file://{location}").rstrip("/")
 
 
-def cancel_noted(location: str, properties: Mapping[str, str], manager: Address) -> None:
+def cancel_noted(location: str, properties: Mapping[str, str], manager: FlinkAddress) -> None:
     """Cancel the job of a stream; the checkpoints stay. Raises no error."""
     try:
         found = DriverFolder(location, properties).read(_NOTE) or {}

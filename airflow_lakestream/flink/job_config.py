@@ -12,17 +12,17 @@ from typing import Any, Self
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
-from airflow_lakestream.flink.rest import Address
-from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object
+from airflow_lakestream.flink.rest import FlinkAddress
+from airflow_lakestream.spark.configuration import AppSettings, check_keys, read_object
 from airflow_lakestream.spark.settings.catalog import identity_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobConfig(Configuration):
+class JobConfig(AppSettings):
     """The Flink cluster of a job, and the location of the job's state.
 
     :param kafka: librdkafka settings; may hold secrets.
-    :param gateway: the SQL Gateway, as fields of `Address`; may hold secrets.
+    :param gateway: the SQL Gateway, as fields of `FlinkAddress`; may hold secrets.
     :param manager: the JobManager, likewise.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
@@ -79,14 +79,14 @@ class JobConfig(Configuration):
         }
 
     @property
-    def gateway_address(self) -> Address:
+    def gateway_address(self) -> FlinkAddress:
         """The address of the SQL Gateway."""
-        return Address(**self.gateway)
+        return FlinkAddress(**self.gateway)
 
     @property
-    def manager_address(self) -> Address:
+    def manager_address(self) -> FlinkAddress:
         """The address of the JobManager."""
-        return Address(**self.manager)
+        return FlinkAddress(**self.manager)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values, secrets included."""

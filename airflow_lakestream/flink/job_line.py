@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
 from airflow_lakestream.core.ledger import union
-from airflow_lakestream.core.publishing.branch import Line
+from airflow_lakestream.core.publishing.branch import EngineJobLine
 from airflow_lakestream.core.ranges import RangeSet
 
 
@@ -36,12 +36,12 @@ class JobLine:
     def __str__(self) -> str:
         return json.dumps([self.since, list(self.jobs), self.passed])
 
-    def line(self, topic: str, begins: Mapping[int, int]) -> Line:
+    def line(self, topic: str, begins: Mapping[int, int]) -> EngineJobLine:
         """Return the line for a publication.
 
         :param begins: by partition, the first job's start.
         """
-        return Line(self.since, begins, decode_ranges(self.passed, topic))
+        return EngineJobLine(self.since, begins, decode_ranges(self.passed, topic))
 
     def restored(self, job: str, topic: str, ends: Mapping[int, int]) -> JobLine:
         """Return the line with a further job, beginning at these offsets; the offsets behind are read again."""

@@ -9,13 +9,13 @@ import logging
 import time
 from abc import ABC, abstractmethod
 
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.flink.job import JobEnded, Jobs, JobSpoilt
+from airflow_lakestream.flink.job import JobEnded, JobSeries, JobSpoilt
 from airflow_lakestream.flink.job_config import JobConfig
 from airflow_lakestream.flink.lacking import lacking
-from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
+from airflow_lakestream.flink.rest import FlinkJobState, FlinkUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class JobStream(ABC):
     :param look_every: seconds between two looks.
     """
 
-    def __init__(self, config: JobConfig, jobs: Jobs, lease: Lease, look_every: float = _LOOK) -> None:
+    def __init__(self, config: JobConfig, jobs: JobSeries, lease: HeldLease, look_every: float = _LOOK) -> None:
         self.jobs = jobs
         self.lease = lease
         self.progress = ProgressLog(config.checkpoint_location, config.store_properties)
@@ -49,7 +49,7 @@ class JobStream(ABC):
         return True
 
     @abstractmethod
-    def ended(self, job: str, state: JobState) -> None:
+    def ended(self, job: str, state: FlinkJobState) -> None:
         """Handle the unrequested end of a job. Raises the error of `why` for a failure."""
 
     def stopped(self, savepoint: str) -> None:  # noqa: B027  # a script has nothing left to do then
@@ -73,7 +73,7 @@ class JobStream(ABC):
                 self.jobs.cancel(job)
             raise
 
-    def why(self, job: str, state: JobState) -> LakestreamError:
+    def why(self, job: str, state: FlinkJobState) -> LakestreamError:
         """Return the error for an ended job; a terminal error if the cluster lacks a dependency."""
         causes = self.jobs.manager.causes(job)
         return lacking(causes) or JobEnded(job, state, causes[-1] if causes else "")
@@ -88,7 +88,7 @@ class JobStream(ABC):
                 self.stopped(place)
                 return
             state = self._state(job)
-            if state is not None and state not in (JobState.RUNNING, JobState.STARTING):
+            if state is not None and state not in (FlinkJobState.RUNNING, FlinkJobState.STARTING):
                 self.ended(job, state)
                 return
             if state is not None:
@@ -96,7 +96,7 @@ class JobStream(ABC):
             self.look()
             time.sleep(self._look_every)  # Flink does not report a completed checkpoint by itself.
 
-    def _state(self, job: str) -> JobState | None:
+    def _state(self, job: str) -> FlinkJobState | None:
         """Return the job's state; None while the JobManager does not answer, until the stall limit ends the driver."""
         try:
             return self.jobs.manager.state(job)

@@ -13,11 +13,11 @@ from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
+from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, ways_of
 from airflow_lakestream.flink.formats.avro_reader import avro_reading
-from airflow_lakestream.flink.formats.proof import Reads
-from airflow_lakestream.flink.formats.reading import Reading, json_reading, raw_reading, text_reading
-from airflow_lakestream.flink.job import Jobs
+from airflow_lakestream.flink.formats.proof import JobFormat
+from airflow_lakestream.flink.formats.reading import FormatReading, json_reading, raw_reading, text_reading
+from airflow_lakestream.flink.job import JobSeries
 from airflow_lakestream.flink.job_line import JobLine
 from airflow_lakestream.flink.rest import FlinkRefused, SqlSession
 from airflow_lakestream.registry.client import RegistryClient
@@ -38,7 +38,7 @@ _BY_ROW = (
 _OTHERWISE = "Take another type for the column, or leave it out; or let the extract or Spark land the topic."
 
 
-class LandingJobs(Jobs):
+class LandingJobSeries(JobSeries):
     """The successive jobs of a landing."""
 
     def __init__(self, config: FlinkConfig) -> None:
@@ -54,11 +54,11 @@ class LandingJobs(Jobs):
 
     @property
     def reads(self) -> str:
-        """The way of reading records, see `Reads`. Raises the errors of `ways`."""
-        return str(Reads(self._landing.read_as, self.ways.places if self.ways else {}, self._begins))
+        """The way of reading records, see `JobFormat`. Raises the errors of `ways`."""
+        return str(JobFormat(self._landing.read_as, self.ways.places if self.ways else {}, self._begins))
 
     @cached_property
-    def ways(self) -> Ways | None:
+    def ways(self) -> AvroEncodings | None:
         """The ways to the columns, by all schemas of the topic in the registry now; None for formats other than Avro.
 
         Raises InvalidArgument for columns that Flink would fill otherwise, and the registry's errors.
@@ -75,10 +75,10 @@ class LandingJobs(Jobs):
         except (WayRefused, SchemaRefused) as e:
             raise InvalidArgument("columns", f"{e}.", _OTHERWISE) from e
 
-    def newest_reads(self) -> Reads:
+    def newest_reads(self) -> JobFormat:
         """Return the newest job's way of reading records."""
         note = self.note()
-        return Reads.parse("" if note is None else note.reads)
+        return JobFormat.parse("" if note is None else note.reads)
 
     def line(self, job: str, state: str) -> str:
         """Return the line of the next job."""
@@ -109,7 +109,7 @@ class LandingJobs(Jobs):
             line = JobLine.parse(note.line, job).with_passed(topic, offsets, lows)
             self.write(replace(note, line=str(line)))
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> FormatReading:
         config = self._landing
         if config.reads_texts:
             return text_reading()

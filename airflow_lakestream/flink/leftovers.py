@@ -20,12 +20,18 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.bad_records import BadRecords, RejectLimit
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job, Stopped
-from airflow_lakestream.core.landing.modes import ByRanges
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
+from airflow_lakestream.core.landing.modes import RangesMode
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, TopicEntry, union
-from airflow_lakestream.core.publishing.branch import Difference, Log, Looked, Shown, Written
+from airflow_lakestream.core.ledger import LandingEngine, TopicEntry, union
+from airflow_lakestream.core.publishing.branch import (
+    EngineOutput,
+    LogContents,
+    ProofResult,
+    TopicLogView,
+    ValueDifference,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.iceberg.fitness import load_table
@@ -56,18 +62,18 @@ def holes(entry: TopicEntry, topic: str, branch: str, *, published: bool = False
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftoverLog:
     """A log for publications, with every record without a row as missing, tombstones included.
 
     The extract lands these records, and decides which of them are rows. See `core.publishing.branch.Log`.
     """
 
-    inner: Log
+    inner: TopicLogView
 
-    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
+    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> LogContents:
         """Return the records in Kafka at these offsets. Raises Stopped."""
         found = self.inner.shown(ranges, state, stop)
-        return Shown(found.values | found.tombstones, RangeSet(), found.gone)
+        return LogContents(found.values | found.tombstones, RangeSet(), found.gone)
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,11 @@ class ExtractProof:
     :param columns: returns the table's columns.
     """
 
-    job: Job
+    job: LandingJob
     begins: Mapping[int, int]
     columns: Callable[[], Schema]
 
-    def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
+    def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
         """Compare the rows at these offsets. Raises BadRecord if `on_error` is "fail", TooManyRejected, and Stopped."""
         topic, job, columns = state.identity.topic, self.job, self.columns()
         theirs = EngineRows(written.rows, topic, [name for name in columns.column_names if name not in COORDINATES])
@@ -111,11 +117,11 @@ class ExtractProof:
             raise Stopped
         job.limits.max_rejected.check(job.table, read, bad, 0, at_commit=True)
         no_rows = (theirs.positions & asked) - made
-        firsts = [Difference(topic, p, no_rows.intervals(topic, p)[0][0]) for _, p in no_rows.partitions]
-        return Looked(seen, theirs.equal, theirs.different | no_rows, [*theirs.named(), *firsts])
+        firsts = [ValueDifference(topic, p, no_rows.intervals(topic, p)[0][0]) for _, p in no_rows.partitions]
+        return ProofResult(seen, theirs.equal, theirs.different | no_rows, [*theirs.named(), *firsts])
 
 
-class Extract:
+class LeftoverExtract:
     """Landing of the records left out by Flink, and proof of Flink's rows."""
 
     def __init__(self, config: FlinkConfig, catalog: Catalog, where: str) -> None:
@@ -141,9 +147,9 @@ class Extract:
         job = replace(job, limits=replace(job.limits, max_records=most))
         if ranges is not None:
             given = ((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
-            job = replace(job, mode=ByRanges(tuple(given)), limits=replace(job.limits, max_rejected=_ANY))
+            job = replace(job, mode=RangesMode(tuple(given)), limits=replace(job.limits, max_rejected=_ANY))
         with storage_errors_named(job.table, self._catalog):
-            report = land(replace(job, engine=Engine.FLINK))
+            report = land(replace(job, engine=LandingEngine.FLINK))
         counts = report.counts
         if not counts.read:
             return report
@@ -153,7 +159,7 @@ class Extract:
         )
         return report
 
-    def _job(self, of_rest: bool = False) -> Job:
+    def _job(self, of_rest: bool = False) -> LandingJob:
         config, run_id = self._config, f"flink/{uuid.uuid4().hex}"
         told = config.extract
         if of_rest and config.checks:

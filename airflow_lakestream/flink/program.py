@@ -9,7 +9,7 @@ import argparse
 import logging
 import sys
 
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.program import exit_code_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.extract_stream import ExtractStream
@@ -38,7 +38,7 @@ def run(path: str) -> None:
     """
     told = read_object(path)
     config = (ScriptConfig if told.get("app") == SCRIPT else FlinkConfig).parse(told)
-    with Lease.take(
+    with HeldLease.take(
         config.checkpoint_location,
         config.fingerprint,
         config.owner or "nobody",
@@ -49,7 +49,7 @@ def run(path: str) -> None:
         _stream_of(config, lease).run()
 
 
-def _stream_of(config: FlinkConfig | ScriptConfig, lease: Lease) -> JobStream:
+def _stream_of(config: FlinkConfig | ScriptConfig, lease: HeldLease) -> JobStream:
     if isinstance(config, ScriptConfig):
         return ScriptStream(config, lease)
     return ExtractStream(config, lease) if config.leaves_to_extract else FlinkStream(config, lease)

@@ -41,7 +41,7 @@ class FlinkRefused(LakestreamError, Transient):
         super().__init__(f"Flink refused {doing} ({status}): {' | '.join(self.causes) or body[:500]}")
 
 
-class JobState(StrEnum):
+class FlinkJobState(StrEnum):
     """The state of a job, as far as the driver needs; GONE: unknown to the JobManager."""
 
     RUNNING = "running"
@@ -53,12 +53,12 @@ class JobState(StrEnum):
 
 
 _STATES = {
-    "RUNNING": JobState.RUNNING,
-    "FINISHED": JobState.FINISHED,
-    "FAILED": JobState.FAILED,
-    "FAILING": JobState.FAILED,
-    "CANCELED": JobState.CANCELED,
-    "CANCELLING": JobState.CANCELED,
+    "RUNNING": FlinkJobState.RUNNING,
+    "FINISHED": FlinkJobState.FINISHED,
+    "FAILED": FlinkJobState.FAILED,
+    "FAILING": FlinkJobState.FAILED,
+    "CANCELED": FlinkJobState.CANCELED,
+    "CANCELLING": FlinkJobState.CANCELED,
 }
 
 
@@ -70,7 +70,7 @@ def causes_in(trace: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Address:
+class FlinkAddress:
     """Address and login of an API; `token` wins over `login` and `password`."""
 
     url: str
@@ -118,7 +118,7 @@ class Address:
 class SqlSession:
     """A session of the SQL Gateway, closed at the end of the context. Jobs go on without the session."""
 
-    def __init__(self, gateway: Address) -> None:
+    def __init__(self, gateway: FlinkAddress) -> None:
         self._gateway = gateway
         self._path = ""
 
@@ -162,16 +162,16 @@ class SqlSession:
 class JobManager:
     """The jobs of a cluster."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: FlinkAddress) -> None:
         self._address = address
 
-    def state(self, job: str) -> JobState:
+    def state(self, job: str) -> FlinkJobState:
         """Return a job's state. Raises FlinkUnreachable."""
         try:
-            return _STATES.get(self._address.call("GET", f"/jobs/{job}", timeout=10)["state"], JobState.STARTING)
+            return _STATES.get(self._address.call("GET", f"/jobs/{job}", timeout=10)["state"], FlinkJobState.STARTING)
         except FlinkRefused as e:
             if e.status == _NOT_FOUND:
-                return JobState.GONE
+                return FlinkJobState.GONE
             raise
 
     def completed(self, job: str) -> int:

@@ -31,7 +31,7 @@ class SavepointUnreadable(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class Savepoint:
+class SavepointOffsets:
     """A complete savepoint or checkpoint: number, and next offset of each read partition.
 
     `job` is the id of the job that made it; empty if no file names one.
@@ -43,7 +43,7 @@ class Savepoint:
     job: str = ""
 
 
-def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | None = None) -> Savepoint:
+def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | None = None) -> SavepointOffsets:
     """Read the offsets of a topic's sources from a savepoint.
 
     :param location: the folder of a savepoint or of `chk-N`, or the `_metadata` in it.
@@ -67,7 +67,7 @@ def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | No
     except TwoSources as e:
         problem = f"two sources of the job read {topic}, and which of them fills the table can't be told."
         raise SavepointUnreadable(folder, f"{problem} Take --from rows, or ranges.") from e
-    return Savepoint(folder, number, ends, _job(folder, states))
+    return SavepointOffsets(folder, number, ends, _job(folder, states))
 
 
 def _job(folder: str, states: Sequence[bytes]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_lakestream.flink.formats.reading import Reading
+from airflow_lakestream.flink.formats.reading import FormatReading
 from airflow_lakestream.flink.formats.types import quoted
 from airflow_lakestream.spark.settings.catalog import catalog_options, check_name
 from airflow_lakestream.spark.settings.kafka import NAMES_A_CLASS, kafka_options
@@ -55,7 +55,7 @@ def catalog(name: str, properties: Mapping[str, str], table: str = "") -> str:
 
 
 def source(
-    topic: str, reading: Reading, kafka: Mapping[str, str], consumer_group: str, starts: Mapping[int, int]
+    topic: str, reading: FormatReading, kafka: Mapping[str, str], consumer_group: str, starts: Mapping[int, int]
 ) -> list[str]:
     """Return the statements for the topic's records as a source. Raises InvalidArgument.
 

@@ -14,10 +14,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.landing.plan import DamagedBatch, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, union
+from airflow_lakestream.core.ledger import LandingEngine, union
 from airflow_lakestream.core.policies import OnDataLoss, choose
-from airflow_lakestream.core.publishing.branch import Log, Proof, Written
-from airflow_lakestream.core.publishing.publish import Publication, Rowless, begin, begin_anew, publish
+from airflow_lakestream.core.publishing.branch import EngineOutput, RowProof, TopicLogView
+from airflow_lakestream.core.publishing.publish import PublicationJob, RowlessMeaning, begin, begin_anew, publish
 from airflow_lakestream.core.publishing.refusals import (
     ColumnsMoved,
     PositionsUnknown,
@@ -26,7 +26,7 @@ from airflow_lakestream.core.publishing.refusals import (
     RowsOnMain,
 )
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import BatchProgress, read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink.checkpoints import FlinkPositions
@@ -34,16 +34,16 @@ from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.formats.proof import proof_of
 from airflow_lakestream.flink.job import JobAtDamage, JobEnded, JobSpoilt
 from airflow_lakestream.flink.job_stream import JobStream
-from airflow_lakestream.flink.landing_job import LandingJobs
-from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.landing_job import LandingJobSeries
+from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fitness import load_table
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
-from airflow_lakestream.kafka.java import DamageTold, find_damage, near
+from airflow_lakestream.kafka.java import JavaDamage, find_damage, near
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.run.publication import KafkaLogView
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +60,22 @@ _UPSERT = "write.upsert.enabled"
 
 
 @dataclass(frozen=True)
-class Parts:
+class PublicationParts:
     """Parts of a publication: the log of Kafka, the sink of the branch, and the proof by a second read."""
 
-    log: Log
+    log: TopicLogView
     sink: PublishingSink
-    proof: Proof | None
-    rowless: Rowless
+    proof: RowProof | None
+    rowless: RowlessMeaning
 
 
 class FlinkStream(JobStream):
     """A landing by Flink."""
 
-    jobs: LandingJobs
+    jobs: LandingJobSeries
 
-    def __init__(self, config: FlinkConfig, lease: Lease) -> None:
-        super().__init__(config, LandingJobs(config), lease)
+    def __init__(self, config: FlinkConfig, lease: HeldLease) -> None:
+        super().__init__(config, LandingJobSeries(config), lease)
         self.config = config
         self._published_at = self._moved_at = time.monotonic()
         self._is_published = True
@@ -100,7 +100,7 @@ class FlinkStream(JobStream):
         table = load_table(self._catalog, self.config.table)
         self.jobs.begin_line(starts, ledger_store.newest_sequence(table.metadata))
 
-    def _land_rest(self, publication: Publication) -> bool:
+    def _land_rest(self, publication: PublicationJob) -> bool:
         """Land the rest of earlier jobs; return False if the branch has rows unfit for main."""
         read = self.jobs.newest_reads().format
         if read not in (self.config.read_as, ""):
@@ -145,11 +145,11 @@ class FlinkStream(JobStream):
             return
         self.jobs.note_passed(job, checkpoint, {p: one.low for p, one in marks.items()})
 
-    def ended(self, job: str, state: JobState) -> None:
+    def ended(self, job: str, state: FlinkJobState) -> None:
         """Land the job's committed rows, before the next job begins. Raises JobEnded."""
         self._publish()
         causes = self.jobs.manager.causes(job)
-        told = DamageTold.of("\n".join(causes))
+        told = JavaDamage.of("\n".join(causes))
         if told is not None and (damaged := self._damaged(told)) is not None:
             raise self._at_damage(damaged)
         if any("deserialize" in cause for cause in causes):
@@ -160,7 +160,7 @@ class FlinkStream(JobStream):
         note = self.jobs.note()
         return JobAtDamage("" if note is None else note.job, damaged)
 
-    def _damaged(self, told: DamageTold | None) -> DamagedBatch | None:
+    def _damaged(self, told: JavaDamage | None) -> DamagedBatch | None:
         """Find a damaged batch in the records lacking on main: at the place reported by Flink, else at the start."""
         publication = self._publication(None)
         try:
@@ -171,7 +171,7 @@ class FlinkStream(JobStream):
             log.warning("The damaged batch was not looked for: %s", e)
         return None
 
-    def _lacking(self, publication: Publication, now: TopicState) -> RangeSet:
+    def _lacking(self, publication: PublicationJob, now: TopicState) -> RangeSet:
         topic = self.config.topic
         return union(RangeSet.of(topic, p, first, now.marks[p].end) for p, first in begin(publication).items())
 
@@ -182,7 +182,7 @@ class FlinkStream(JobStream):
             return None
         try:
             table, now = publication.sink.load(publication.run_id), publication.source.look()
-            nothing = Written(lambda: iter(()), table.schema)
+            nothing = EngineOutput(lambda: iter(()), table.schema)
             proof.check(self._lacking(publication, now), nothing, now, publication.stop)
         except BadRecord as bad:
             return bad
@@ -209,7 +209,7 @@ class FlinkStream(JobStream):
         finally:
             self._published_at = time.monotonic()
 
-    def _land(self, publication: Publication) -> None:
+    def _land(self, publication: PublicationJob) -> None:
         started = time.monotonic()
         try:
             report = publish(publication)
@@ -243,15 +243,15 @@ class FlinkStream(JobStream):
         self.progress.report(batch)
         log.info("%s", batch)
 
-    def _publication(self, savepoint: str | None) -> Publication:
+    def _publication(self, savepoint: str | None) -> PublicationJob:
         config = self.config
         parts = self.parts()
-        return Publication(
+        return PublicationJob(
             run_id=f"flink/{uuid.uuid4().hex}",
             table=config.table,
             consumer_group=config.consumer_group,
             branch=config.on_branch,
-            engine=Engine.FLINK,
+            engine=LandingEngine.FLINK,
             source=KafkaSource(config.kafka, config.topic, config.consumer_group, config.start, WHERE),
             log=parts.log,
             sink=parts.sink,
@@ -268,15 +268,15 @@ class FlinkStream(JobStream):
         line = known.line(topic, self.jobs.newest_reads().begins)
         return FlinkPositions(checkpoints, topic, savepoint, line, known.jobs)
 
-    def parts(self) -> Parts:
+    def parts(self) -> PublicationParts:
         """Return the parts of a publication."""
         config = self.config
         sink = PublishingSink(self._catalog, config.table, config.consumer_group, config.design, config.auditor)
         # A statement may leave records out; without a statement each record with a value has a row.
-        rowless = Rowless.FILTERED if config.sql else Rowless.MISSING
-        return Parts(LookIntoLog(self._reader()), sink, self._proof(config.proven_share), rowless)
+        rowless = RowlessMeaning.FILTERED if config.sql else RowlessMeaning.MISSING
+        return PublicationParts(KafkaLogView(self._reader()), sink, self._proof(config.proven_share), rowless)
 
-    def _proof(self, share: float) -> Proof | None:
+    def _proof(self, share: float) -> RowProof | None:
         """Return the proof of the newest job's rows; None without a proven share, or for another way of reading."""
         config = self.config
         reads = self.jobs.newest_reads()

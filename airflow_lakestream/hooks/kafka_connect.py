@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_lakestream.config.arguments import positive_seconds
-from airflow_lakestream.connect.client import ConnectClient, Workers
+from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
 
 
@@ -35,7 +35,7 @@ class KafkaConnectHook(BaseHook):
         hosts = [host for one in (connection.host or "").split(",") if (host := one.strip())]
         timeout = positive_seconds("connect_conn_id: timeout in its extra", extra.get("timeout", 30.0))
         return ConnectClient(
-            Workers(
+            ConnectWorkers(
                 [_url(host, scheme, connection.port) for host in hosts],
                 connection.login or "",
                 connection.password or "",

@@ -47,7 +47,7 @@ def settings_of_airflow() -> dict[str, str]:
     return known
 
 
-class Cluster:
+class KubernetesNamespace:
     """A namespace, through the API server.
 
     :param master: the connection's host, `k8s://...`.

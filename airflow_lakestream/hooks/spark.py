@@ -17,7 +17,7 @@ from airflow_lakestream.driver import detached
 from airflow_lakestream.driver.job_folder import CONFIG_FILE
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.hooks.connections import connection_of, refuse_unread, texts_of
-from airflow_lakestream.hooks.spark_submission import PROPERTIES_FILE, Submission
+from airflow_lakestream.hooks.spark_submission import PROPERTIES_FILE, DriverSubmission
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 
@@ -53,7 +53,7 @@ _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
 }
 
 
-class _Submit(SparkSubmitHook):
+class _SubmitHook(SparkSubmitHook):
     """The official hook; reads the installation's defaults in addition to a properties file."""
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
@@ -129,7 +129,7 @@ class SparkHook:
         given["packages"] = _joined(given.get("packages"), *coordinates)
         given["exclude_packages"] = _joined(given.get("exclude_packages"), *without) or None
 
-    def submitter(self, submission: Submission) -> SparkSubmitHook:
+    def submitter(self, submission: DriverSubmission) -> SparkSubmitHook:
         """Return the official hook for a submission; the settings are in a file of the submission's folder.
 
         Raises InvalidArgument.
@@ -160,7 +160,7 @@ class SparkHook:
 
     def _made(self, **more: Any) -> SparkSubmitHook:
         try:
-            return _Submit(conn_id=self._conn_id, **{**self._options, **more})
+            return _SubmitHook(conn_id=self._conn_id, **{**self._options, **more})
         except (TypeError, NameError) as e:
             raise InvalidArgument(
                 "spark_conn_id",

@@ -10,15 +10,15 @@ from pathlib import Path
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowException
 
-from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
-from airflow_lakestream.driver.detached import DetachedBackend, Job
+from airflow_lakestream.driver.backend import DriverBackend, DriverHandle, SubmitFailed
+from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
 from airflow_lakestream.driver.job_folder import forget
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
-from airflow_lakestream.hooks.spark_submission import Submission
+from airflow_lakestream.hooks.spark_submission import DriverSubmission
 
 _INSTALL = "Run pip install 'airflow-lakestream[spark]' on the worker, or put Spark's bin folder on its PATH."
-_OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
+_OF_YARN = {"SUCCEEDED": BackendState.FINISHED, "FAILED": BackendState.FAILED}
 
 
 class DetachedSpark(DetachedBackend):
@@ -28,7 +28,7 @@ class DetachedSpark(DetachedBackend):
         super().__init__(SECRET_FILES, _INSTALL)
         self._hook = hook
 
-    def launch(self, job: Submission) -> Handle:  # type: ignore[override]  # each backend has its own terms
+    def launch(self, job: DriverSubmission) -> DriverHandle:  # type: ignore[override]  # each backend has its own terms
         """Start `spark-submit`."""
         job = job.with_config_file()
         logs = job.folder / "jvm"
@@ -42,7 +42,9 @@ class DetachedSpark(DetachedBackend):
         for name in ("PYSPARK_DRIVER_PYTHON", *(("PYSPARK_PYTHON",) if self._hook.is_local else ())):
             environment.setdefault(name, sys.executable)
         submitter = self._hook.submitter(job.with_settings(settings))
-        return super().launch(Job(submitter._build_spark_submit_command(job.application), environment, job.folder))
+        return super().launch(
+            DetachedJob(submitter._build_spark_submit_command(job.application), environment, job.folder)
+        )
 
 
 class YarnBackend:
@@ -51,44 +53,44 @@ class YarnBackend:
     def __init__(self, hook: SparkHook) -> None:
         self._hook = hook
 
-    def planned(self, job: Submission) -> Handle | None:
+    def planned(self, job: DriverSubmission) -> DriverHandle | None:
         """Return None: YARN names an application only at the submission."""
         return None
 
-    def launch(self, job: Submission) -> Handle:
+    def launch(self, job: DriverSubmission) -> DriverHandle:
         """Submit; return when the ResourceManager has accepted the application."""
         # YARN copies the configuration into the driver's working folder.
         written = job.with_config_file()
         sent = replace(written, files=(*job.files, written.seen_at), seen_at=Path(written.seen_at).name)
         submitter = submit(self._hook, sent.with_environment("spark.yarn.appMasterEnv."))
-        return Handle(BackendKind.YARN, str(submitter._yarn_application_id))
+        return DriverHandle(BackendKind.YARN, str(submitter._yarn_application_id))
 
-    def state(self, handle: Handle) -> JobState:
+    def state(self, handle: DriverHandle) -> BackendState:
         """Ask the ResourceManager; UNKNOWN without an answer."""
         try:
             status = self._hook.official.query_yarn_application_status(handle.job_id)
         except RuntimeError as e:
             # The provider raises the same error for every answer; its text has the status code.
-            return JobState.VANISHED if "HTTP 404" in str(e) else JobState.UNKNOWN
-        return _OF_YARN.get(status, JobState.RUNNING)
+            return BackendState.VANISHED if "HTTP 404" in str(e) else BackendState.UNKNOWN
+        return _OF_YARN.get(status, BackendState.RUNNING)
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: DriverHandle) -> None:
         """Kill the application."""
         self._hook.official._yarn_application_id = handle.job_id
         self._hook.official.on_kill()
 
-    def log_tail(self, handle: Handle) -> list[str]:
+    def log_tail(self, handle: DriverHandle) -> list[str]:
         """Return the address of the log in YARN."""
         return [f"The driver's log: {self._hook.yarn_page(handle.job_id)}"]
 
-    def works(self, handle: Handle) -> None:
+    def works(self, handle: DriverHandle) -> None:
         """Do nothing: after a submission the cluster has copies, and the worker's files are deleted."""
 
-    def ended(self, handle: Handle) -> None:
+    def ended(self, handle: DriverHandle) -> None:
         """Do nothing: YARN deletes the copies, and forgets applications by itself."""
 
 
-def backend_of(hook: SparkHook) -> Backend:
+def backend_of(hook: SparkHook) -> DriverBackend:
     """Return the backend of this connection's drivers. Raises InvalidArgument if the worker can't ask the cluster."""
     if hook.kind is BackendKind.YARN:
         return YarnBackend(hook)
@@ -99,7 +101,9 @@ def backend_of(hook: SparkHook) -> Backend:
     return DetachedSpark(hook)
 
 
-def submit(hook: SparkHook, submission: Submission, variables: Mapping[str, str] | None = None) -> SparkSubmitHook:
+def submit(
+    hook: SparkHook, submission: DriverSubmission, variables: Mapping[str, str] | None = None
+) -> SparkSubmitHook:
     """Submit to a cluster; return the official hook, with the cluster's answer. Raises SubmitFailed.
 
     :param variables: variables of `spark-submit`, in addition to the worker's.

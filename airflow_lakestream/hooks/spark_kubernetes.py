@@ -17,15 +17,15 @@ from urllib.parse import unquote, urlsplit
 from airflow.providers.common.compat.sdk import redact
 
 from airflow_lakestream.core.secrecy import MASKED, secrets_in
-from airflow_lakestream.driver.backend import Handle
+from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.job_folder import CONFIG_FILE
 from airflow_lakestream.driver.lease_record import fingerprint_of
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.hooks.kubernetes import Cluster, problems_of, settings_of_airflow
+from airflow_lakestream.hooks.kubernetes import KubernetesNamespace, problems_of, settings_of_airflow
 from airflow_lakestream.hooks.spark import BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import submit
-from airflow_lakestream.hooks.spark_submission import SecretDrop, Submission
+from airflow_lakestream.hooks.spark_submission import DriverSubmission, SecretPlace
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ _NEEDED = {
     "secrets": ("create", "list", "patch", "delete"),
 }
 _OF_PHASES = {
-    "Pending": JobState.RUNNING,
-    "Running": JobState.RUNNING,
-    "Succeeded": JobState.FINISHED,
-    "Failed": JobState.FAILED,
+    "Pending": BackendState.RUNNING,
+    "Running": BackendState.RUNNING,
+    "Succeeded": BackendState.FINISHED,
+    "Failed": BackendState.FAILED,
 }
 _GRACE_S = 1
 _GONE_WITHIN_S = 60.0
@@ -72,15 +72,15 @@ class KubernetesBackend:
         if _POD_NAME in hook.settings:
             raise InvalidArgument("conf", f"{_POD_NAME} is set.", "Leave it out: each launch has a name of its own.")
         self._hook = hook
-        self._cluster = Cluster(hook.master, hook.namespace)
-        self._drop: SecretDrop = _PodSecret(self._cluster)
+        self._cluster = KubernetesNamespace(hook.master, hook.namespace)
+        self._drop: SecretPlace = _PodSecret(self._cluster)
         self._owning: set[str] = set()
 
-    def planned(self, job: Submission) -> Handle:
+    def planned(self, job: DriverSubmission) -> DriverHandle:
         """Return the handle of the pod to be created by `launch`."""
-        return Handle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._name(job)}", is_planned=True)
+        return DriverHandle(BackendKind.KUBERNETES, f"{self._cluster.namespace}:{self._name(job)}", is_planned=True)
 
-    def launch(self, job: Submission) -> Handle:
+    def launch(self, job: DriverSubmission) -> DriverHandle:
         """Submit; return when the pod is created. Raises SubmitFailed, ClusterAway, ClusterRefuses, InvalidArgument.
 
         Leftovers of the stream's earlier drivers are deleted first: at a launch no earlier driver works any more.
@@ -101,24 +101,24 @@ class KubernetesBackend:
         self.works(handle)
         return handle
 
-    def state(self, handle: Handle) -> JobState:
+    def state(self, handle: DriverHandle) -> BackendState:
         """Ask for the pod; UNKNOWN if the API does not answer, or a submit may still create the pod."""
         name = _pod(handle)
         try:
             pod = self._cluster.pod(name)
         except LakestreamError as e:
             log.warning("%s", e)
-            return JobState.UNKNOWN
+            return BackendState.UNKNOWN
         if pod is None:
             may_come = handle.is_planned and name not in self._owning
-            return JobState.UNKNOWN if may_come else JobState.VANISHED
-        return _OF_PHASES.get(pod.status.phase or "Pending", JobState.UNKNOWN)
+            return BackendState.UNKNOWN if may_come else BackendState.VANISHED
+        return _OF_PHASES.get(pod.status.phase or "Pending", BackendState.UNKNOWN)
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: DriverHandle) -> None:
         """Delete the pod with all owned objects, and wait for the end. Raises ClusterAway, ClusterRefuses."""
         self._remove(_pod(handle))
 
-    def log_tail(self, handle: Handle) -> list[str]:
+    def log_tail(self, handle: DriverHandle) -> list[str]:
         """Return Kubernetes' reasons about the pod, and the last lines of the log, if available."""
         name, lines = _pod(handle), list[str]()
         with suppress(LakestreamError):
@@ -127,7 +127,7 @@ class KubernetesBackend:
             lines += self._cluster.log(name, _TAIL_LINES)
         return lines or [f"The driver's log: kubectl logs -n {self._cluster.namespace} {name}"]
 
-    def works(self, handle: Handle) -> None:
+    def works(self, handle: DriverHandle) -> None:
         """Make the pod the owner of the secret, in case a worker died before."""
         name = _pod(handle)
         if name in self._owning:
@@ -139,18 +139,18 @@ class KubernetesBackend:
         except LakestreamError as e:
             log.warning("The secret of %s is not its pod's yet: %s", name, e)
 
-    def ended(self, handle: Handle) -> None:
+    def ended(self, handle: DriverHandle) -> None:
         """Delete the completed pod, with all owned objects."""
         try:
             self._remove(_pod(handle))
         except LakestreamError as e:
             log.warning("The pod stays until the stream's next start: %s", e)
 
-    def _name(self, job: Submission) -> str:
+    def _name(self, job: DriverSubmission) -> str:
         app = re.sub(r"[^a-z0-9]+", "-", Path(job.application).stem.lower()).strip("-")[:24] or "app"
         return f"lakestream-{app}-{fingerprint_of({'launch': str(job.folder)})[:10]}-driver"
 
-    def _named(self, job: Submission, name: str) -> Submission:
+    def _named(self, job: DriverSubmission, name: str) -> DriverSubmission:
         made = {_POD_NAME: name, f"spark.kubernetes.driver.label.{_LABEL}": _stream(job.stream)}
         if uploads := job.settings.get(_UPLOADS):
             # A folder for each launch, deleted with the launch's pod.
@@ -159,7 +159,7 @@ class KubernetesBackend:
             made[_CONTEXT] = job.settings.get(_CONTEXT, context)
         return replace(job, settings={**job.settings, **made})
 
-    def _check_uploads(self, job: Submission) -> None:
+    def _check_uploads(self, job: DriverSubmission) -> None:
         local = [path for path in (job.application, *job.py_files) if not re.match(r"\w+:", path)]
         if not local or _UPLOADS in job.settings or _UPLOADS in self._hook.given_properties or self._hook.has_defaults:
             return
@@ -196,10 +196,10 @@ class KubernetesBackend:
 class _PodSecret:
     """A secret for each launch, with the pod's name: configuration, variables, and secret settings."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: KubernetesNamespace) -> None:
         self._cluster = cluster
 
-    def put(self, submission: Submission) -> Submission:
+    def put(self, submission: DriverSubmission) -> DriverSubmission:
         """Create the secret. Return the submission without the secret parts, and with the path of the secret."""
         named = submission.with_environment("spark.kubernetes.driverEnv.")
         name, content = named.settings[_POD_NAME], {CONFIG_FILE: json.dumps(named.config.content)}
@@ -258,7 +258,7 @@ def _is_overdue(pod: Any) -> bool:
     return to_end is not None and time.time() - to_end.timestamp() > _GONE_WITHIN_S
 
 
-def _pod(handle: Handle) -> str:
+def _pod(handle: DriverHandle) -> str:
     return handle.job_id.partition(":")[2]
 
 

@@ -13,7 +13,7 @@ PROPERTIES_FILE = "spark.properties"
 
 
 @dataclass(frozen=True)
-class Submission:
+class DriverSubmission:
     """A launch of a driver.
 
     :param application: path of the program.
@@ -42,15 +42,15 @@ class Submission:
         """The program's arguments."""
         return ["--config", self.seen_at]
 
-    def with_config_file(self) -> Submission:
+    def with_config_file(self) -> DriverSubmission:
         """Write the configuration into a file of the folder. Return the submission with the file's path."""
         return replace(self, seen_at=str(self.config.write(self.folder)))
 
-    def with_settings(self, settings: Mapping[str, str]) -> Submission:
+    def with_settings(self, settings: Mapping[str, str]) -> DriverSubmission:
         """Return the submission with more settings; existing settings win."""
         return replace(self, settings={**settings, **self.settings})
 
-    def with_environment(self, prefix: str) -> Submission:
+    def with_environment(self, prefix: str) -> DriverSubmission:
         """Return the submission with the variables as settings: names begin with `prefix`."""
         named = {prefix + name: value for name, value in self.variables.items()}
         return replace(self, settings={**self.settings, **named}, variables={})
@@ -67,10 +67,10 @@ class Submission:
         return file
 
 
-class SecretDrop(Protocol):
+class SecretPlace(Protocol):
     """A place for secrets of a driver."""
 
-    def put(self, submission: Submission) -> Submission:
+    def put(self, submission: DriverSubmission) -> DriverSubmission:
         """Leave a submission's secrets in the place. Return the submission without secrets, but with the path."""
 
     def forget(self, name: str) -> None:

@@ -19,11 +19,11 @@ class HdfsFileIO(FileIO):
 
     def new_input(self, location: str) -> InputFile:
         """Return a file to read."""
-        return _Input(location)
+        return _HdfsInputFile(location)
 
     def new_output(self, location: str) -> OutputFile:
         """Return a file to write."""
-        return _Output(location)
+        return _HdfsOutputFile(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises FileNotFoundError, HdfsFailed."""
@@ -44,7 +44,7 @@ class HdfsFileIO(FileIO):
         yield from (folder.rstrip("/") + one.removeprefix(path) for one in found)
 
 
-class _Input(InputFile):
+class _HdfsInputFile(InputFile):
     def __len__(self) -> int:
         return _size(self.location)
 
@@ -58,7 +58,7 @@ class _Input(InputFile):
             return stream
 
 
-class _Output(OutputFile):
+class _HdfsOutputFile(OutputFile):
     def __len__(self) -> int:
         return _size(self.location)
 
@@ -66,7 +66,7 @@ class _Output(OutputFile):
         return _exists(self.location)
 
     def to_input_file(self) -> InputFile:
-        return _Input(self.location)
+        return _HdfsInputFile(self.location)
 
     def create(self, overwrite: bool = False) -> OutputStream:
         from hdfs_native import WriteOptions

@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import anchors, codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
+from airflow_lakestream.core.lineage import LedgerReading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
@@ -34,7 +34,7 @@ def read_ledger(table: Table, consumer_group: str) -> Ledger:
     return read(table, consumer_group).ledger
 
 
-def read(table: Table, consumer_group: str) -> Reading:
+def read(table: Table, consumer_group: str) -> LedgerReading:
     """Return the ledger at the table's head, with the base and the landings of its derivation."""
     if table.metadata.format_version < 2:
         raise FormatVersionTooOld(name_of(table))
@@ -57,7 +57,9 @@ def other_ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
     return {group: read_ledger(table, group) for group in groups(table) if group != consumer_group}
 
 
-def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
+def landings_of_run(
+    table: Table, reading: LedgerReading, consumer_group: str, run_id: str
+) -> list[tuple[int, Landing]]:
     """Return the landings of a run in the head's history, oldest first, as far back as the metadata goes."""
     found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
     for snapshot in live_ancestors(table.metadata):
@@ -149,7 +151,7 @@ def metadata_files(table: Table) -> Iterator[TableMetadata]:
 
 def facts_of(metadata: TableMetadata) -> TableFacts:
     """Return the facts of a metadata file about snapshots and ledgers."""
-    return TableFacts(head_of(metadata), _Snapshots(metadata), metadata.properties)
+    return TableFacts(head_of(metadata), _SnapshotMapping(metadata), metadata.properties)
 
 
 def newest_sequence(metadata: TableMetadata) -> int:
@@ -163,7 +165,7 @@ def head_of(metadata: TableMetadata) -> int | None:
     return main.snapshot_id if main is not None else metadata.current_snapshot_id
 
 
-class _Snapshots(Mapping[int, SnapshotFacts]):
+class _SnapshotMapping(Mapping[int, SnapshotFacts]):
     """Facts of a metadata file's snapshots, made on access: of a thousand snapshots the ledger needs few."""
 
     def __init__(self, metadata: TableMetadata) -> None:

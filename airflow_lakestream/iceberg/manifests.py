@@ -20,7 +20,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 MOST_BYTES = 4 * 2**20
 
 
-class _Kept:
+class _EntryCache:
     """Cache of the live entries of the manifests used last, by path."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -46,7 +46,7 @@ class _Kept:
                 self._bytes -= self._entries.popitem(last=False)[1][0]
 
 
-_kept = _Kept(MOST_BYTES)
+_kept = _EntryCache(MOST_BYTES)
 
 
 def live_entries_of(io: FileIO, manifest: ManifestFile) -> Sequence[ManifestEntry]:
@@ -63,7 +63,7 @@ def live_entries(io: FileIO, manifests: Iterable[ManifestFile]) -> Iterator[Sequ
     return ExecutorFactory.get_or_create().map(partial(live_entries_of, io), manifests)
 
 
-class Planner(ManifestGroupPlanner):
+class WholeTablePlanner(ManifestGroupPlanner):
     """PyIceberg's planner of the scan of a whole table, with cached manifests."""
 
     def plan_manifest_entries(self, manifests: Iterable[ManifestFile]) -> Iterator[list[ManifestEntry]]:

@@ -16,20 +16,20 @@ from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import TakingSink
+from airflow_lakestream.core.ports import HandoverSink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import Rewrite
+from airflow_lakestream.iceberg.commit.attempt import FileRewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
 from airflow_lakestream.tables.rejects import settlement as decided
 from airflow_lakestream.tables.rejects import sink
-from airflow_lakestream.tables.rejects.book import RejectBook
+from airflow_lakestream.tables.rejects.book import RejectTableSink
 from airflow_lakestream.tables.rejects.settlement import (
     REJECTED_AT,
-    Pending,
+    PendingLanding,
     beside_place,
     design_of,
     pending_of,
@@ -40,21 +40,21 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 log = logging.getLogger(__name__)
 
 
-def pending_in(table: Table | None) -> list[Pending]:
+def pending_in(table: Table | None) -> list[PendingLanding]:
     """Return the pending landings noted in a reject table."""
     return [] if table is None else pending_of(table.metadata.properties)
 
 
-class Settlement(decided.Settlement):
+class IcebergSettlement(decided.RejectSettlement):
     """An Iceberg table's decision on the pending landings."""
 
     @classmethod
-    def of(cls, pending: Iterable[Pending], main: Table | None) -> Self:
+    def of(cls, pending: Iterable[PendingLanding], main: Table | None) -> Self:
         """Return the decision of the main table; if `main` is None (no table), all landings are open."""
-        return cls.by(pending, None if main is None else _Books(main))
+        return cls.by(pending, None if main is None else _IcebergMainLedgers(main))
 
 
-class _Books:
+class _IcebergMainLedgers:
     """`tables.rejects.settlement.MainBooks` of an Iceberg table."""
 
     def __init__(self, main: Table) -> None:
@@ -103,7 +103,7 @@ def counting_rows(
     :param ranges: only at these offsets.
     :param columns: the columns to read in addition to `PLACE`; default: all.
     """
-    settlement = Settlement.of(pending_in(rejects), main)
+    settlement = IcebergSettlement.of(pending_in(rejects), main)
     ledger = ledger_store.read_ledger(main, consumer_group)
     for identity, entry in ledger.topics.items():
         if topic in (None, identity.topic):
@@ -119,7 +119,7 @@ def newest_counting_rows(
 
     :param most_bytes: limit of all files together; a file that exceeds the rest of it is left out.
     """
-    settlement = Settlement.of(pending_in(rejects), main)
+    settlement = IcebergSettlement.of(pending_in(rejects), main)
     topics = ledger_store.read_ledger(main, consumer_group).topics
     at = rejects.metadata.schema().find_field(REJECTED_AT).field_id
     left = most_bytes
@@ -138,7 +138,7 @@ def newest_of(file: DataFile, column: int) -> int:
     return 0 if bound is None else int.from_bytes(bound, "little", signed=True)
 
 
-class RejectTable(IcebergSink, RejectBook):
+class IcebergRejectTable(IcebergSink, RejectTableSink):
     """Reject table of a table, written for a consumer group."""
 
     takes_records = False
@@ -154,8 +154,8 @@ class RejectTable(IcebergSink, RejectBook):
         assert self._table is not None, "it was asked whether it is there"
         return rows_in(self._table, ranges, columns)
 
-    def _note(self, landing: Landing, pending: Sequence[Pending], settlement: decided.Settlement) -> None:
-        guard = self._guard(landing, _Guard)
+    def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: decided.RejectSettlement) -> None:
+        guard = self._guard(landing, _RejectGuard)
         guard.added = {one.key: one.encode() for one in pending}
         guard.settled = [one.key for one in settlement.settled]
         if self._table is None:
@@ -164,7 +164,7 @@ class RejectTable(IcebergSink, RejectBook):
             return
         written: list[DataFile] = []
 
-        def settle(table: Table) -> Rewrite:
+        def settle(table: Table) -> FileRewrite:
             """Return the rewrite without stale rows."""
             files = files_in(table, settlement.ranges) if settlement.is_due else ()
             rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
@@ -174,12 +174,12 @@ class RejectTable(IcebergSink, RejectBook):
                 files_of_rest = write_data_files(table.metadata, table.io, rest, uuid.uuid4().hex)
                 written.extend(files_of_rest)
                 new += files_of_rest
-            return Rewrite(out, new)
+            return FileRewrite(out, new)
 
         self._rewrite(landing, settle, written, guard)
 
 
-class _Guard(HeadGuard):
+class _RejectGuard(HeadGuard):
     """Commit guard for notes and settlement of pending landings; the ledgers are not checked."""
 
     added: Mapping[str, str]
@@ -206,18 +206,18 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
     """
 
     def __init__(
-        self, inner: TakingSink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema
+        self, inner: HandoverSink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema
     ) -> None:
-        super().__init__(inner, RejectTable(catalog, table, consumer_group, records), table, consumer_group)
+        super().__init__(inner, IcebergRejectTable(catalog, table, consumer_group, records), table, consumer_group)
         self._catalog = catalog
 
-    def _settlement(self) -> Settlement:
+    def _settlement(self) -> IcebergSettlement:
         pending = self._rejects.pending
         try:
             # A missing reject table has nothing to settle.
-            return Settlement.of(pending, self._main() if self._rejects.exists else None)
+            return IcebergSettlement.of(pending, self._main() if self._rejects.exists else None)
         except NoSuchTableError:
-            return Settlement.of(pending, None)
+            return IcebergSettlement.of(pending, None)
 
     def _main(self) -> Table:
         return self._catalog.load_table(self._name)
@@ -231,7 +231,7 @@ class OneWorkerRejectingSink(sink.TakingRejectingSink):
         return records
 
 
-class RejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
+class IcebergRejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
     """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
 
     def _new_path(self) -> str:

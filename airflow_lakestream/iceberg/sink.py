@@ -26,8 +26,14 @@ from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, Rewrite, RewriteAttempt
-from airflow_lakestream.iceberg.commit.committing import Committer
+from airflow_lakestream.iceberg.commit.attempt import (
+    AppendAttempt,
+    CommitAttempt,
+    CreateAttempt,
+    FileRewrite,
+    RewriteAttempt,
+)
+from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable, planned
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
@@ -107,7 +113,7 @@ class IcebergSink(TableSink[DataFile]):
         self._check_name()
         fitness.check_store(self._table)
         self._change = self._check_design(self._table)
-        if not isinstance(self._catalog, handover.Outline):
+        if not isinstance(self._catalog, handover.IcebergOutline):
             self._prove(*proof_of(self._change.metadata))
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
@@ -140,15 +146,15 @@ class IcebergSink(TableSink[DataFile]):
         snapshot_id = self._drive(attempt, landing, files)
         return snapshot_id, attempt.landing_of(snapshot_id)
 
-    def outline(self) -> handover.Outline:
+    def outline(self) -> handover.IcebergOutline:
         """Return the outline of the table, existing or staged, for writing in another process; can be pickled."""
         self._buffer.write_out()
         target = self._target(None)
         # The memory for reading the first records is better left to the remote readers.
         pa.default_memory_pool().release_unused()
-        return handover.Outline(self._name, target.metadata, target.io)
+        return handover.IcebergOutline(self._name, target.metadata, target.io)
 
-    def outline_beside(self, columns: pa.Schema) -> handover.Outline:
+    def outline_beside(self, columns: pa.Schema) -> handover.IcebergOutline:
         """Return the outline of a staging table in this table's folder; see `core.ports.FrameSink`."""
         if self._table is None and self._staged is None:
             # Only for the location of its files: its own columns are not known yet.
@@ -279,7 +285,7 @@ class IcebergSink(TableSink[DataFile]):
     def _rewrite(
         self,
         landing: Landing,
-        rewrite: Callable[[Table], Rewrite],
+        rewrite: Callable[[Table], FileRewrite],
         written: Sequence[DataFile],
         guard: HeadGuard | None = None,
     ) -> int:
@@ -291,7 +297,7 @@ class IcebergSink(TableSink[DataFile]):
         self._brought = attempt.new_in(snapshot_id)
         return snapshot_id
 
-    def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> Attempt:
+    def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> CommitAttempt:
         guard = guard or self._guard(landing, self._append_guard, allow_group_overlap=self._allow_group_overlap)
         summary = self._summary(landing)
         if self._table is None:
@@ -317,8 +323,8 @@ class IcebergSink(TableSink[DataFile]):
         guard.notes = self._design.notes
         return guard
 
-    def _drive(self, attempt: Attempt, landing: Landing, files: Sequence[DataFile]) -> int:
-        committer = Committer(self._catalog, self._name, self._group, landing, attempt)
+    def _drive(self, attempt: CommitAttempt, landing: Landing, files: Sequence[DataFile]) -> int:
+        committer = IcebergCommitter(self._catalog, self._name, self._group, landing, attempt)
         try:
             snapshot_id = committer.commit(files)
         except BaseException:

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, KafkaRequests
 
 _CONNECT_SECONDS = 5.0
 _DEFAULT_PORT = 9092
 
 
 @dataclass(frozen=True)
-class Address:
+class BrokerAddress:
     """Host and port of a broker."""
 
     host: str
@@ -56,29 +56,29 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Brokers:
+class ClusterBrokers:
     """A cluster's id, and the brokers' addresses as given to clients."""
 
     cluster_id: str
-    addresses: Sequence[Address]
+    addresses: Sequence[BrokerAddress]
 
 
-class Cluster(Requests):
+class KafkaCluster(KafkaRequests):
     """A connection's cluster."""
 
-    def brokers(self) -> Brokers:
+    def brokers(self) -> ClusterBrokers:
         """Return the cluster's id and brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
         found = self._ask(
             "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
         )
-        return Brokers(str(found.cluster_id), [Address(node.host, node.port) for node in found.nodes])
+        return ClusterBrokers(str(found.cluster_id), [BrokerAddress(node.host, node.port) for node in found.nodes])
 
 
-def bootstrap_addresses(connection: Mapping[str, Any]) -> list[Address]:
+def bootstrap_addresses(connection: Mapping[str, Any]) -> list[BrokerAddress]:
     """Return the brokers named by a connection. Raises ValueError for an invalid port."""
     text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
     found = []
     for part in filter(None, (one.strip() for one in text.split(","))):
         host, colon, port = part.rpartition("://")[2].rpartition(":")
-        found.append(Address(host.strip("[]"), int(port)) if colon else Address(port, _DEFAULT_PORT))
+        found.append(BrokerAddress(host.strip("[]"), int(port)) if colon else BrokerAddress(port, _DEFAULT_PORT))
     return found

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, KafkaRequests
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ MIRROR_TIMEOUT = 5.0
 _REFUSED = "refused by airflow-lakestream: beyond the log's end at "
 
 
-class CommittedOffsets(Requests):
+class GroupOffsets(KafkaRequests):
     """Committed offsets of a group and a topic.
 
     :param notes_refusals: writes a refusal into the group; False for a look that changes nothing.

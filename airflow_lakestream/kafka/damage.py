@@ -30,7 +30,7 @@ _WHOLE_BATCHES = {"max.partition.fetch.bytes": 2**26, "queued.min.messages": 1}
 
 
 @dataclass(frozen=True)
-class Fault:
+class LogFault:
     """The damage of the log at an offset.
 
     :param first: the first offset of the damaged batch; None if unknown.
@@ -42,7 +42,7 @@ class Fault:
     is_refused: bool = False
 
     @classmethod
-    def of(cls, error: KafkaError, offset: int) -> Fault | None:
+    def of(cls, error: KafkaError, offset: int) -> LogFault | None:
         """Return the fault by an error at this offset, or None for an error without damage."""
         if error.code() in _DAMAGED or "MagicByte" in error.str():
             return cls(error.str(), first=offset)
@@ -52,18 +52,18 @@ class Fault:
 
 
 # Neither readable, nor known to be damaged.
-SILENCE = Fault("nothing comes from there")
+SILENCE = LogFault("nothing comes from there")
 
 
 def read_error(topic: str, partition: int, offset: int, error: KafkaError) -> LakestreamError:
     """Return the error for a failed read; the extent of damage is not measured."""
-    fault = Fault.of(error, offset)
+    fault = LogFault.of(error, offset)
     if fault is None or fault.is_refused:
         return ReadFailed(topic, partition, offset, error.str())
     return DamagedBatch(topic, partition, offset, offset + 1, error.str())
 
 
-class _Unparsed(ClientErrors):
+class _UnparsedAnswers(ClientErrors):
     """Counter of answers unparsable by librdkafka, as found in the client's log."""
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class LogProbe:
         self._where = where
         self._patience = patience
 
-    def fault(self, topic: str, partition: int, offset: int) -> Fault | None:
+    def fault(self, topic: str, partition: int, offset: int) -> LogFault | None:
         """Return the fault at an offset, perhaps SILENCE; None for a readable offset."""
-        errors = _Unparsed()
+        errors = _UnparsedAnswers()
         config = {**consumer_config(self._connection, self._group, errors), **_WHOLE_BATCHES, "debug": "protocol"}
         consumer = open_client(Consumer, config, self._where)
         deadline = time.monotonic() + self._patience
@@ -103,17 +103,17 @@ class LogProbe:
                 if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                     return None
                 if message is not None and error is not None:
-                    if (fault := Fault.of(error, int(message.offset() or 0))) is not None:
+                    if (fault := LogFault.of(error, int(message.offset() or 0))) is not None:
                         return fault
                 elif consumer.position([TopicPartition(topic, partition)])[0].offset > offset:
                     return None
                 if errors.short >= _SHORT_ANSWERS:
-                    return Fault("the lengths in it contradict each other")
+                    return LogFault("the lengths in it contradict each other")
         finally:
             consumer.close()
         return SILENCE
 
-    def damage(self, topic: str, partition: int, position: int, end: int, fault: Fault) -> DamagedBatch | None:
+    def damage(self, topic: str, partition: int, position: int, end: int, fault: LogFault) -> DamagedBatch | None:
         """Return the error for a fault met at a position, with the unreadable offsets.
 
         None if the faults change meanwhile: a broker may be coming or going.
@@ -157,7 +157,7 @@ class LogProbe:
             consumer.close()
         return offsets
 
-    def _end(self, topic: str, partition: int, bad: int, end: int, fault: Fault) -> int:
+    def _end(self, topic: str, partition: int, bad: int, end: int, fault: LogFault) -> int:
         good, step = end, 1
         while bad + step < good:
             if _is_same(self.fault(topic, partition, bad + step), fault):
@@ -173,6 +173,6 @@ class LogProbe:
         return good
 
 
-def _is_same(found: Fault | None, fault: Fault) -> bool:
+def _is_same(found: LogFault | None, fault: LogFault) -> bool:
     """Return whether a fault found at an offset may result from an earlier fault."""
     return found is not None and (found is SILENCE or found.first == fault.first)

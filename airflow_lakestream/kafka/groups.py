@@ -15,7 +15,7 @@ from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_
 from airflow_lakestream.kafka.damage import read_error
 from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, KafkaRequests
 from airflow_lakestream.kafka.watch import KafkaWatch
 
 # The group's name in brokers' logs; nothing is ever committed for it.
@@ -39,7 +39,7 @@ class GroupInUse(LakestreamError, Transient):
         )
 
 
-class Groups(Requests):
+class KafkaGroups(KafkaRequests):
     """Groups of a connection; `watch` reads the committed offsets.
 
     All methods raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured and TopicMissing.

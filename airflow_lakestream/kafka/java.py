@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState
-from airflow_lakestream.core.ports import Reader
+from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 
@@ -42,7 +42,7 @@ _ENDLESS = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class DamageTold:
+class JavaDamage:
     """A damaged batch by an error's text: the place, as far as known, and the error's line."""
 
     line: str
@@ -51,7 +51,7 @@ class DamageTold:
     offset: int = -1
 
     @classmethod
-    def of(cls, error: str) -> DamageTold | None:
+    def of(cls, error: str) -> JavaDamage | None:
         """Return the damage by an error or a trace; None for an error without damage."""
         for place in _PLACES:
             if found := place.search(error):
@@ -73,7 +73,7 @@ def near(ranges: RangeSet) -> RangeSet:
     return RangeSet(replace(r, until_offset=min(r.until_offset, r.from_offset + MOST_LOOKED_AT)) for r in ranges)
 
 
-def find_damage(reader: Reader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
+def find_damage(reader: RecordReader, state: TopicState, ranges: RangeSet) -> DamagedBatch | None:
     """Return the first damaged batch in ranges of a topic; None if no damage was found."""
     try:
         with closing(reader.read(Plan(state, ranges), threading.Event())) as chunks:

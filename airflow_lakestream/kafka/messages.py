@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, Message, TopicPartition
 _WORTH_ASKING = 32
 
 
-class Positions:
+class ConsumerPositions:
     """Positions of a consumer, to find the partition of the last messages."""
 
     def __init__(self, consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
@@ -37,7 +37,7 @@ class Positions:
         return moved[0] if len(moved) == 1 else None
 
 
-def runs(messages: Sequence[Any], positions: Positions) -> Iterator[tuple[int, int, int]]:
+def runs(messages: Sequence[Any], positions: ConsumerPositions) -> Iterator[tuple[int, int, int]]:
     """Yield runs of messages of a partition, as (partition, first index, index behind the last)."""
     count = len(messages)
     if (only := positions.the_one_moved(count)) is not None:

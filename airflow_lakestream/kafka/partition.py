@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.kafka.order import rises
@@ -25,7 +25,7 @@ CHUNK_RECORDS = 20_000
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
-class Partition:
+class PartitionBuffer:
     """A partition's way through the planned range [position, end).
 
     `position` is the beginning of the next chunk, `next_offset` follows the last record taken, `seen` is the greatest
@@ -128,7 +128,7 @@ class Partition:
         self.seen = max(self.seen, self.next_offset)
         return self.size - before
 
-    def chunk(self, until: int) -> Chunk:
+    def chunk(self, until: int) -> RecordChunk:
         """Return the taken records as a chunk up to `until`, the beginning of the next chunk."""
         batch = RawBatch(
             self.topic,
@@ -140,7 +140,7 @@ class Partition:
             _whole(self._headers) if self._headers else None,
         )
         covers = OffsetRange(self.topic, self.partition, self.position, until)
-        chunk = Chunk(covers, batch, self.size)
+        chunk = RecordChunk(covers, batch, self.size)
         self.position = until
         self._clear()
         return chunk

@@ -11,9 +11,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from airflow_lakestream.core.landing.plan import DamagedBatch, LogTruncated, Plan
-from airflow_lakestream.core.ports import Chunk, OffsetsGone
+from airflow_lakestream.core.ports import OffsetsGone, RecordChunk
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
-from airflow_lakestream.kafka.damage import DISORDER, SILENCE, Fault, LogProbe
+from airflow_lakestream.kafka.damage import DISORDER, SILENCE, LogFault, LogProbe
 from airflow_lakestream.kafka.errors import (
     AUTHENTICATION,
     AUTHORIZATION,
@@ -24,8 +24,8 @@ from airflow_lakestream.kafka.errors import (
     StalledPartition,
     TopicMissing,
 )
-from airflow_lakestream.kafka.messages import Positions, runs, timestamps
-from airflow_lakestream.kafka.partition import CHUNK_BYTES, Partition
+from airflow_lakestream.kafka.messages import ConsumerPositions, runs, timestamps
+from airflow_lakestream.kafka.partition import CHUNK_BYTES, PartitionBuffer
 from airflow_lakestream.runtime.collector import calm_collector
 
 # consume() waits its whole time-out unless this many arrive. More were no faster: they leave the processor's cache.
@@ -67,13 +67,15 @@ class KafkaReader:
         self._with_headers = with_headers
         self._probe = LogProbe(connection, consumer_group, where, min(poll_timeout, PROBE))
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield the plan's records, each partition in offset order; see `core.ports.Reader`."""
         with calm_collector():
             for layer in _layers(plan):
                 yield from self._read_layer(layer, plan, cancelled)
 
-    def _read_layer(self, parts: dict[int, Partition], plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def _read_layer(
+        self, parts: dict[int, PartitionBuffer], plan: Plan, cancelled: threading.Event
+    ) -> Iterator[RecordChunk]:
         """Read at most a single range of each partition, with a new consumer.
 
         A consumer that seeks may still report its earlier position, and the position decides here whether a range is at
@@ -81,7 +83,7 @@ class KafkaReader:
         """
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
-        positions = Positions(consumer, plan.state.identity.topic, parts)
+        positions = ConsumerPositions(consumer, plan.state.identity.topic, parts)
         polled, most = 0.0, CONSUME
         try:
             consumer.assign([_assignment(part, plan.known_epoch(p, part.position)) for p, part in parts.items()])
@@ -116,7 +118,7 @@ class KafkaReader:
         finally:
             consumer.close()
 
-    def _check_order(self, consumer: Consumer, part: Partition) -> None:
+    def _check_order(self, consumer: Consumer, part: PartitionBuffer) -> None:
         """Refuse records at foreign offsets or beyond the log's end. Raises DamagedBatch."""
         if part.is_in_order(partial(_high, consumer, part)):
             return
@@ -129,8 +131,8 @@ class KafkaReader:
             raise DamagedBatch(part.topic, part.partition, part.next_offset, part.next_offset + 1, DISORDER)
 
     def _look_at_quiet(
-        self, consumer: Consumer, parts: dict[int, Partition], polled: float, errors: ClientErrors
-    ) -> Iterator[Chunk]:
+        self, consumer: Consumer, parts: dict[int, PartitionBuffer], polled: float, errors: ClientErrors
+    ) -> Iterator[RecordChunk]:
         """Advance partitions after a move of the position without a record: over markers, aborts and holes."""
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
@@ -151,14 +153,14 @@ class KafkaReader:
             raise StalledPartition(stalled[0].topic, missing, self._poll_timeout, errors.last)
 
     def _sort_in(
-        self, messages: list[Any], parts: Mapping[int, Partition], positions: Positions
-    ) -> Sequence[Partition]:
+        self, messages: list[Any], parts: Mapping[int, PartitionBuffer], positions: ConsumerPositions
+    ) -> Sequence[PartitionBuffer]:
         """Sort messages into partitions; return the partitions with new messages or a reached end."""
         stamps = timestamps(messages)
         if len(messages) and stamps.min() < 0 and any(map(Message.error, messages)):
             messages = self._without_errors(messages, parts)
             stamps = timestamps(messages)
-        heard: dict[int, Partition] = {}
+        heard: dict[int, PartitionBuffer] = {}
         for number, at, until in runs(messages, positions):
             part = parts.get(number)
             if part is not None:
@@ -166,7 +168,7 @@ class KafkaReader:
                 heard[number] = part
         return [*heard.values(), *(part for p, part in parts.items() if part.at_end and p not in heard)]
 
-    def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, Partition]) -> list[Any]:
+    def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, PartitionBuffer]) -> list[Any]:
         good: list[Any] = []
         for message in messages:
             error = message.error()
@@ -179,9 +181,9 @@ class KafkaReader:
                 raise KafkaRefused(self._where, "reading", error.str())
         return good
 
-    def _sort_in_damage(self, error: KafkaError, message: Any, part: Partition, position: int) -> None:
+    def _sort_in_damage(self, error: KafkaError, message: Any, part: PartitionBuffer, position: int) -> None:
         """Note an error at a position. Raises DamagedBatch, and the errors of `_sort_in_error`."""
-        fault = Fault.of(error, message.offset())
+        fault = LogFault.of(error, message.offset())
         if position >= part.end:
             # An error behind the range does not matter.
             return
@@ -192,12 +194,12 @@ class KafkaReader:
             self._raise_damaged(fault, part, position)
         self._sort_in_error(error, message, part)
 
-    def _raise_damaged(self, fault: Fault, part: Partition, position: int) -> None:
+    def _raise_damaged(self, fault: LogFault, part: PartitionBuffer, position: int) -> None:
         """Raise DamagedBatch if a second look confirms the fault."""
         if damaged := self._probe.damage(part.topic, part.partition, position, part.end, fault):
             raise damaged
 
-    def _sort_in_error(self, error: KafkaError, message: Any, part: Partition) -> None:
+    def _sort_in_error(self, error: KafkaError, message: Any, part: PartitionBuffer) -> None:
         code = error.code()
         if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
             # Reading assigned ranges needs no group: its committed offsets only serve lag tools.
@@ -216,7 +218,7 @@ class KafkaReader:
             raise ReadFailed(part.topic, part.partition, part.next_offset, error.str())
 
 
-def _high(consumer: Consumer, part: Partition, *, asks: bool = False) -> int:
+def _high(consumer: Consumer, part: PartitionBuffer, *, asks: bool = False) -> int:
     """Return the log's end as of the newest answer; the answer has no record beyond.
 
     :param asks: ask the leader: a follower's answer may have a lower end than the leader's before.
@@ -229,16 +231,16 @@ def _high(consumer: Consumer, part: Partition, *, asks: bool = False) -> int:
     return int(marks[1]) if marks is not None and marks[1] >= 0 else _ENDLESS
 
 
-def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:
+def _layers(plan: Plan) -> Iterator[dict[int, PartitionBuffer]]:
     """Yield the first ranges of all partitions, then the second ranges, and further."""
     topic = plan.state.identity.topic
     left = {p: list(plan.ranges.intervals(topic, p)) for _, p in plan.ranges.partitions}
     while left:
-        yield {p: Partition(topic, p, *intervals.pop(0)) for p, intervals in left.items()}
+        yield {p: PartitionBuffer(topic, p, *intervals.pop(0)) for p, intervals in left.items()}
         left = {p: intervals for p, intervals in left.items() if intervals}
 
 
-def _advance(consumer: Consumer, parts: dict[int, Partition], part: Partition) -> Iterator[Chunk]:
+def _advance(consumer: Consumer, parts: dict[int, PartitionBuffer], part: PartitionBuffer) -> Iterator[RecordChunk]:
     """Yield a full chunk, or the last chunk at the end of the range."""
     if part.at_end:
         del parts[part.partition]
@@ -248,14 +250,14 @@ def _advance(consumer: Consumer, parts: dict[int, Partition], part: Partition) -
         yield part.chunk(part.next_offset)
 
 
-def _relieve(parts: Mapping[int, Partition]) -> Iterator[Chunk]:
+def _relieve(parts: Mapping[int, PartitionBuffer]) -> Iterator[RecordChunk]:
     """Yield chunks of the fullest partitions while all together hold too much."""
     while sum(part.size for part in parts.values()) > HELD_BYTES:
         fullest = max(parts.values(), key=lambda part: part.size)
         yield fullest.chunk(fullest.next_offset)
 
 
-def _assignment(part: Partition, epoch: int | None) -> TopicPartition:
+def _assignment(part: PartitionBuffer, epoch: int | None) -> TopicPartition:
     if epoch is None:
         return TopicPartition(part.topic, part.partition, part.position)
     return TopicPartition(part.topic, part.partition, part.position, leader_epoch=epoch)

@@ -30,7 +30,7 @@ _POLL_INTERVAL = 0.05
 Answer = TypeVar("Answer")
 
 
-class Requests:
+class KafkaRequests:
     """Admin client of a connection, with deadlines for the answers.
 
     :param connection: librdkafka configuration.

@@ -37,7 +37,7 @@ class NotSignalled(LakestreamError, Transient):
 
 
 @dataclass(frozen=True)
-class Signal:
+class SnapshotSignal:
     """A signal for a table's snapshot: `starts` are the earlier ends of the table's topic, by partition."""
 
     collection: str
@@ -54,7 +54,7 @@ class SignalTopic:
     topic: str
     key: str
 
-    def last(self, collection: str) -> Signal | None:
+    def last(self, collection: str) -> SnapshotSignal | None:
         """Return lakestream's last signal for a table, or None. Raises NotSignalled."""
         found = None
         for message in self._tail():
@@ -62,10 +62,10 @@ class SignalTopic:
             if starts is None or _asked_for(message) != collection:
                 continue
             ends = {int(partition): offset for partition, offset in json.loads(starts).items()}
-            found = Signal(collection, ends, time.time() - message.timestamp()[1] / 1000)
+            found = SnapshotSignal(collection, ends, time.time() - message.timestamp()[1] / 1000)
         return found
 
-    def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> Signal:
+    def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> SnapshotSignal:
         """Order a snapshot of a table, after the pause since the last signal. Raises NotSignalled."""
         ages = [time.time() - message.timestamp()[1] / 1000 for message in self._tail()]
         if ages and min(ages) < PAUSE_SECONDS:
@@ -90,7 +90,7 @@ class SignalTopic:
             raise NotSignalled(self.topic, e.args[0].str()) from e
         if failed or left:
             raise NotSignalled(self.topic, failed[0] if failed else errors.last or "the broker does not answer")
-        return Signal(collection, dict(starts), 0.0)
+        return SnapshotSignal(collection, dict(starts), 0.0)
 
     def _tail(self) -> Iterator[Message]:
         consumer = open_client(

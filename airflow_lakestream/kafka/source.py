@@ -24,14 +24,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
     OffsetSpec,
 )
 
-from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.policies import StartOffset
-from airflow_lakestream.core.ports import BEGINNING_MS, Boundary
+from airflow_lakestream.core.ports import BEGINNING_MS, TimeBoundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import isolation_level
-from airflow_lakestream.kafka.committed import CommittedOffsets
+from airflow_lakestream.kafka.committed import GroupOffsets
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, gather, no_answer
 
@@ -51,12 +51,12 @@ class StartAt:
     timestamp_ms: int | None = None
 
 
-class KafkaSource(CommittedOffsets):
+class KafkaSource(GroupOffsets):
     """`core.ports.Source` on a real cluster.
 
     :param connection: librdkafka configuration (bootstrap.servers, security, ...).
     :param where: name of the connection for errors.
-    :param notes_refusals: see `CommittedOffsets`.
+    :param notes_refusals: see `GroupOffsets`.
     """
 
     def __init__(
@@ -79,7 +79,9 @@ class KafkaSource(CommittedOffsets):
         identity, partitions = self._describe()
         ends = self._list_offsets(partitions, OffsetSpec.latest)
         lows = self._list_offsets(partitions, OffsetSpec.earliest)
-        marks = {p: Watermarks(lows[p].offset, ends[p].offset, _epoch(ends[p].leader_epoch)) for p in partitions}
+        marks = {
+            p: PartitionWatermarks(lows[p].offset, ends[p].offset, _epoch(ends[p].leader_epoch)) for p in partitions
+        }
         return TopicState(identity, marks)
 
     def identity(self) -> TopicIdentity:
@@ -101,7 +103,7 @@ class KafkaSource(CommittedOffsets):
             return {p: offset for p, offset in found.items() if offset > marks[p].low}
         return self._starts_at_committed(marks)
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         """Return the first offset at or after `at_ms` by partition; see `core.ports.Source`.
 
         A record dated in the future is not a boundary: it would be the boundary of every later time, and would hold
@@ -109,7 +111,7 @@ class KafkaSource(CommittedOffsets):
         """
         latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
         if at_ms > latest_ms:
-            return {p: Boundary(m.end, is_open=True) for p, m in state.marks.items()}
+            return {p: TimeBoundary(m.end, is_open=True) for p, m in state.marks.items()}
         boundaries = {}
         for p, (offset, timestamp) in self._first_at(state, at_ms).items():
             end = state.marks[p].end
@@ -123,7 +125,7 @@ class KafkaSource(CommittedOffsets):
                 )
                 offset, _ = self._scan_on(state, p, offset, at_ms, latest_ms)
             is_open = offset >= end and at_ms > BEGINNING_MS
-            boundaries[p] = Boundary(min(offset, end), is_open)
+            boundaries[p] = TimeBoundary(min(offset, end), is_open)
         return boundaries
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
@@ -156,7 +158,7 @@ class KafkaSource(CommittedOffsets):
             firsts[p] = self._scan_on(state, p, marks[p].low, at_ms, _LAST_MS)
         return firsts
 
-    def _unproven(self, marks: Mapping[int, Watermarks], none: Iterable[int], at_ms: int) -> list[int]:
+    def _unproven(self, marks: Mapping[int, PartitionWatermarks], none: Iterable[int], at_ms: int) -> list[int]:
         """Return the partitions with a possible record at or after a time, against Kafka's answer.
 
         Kafka looks into one segment only: the first whose newest timestamp is young enough. After DeleteRecords, that
@@ -183,7 +185,7 @@ class KafkaSource(CommittedOffsets):
                         return offset, timestamp
         return end, at_ms
 
-    def _starts_at_committed(self, marks: Mapping[int, Watermarks]) -> Mapping[int, int]:
+    def _starts_at_committed(self, marks: Mapping[int, PartitionWatermarks]) -> Mapping[int, int]:
         committed = self._committed(marks)
         if not committed:
             raise InvalidArgument(

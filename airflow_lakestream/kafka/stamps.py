@@ -30,7 +30,7 @@ _Key: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Stamps:
+class RecordTimestamps:
     """Timestamps of a partition's records in offset order; `millis` are milliseconds since the epoch."""
 
     offsets: _Numbers
@@ -56,15 +56,15 @@ class Stamps:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownTimestamps:
     covered: RangeSet
-    stamps: Stamps
+    stamps: RecordTimestamps
 
 
-_NOTHING = _Known(RangeSet(), Stamps(np.empty(0, np.int64), np.empty(0, np.int64)))
+_NOTHING = _KnownTimestamps(RangeSet(), RecordTimestamps(np.empty(0, np.int64), np.empty(0, np.int64)))
 
 
-class StampsRead:
+class TimestampCache:
     """Timestamps read through a connection. Thread-safe.
 
     :param connection: librdkafka configuration.
@@ -74,10 +74,10 @@ class StampsRead:
 
     def __init__(self, connection: Mapping[str, Any], group: str, where: str) -> None:
         self._reader = KafkaReader(connection, group, poll_timeout=REQUEST_TIMEOUT, where=where)
-        self._known: OrderedDict[_Key, _Known] = OrderedDict()
+        self._known: OrderedDict[_Key, _KnownTimestamps] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, state: TopicState, ranges: RangeSet) -> dict[int, Stamps]:
+    def of(self, state: TopicState, ranges: RangeSet) -> dict[int, RecordTimestamps]:
         """Return the timestamps of the ranges' records by partition, without partitions with lost records.
 
         Raises the errors of `KafkaReader.read`, except OffsetsGone.
@@ -97,10 +97,10 @@ class StampsRead:
                 self._known.pop(_key(state, p), None)
 
     def _read(
-        self, state: TopicState, known: dict[int, _Known], missing: Mapping[int, RangeSet]
-    ) -> Mapping[int, _Known]:
+        self, state: TopicState, known: dict[int, _KnownTimestamps], missing: Mapping[int, RangeSet]
+    ) -> Mapping[int, _KnownTimestamps]:
         """Read missing ranges, return the partitions read, and remove partitions with lost records from `known`."""
-        parts: dict[int, list[Stamps]] = {p: [known[p].stamps] for p in missing}
+        parts: dict[int, list[RecordTimestamps]] = {p: [known[p].stamps] for p in missing}
         left = RangeSet(r for ranges in missing.values() for r in ranges)
         try:
             with closing(self._reader.read(Plan(state, left), threading.Event())) as chunks:
@@ -108,14 +108,14 @@ class StampsRead:
                     offsets, millis = (
                         np.asarray(one, np.int64) for one in (chunk.batch.offsets, chunk.batch.timestamps)
                     )
-                    parts[chunk.covers.partition].append(Stamps(offsets, millis.copy()))
+                    parts[chunk.covers.partition].append(RecordTimestamps(offsets, millis.copy()))
         except OffsetsGone as gone:
             known.pop(gone.partition)
             others = {p: ranges for p, ranges in missing.items() if p != gone.partition}
             return self._read(state, known, others) if others else {}
-        return {p: _Known(known[p].covered | missing[p], _in_order(stamps)) for p, stamps in parts.items()}
+        return {p: _KnownTimestamps(known[p].covered | missing[p], _in_order(stamps)) for p, stamps in parts.items()}
 
-    def _remember(self, state: TopicState, known: Mapping[int, _Known]) -> None:
+    def _remember(self, state: TopicState, known: Mapping[int, _KnownTimestamps]) -> None:
         with self._lock:
             for p, one in known.items():
                 self._known[_key(state, p)] = one
@@ -128,16 +128,16 @@ def _key(state: TopicState, partition: int) -> _Key:
     return state.identity.topic_id or state.identity.topic, partition
 
 
-def _in_order(parts: list[Stamps]) -> Stamps:
+def _in_order(parts: list[RecordTimestamps]) -> RecordTimestamps:
     offsets = np.concatenate([part.offsets for part in parts])
     order = np.argsort(offsets, kind="stable")
-    return Stamps(offsets[order], np.concatenate([part.millis for part in parts])[order])
+    return RecordTimestamps(offsets[order], np.concatenate([part.millis for part in parts])[order])
 
 
-def _within(stamps: Stamps, intervals: Iterable[tuple[int, int]]) -> Stamps:
+def _within(stamps: RecordTimestamps, intervals: Iterable[tuple[int, int]]) -> RecordTimestamps:
     cuts = [slice(*np.searchsorted(stamps.offsets, interval)) for interval in intervals]
     if not cuts:
         return _NOTHING.stamps
-    return Stamps(
+    return RecordTimestamps(
         np.concatenate([stamps.offsets[cut] for cut in cuts]), np.concatenate([stamps.millis[cut] for cut in cuts])
     )

@@ -25,14 +25,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
 )
 
 from airflow_lakestream.core.landing.plan import TopicState
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client
 from airflow_lakestream.kafka.damage import read_error
 from airflow_lakestream.kafka.errors import AUTHORIZATION, KafkaRefused, KafkaUnavailable
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.kafka.stamps import Stamps, StampsRead
+from airflow_lakestream.kafka.stamps import RecordTimestamps, TimestampCache
 
 # The group's name in brokers' logs; nothing is ever committed for it.
 _GROUP = "lakestream-watch"
@@ -50,7 +50,7 @@ _KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstRecord:
     """The first record at or above an offset: offset, timestamp in milliseconds since the epoch, and bytes.
 
     The bytes are of key and value, uncompressed.
@@ -62,7 +62,7 @@ class First:
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class TopicRetention:
     """Limits of a topic's retention; None is unlimited, as both limits are for a topic only compacted.
 
     `size` is in bytes per partition; Kafka removes whole segments of `segment_size` bytes.
@@ -95,8 +95,8 @@ class KafkaWatch:
         self._where = where
         self._errors = ClientErrors()
         # A stopped consumer stays at the same offset for days: read its first unread record only once.
-        self._firsts: OrderedDict[tuple[str, int, int], First] = OrderedDict()
-        self._stamps = StampsRead(self._connection, _GROUP, self._where)
+        self._firsts: OrderedDict[tuple[str, int, int], FirstRecord] = OrderedDict()
+        self._stamps = TimestampCache(self._connection, _GROUP, self._where)
 
     @cached_property
     def _client(self) -> AdminClient:
@@ -110,7 +110,7 @@ class KafkaWatch:
         """Return the state of a consumer group, empty for an unknown group."""
         return self._of("").group_state(group)
 
-    def retention(self, topic: str) -> Retention:
+    def retention(self, topic: str) -> TopicRetention:
         """Return a topic's retention."""
         return self._of(topic).retention()
 
@@ -122,13 +122,13 @@ class KafkaWatch:
         """Return, by partition, the end of the log, records of open transactions included."""
         return self._of(state.identity.topic).high_watermarks(state)
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         """Return, by partition, the boundary of a time; see `core.ports.Source`."""
         return self._of(state.identity.topic).boundaries(state, at_ms)
 
     def firsts(
         self, state: TopicState, positions: Mapping[int, int], *, reread: bool = False
-    ) -> dict[int, First | None]:
+    ) -> dict[int, FirstRecord | None]:
         """Return, by partition, the first readable record from a position on, or None at the end.
 
         Markers of transactions and aborted records do not count. A partition whose position has just left the log is
@@ -137,7 +137,7 @@ class KafkaWatch:
         :param reread: read known records again: compaction may have removed them since.
         """
         topic_id = state.identity.topic_id or state.identity.topic
-        found: dict[int, First | None] = {}
+        found: dict[int, FirstRecord | None] = {}
         for p, offset in positions.items() if not reread else ():
             if (known := self._firsts.get((topic_id, p, offset))) is not None:
                 found[p] = known
@@ -149,7 +149,7 @@ class KafkaWatch:
                 self._firsts.popitem(last=False)
         return found
 
-    def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, Stamps]:
+    def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, RecordTimestamps]:
         """Return, by partition, the timestamps of all readable records of the ranges.
 
         Records of an earlier look are not read again, except the oldest record if it is from before `before_ms`:
@@ -168,7 +168,7 @@ class KafkaWatch:
         kept = {p: one for p, one in found.items() if p not in gone}
         return kept | self._stamps.of(state, again)
 
-    def _read_firsts(self, topic: str, positions: Mapping[int, int]) -> dict[int, First | None]:
+    def _read_firsts(self, topic: str, positions: Mapping[int, int]) -> dict[int, FirstRecord | None]:
         errors = ClientErrors()
         config = {**consumer_config(self._connection, _GROUP, errors), **_ONE_RECORD}
         consumer = open_client(Consumer, config, self._where)
@@ -176,7 +176,7 @@ class KafkaWatch:
         places = [TopicPartition(topic, p, offset) for p, offset in positions.items()]
         asked, ahead = {one.partition for one in places[:_AT_ONCE]}, iter(places[_AT_ONCE:])
         since = time.monotonic()
-        found: dict[int, First | None] = {}
+        found: dict[int, FirstRecord | None] = {}
         try:
             consumer.assign(places[:_AT_ONCE])
             while asked:
@@ -198,15 +198,15 @@ class KafkaWatch:
             consumer.close()
         return found
 
-    def _of(self, topic: str) -> _Requests:
-        return _Requests(self._connection, topic, self._where, self._client, self._errors)
+    def _of(self, topic: str) -> _TopicRequests:
+        return _TopicRequests(self._connection, topic, self._where, self._client, self._errors)
 
 
-def _first(message: Message, p: int, where: str, doing: str) -> dict[int, First | None]:
+def _first(message: Message, p: int, where: str, doing: str) -> dict[int, FirstRecord | None]:
     error = message.error()
     if error is None:
         size = len(message.key() or b"") + len(message.value() or b"")
-        return {p: First(int(message.offset() or 0), int(message.timestamp()[1]), size)}
+        return {p: FirstRecord(int(message.offset() or 0), int(message.timestamp()[1]), size)}
     if error.code() == KafkaError._PARTITION_EOF:
         return {p: None}
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -216,7 +216,7 @@ def _first(message: Message, p: int, where: str, doing: str) -> dict[int, First 
     raise read_error(str(message.topic()), p, int(message.offset() or 0), error)
 
 
-class _Requests(KafkaSource):
+class _TopicRequests(KafkaSource):
     """Requests about a topic, through a shared client."""
 
     def __init__(
@@ -248,7 +248,7 @@ class _Requests(KafkaSource):
         committed = _by_topic(self._ask(doing, offsets).topic_partitions)
         return GroupState(committed, len(self._ask(f"describing group {group!r}", described).members))
 
-    def retention(self) -> Retention:
+    def retention(self) -> TopicRetention:
         resource = ConfigResource(ConfigResource.Type.TOPIC, self._topic)
 
         def ask() -> Future[Any]:
@@ -259,9 +259,9 @@ class _Requests(KafkaSource):
         answer = self._ask(f"reading the settings of topic {self._topic!r}", ask)
         values = {name: entry.value for name, entry in answer.items()}
         if "delete" not in str(values.get("cleanup.policy", "delete")):
-            return Retention(None, None)
+            return TopicRetention(None, None)
         segment = _limit(values.get("segment.bytes")) or 0
-        return Retention(_limit(values.get("retention.ms")), _limit(values.get("retention.bytes")), segment)
+        return TopicRetention(_limit(values.get("retention.ms")), _limit(values.get("retention.bytes")), segment)
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, dict[int, int]]:

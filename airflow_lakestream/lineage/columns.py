@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from airflow_lakestream.config.sql import Sql
+from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import SqlInput
 from airflow_lakestream.transform.sandbox import parse
 from airflow_lakestream.transform.statement import INPUT, Node, ctes, expressions, with_input
 
 
-def columns_of(sql: Sql | None) -> dict[str, tuple[str, ...]]:
+def columns_of(sql: SqlStatement | None) -> dict[str, tuple[str, ...]]:
     """Return by column the decoded columns in the statement's expression.
 
     A column is left out if a part of its expression may be something else: metadata of the record, another column's

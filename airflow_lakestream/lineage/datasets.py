@@ -29,7 +29,7 @@ from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDa
 
 from airflow_lakestream.core.landing.report import triples
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.lineage.facts import Column, Facts, Place, Read, Written
+from airflow_lakestream.lineage.facts import LineageColumn, LineageFacts, TableOutput, TablePlace, TopicRead
 from airflow_lakestream.lineage.names import kafka_namespace, of_location
 
 # OpenLineage's servers would refuse an event with thousands of tables: only the tables with most rows are in it.
@@ -66,13 +66,13 @@ class LakestreamLandingRunFacet(RunFacet):
     tablesLeftOut: int = 0  # noqa: N815  # OpenLineage's spelling
 
 
-def inputs_of(facts: Facts) -> list[InputDataset]:
+def inputs_of(facts: LineageFacts) -> list[InputDataset]:
     """Return the topics."""
     namespace = kafka_namespace(facts.brokers)
     return [_topic(namespace, name, read) for name, read in facts.topics.items()]
 
 
-def outputs_of(facts: Facts) -> list[OutputDataset]:
+def outputs_of(facts: LineageFacts) -> list[OutputDataset]:
     """Return the tables: at most `MOST_TABLES`, with the most rows."""
     tables = [_table(name, written) for name, written in _told(facts)]
     if facts.columns and len(tables) == len(facts.topics) == 1:
@@ -80,24 +80,24 @@ def outputs_of(facts: Facts) -> list[OutputDataset]:
     return tables
 
 
-def run_facets_of(facts: Facts) -> dict[str, RunFacet]:
+def run_facets_of(facts: LineageFacts) -> dict[str, RunFacet]:
     """Return the facets of the run."""
     left_out = len(facts.tables) - len(_told(facts))
     landings, recovered = facts.landings[-MOST_LISTED:], facts.recovered[-MOST_LISTED:]
     return {"lakestream_landing": LakestreamLandingRunFacet(facts.consumer_group, landings, recovered, left_out)}
 
 
-def job_facets_of(facts: Facts) -> dict[str, Any]:
+def job_facets_of(facts: LineageFacts) -> dict[str, Any]:
     """Return the facets of the job: the statement, if any."""
     return {} if facts.statement is None else {"sql": SQLJobFacet(query=facts.statement)}
 
 
-def _told(facts: Facts) -> list[tuple[str, Written]]:
+def _told(facts: LineageFacts) -> list[tuple[str, TableOutput]]:
     most = sorted(facts.tables.items(), key=lambda item: (-item[1].rows, item[0]))
     return sorted(most[:MOST_TABLES])
 
 
-def _topic(namespace: str, name: str, read: Read) -> InputDataset:
+def _topic(namespace: str, name: str, read: TopicRead) -> InputDataset:
     counts = read.counts or Counts()
     offsets = LakestreamOffsetsInputDatasetFacet(
         ranges=triples(read.ranges)[:MOST_LISTED],
@@ -112,7 +112,7 @@ def _topic(namespace: str, name: str, read: Read) -> InputDataset:
     return InputDataset(namespace, name, inputFacets=facets, facets={"datasetType": DatasetTypeDatasetFacet("TOPIC")})
 
 
-def _table(name: str, written: Written) -> OutputDataset:
+def _table(name: str, written: TableOutput) -> OutputDataset:
     facets: dict[str, OutputDatasetFacet] = {
         "outputStatistics": OutputStatisticsOutputDatasetFacet(written.rows, written.size, written.files)
     }
@@ -125,7 +125,7 @@ def _table(name: str, written: Written) -> OutputDataset:
     return OutputDataset(namespace, path, outputFacets=facets, facets=_facets(name, place, newest))
 
 
-def _add_columns(table: OutputDataset, facts: Facts) -> None:
+def _add_columns(table: OutputDataset, facts: LineageFacts) -> None:
     [(topic, _)], [written] = facts.topics.items(), facts.tables.values()
     namespace = kafka_namespace(facts.brokers)
     there = {one.name for one in written.place.columns} if written.place else set()
@@ -138,7 +138,7 @@ def _add_columns(table: OutputDataset, facts: Facts) -> None:
         table.facets["columnLineage"] = ColumnLineageDatasetFacet(fields)
 
 
-def _facets(name: str, place: Place | None, newest: str | None) -> dict[str, DatasetFacet]:
+def _facets(name: str, place: TablePlace | None, newest: str | None) -> dict[str, DatasetFacet]:
     facets: dict[str, DatasetFacet] = {"datasetType": DatasetTypeDatasetFacet("TABLE")}
     if newest is not None:
         facets["version"] = DatasetVersionDatasetFacet(newest)
@@ -152,5 +152,5 @@ def _facets(name: str, place: Place | None, newest: str | None) -> dict[str, Dat
     return facets
 
 
-def _fields(columns: Iterable[Column]) -> list[SchemaDatasetFacetFields]:
+def _fields(columns: Iterable[LineageColumn]) -> list[SchemaDatasetFacetFields]:
     return [SchemaDatasetFacetFields(one.name, one.type, fields=_fields(one.fields)) for one in columns]

@@ -10,12 +10,12 @@ from airflow_lakestream.core.ranges import RangeSet
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class LineageColumn:
     """A column of a table; `fields` are the fields of a struct."""
 
     name: str
     type: str
-    fields: tuple[Column, ...] = ()
+    fields: tuple[LineageColumn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ class CatalogName:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlace:
     """Location, format and columns of a table at the newest commit. A Delta table has no catalog."""
 
     location: str
     format: str
-    columns: tuple[Column, ...]
+    columns: tuple[LineageColumn, ...]
     catalog: CatalogName | None = None
 
 
 @dataclass(slots=True)
-class Read:
+class TopicRead:
     """Records read from a topic. `lost` are removed offsets with a receipt in the ledger.
 
     `counts` are None if only the counts of several topics together are known.
@@ -50,7 +50,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Written:
+class TableOutput:
     """Rows written to a table. `size` and `files` are None if unknown; `snapshots` are in the order of commits.
 
     `knows_all`: `snapshots` are all snapshots.
@@ -60,7 +60,7 @@ class Written:
     size: int | None = None
     files: int | None = None
     snapshots: list[str] = field(default_factory=list)
-    place: Place | None = None
+    place: TablePlace | None = None
     knows_all: bool = True
 
     def add(self, rows: int, size: int | None, files: int | None, snapshot: str | None) -> None:
@@ -74,7 +74,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class Facts:
+class LineageFacts:
     """All facts about the landings of a try.
 
     :param brokers: the Kafka connection's `bootstrap.servers`.
@@ -85,22 +85,22 @@ class Facts:
 
     brokers: str
     consumer_group: str
-    topics: dict[str, Read] = field(default_factory=dict)
-    tables: dict[str, Written] = field(default_factory=dict)
+    topics: dict[str, TopicRead] = field(default_factory=dict)
+    tables: dict[str, TableOutput] = field(default_factory=dict)
     landings: list[str] = field(default_factory=list)
     recovered: list[str] = field(default_factory=list)
     statement: str | None = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def topic(self, name: str) -> Read:
+    def topic(self, name: str) -> TopicRead:
         """Return the records read from a topic, for adding."""
-        return self.topics.setdefault(name, Read())
+        return self.topics.setdefault(name, TopicRead())
 
-    def table(self, name: str) -> Written:
+    def table(self, name: str) -> TableOutput:
         """Return the rows written to a table, for adding."""
-        return self.tables.setdefault(name, Written())
+        return self.tables.setdefault(name, TableOutput())
 
-    def knows(self, topics: Iterable[str], tables: Mapping[str, Place | None]) -> None:
+    def knows(self, topics: Iterable[str], tables: Mapping[str, TablePlace | None]) -> None:
         """Note the topics and tables of a run, even without a landing."""
         for topic in topics:
             self.topic(topic)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_lakestream.core.landing.job import Committed
+from airflow_lakestream.core.landing.job import CommittedLanding
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.lineage.facts import Facts, Place
-from airflow_lakestream.lineage.looking import Seen, look
+from airflow_lakestream.lineage.facts import LineageFacts, TablePlace
+from airflow_lakestream.lineage.looking import CommitFacts, look
 
 
-class Keeper:
+class FactsKeeper:
     """Collects the facts of each commit of a try. Commits of earlier tries are left out: these emitted their own facts.
 
     :param lake: the catalog or store of the run's tables.
     """
 
-    def __init__(self, facts: Facts, lake: Any) -> None:
+    def __init__(self, facts: LineageFacts, lake: Any) -> None:
         self.facts = facts
         self._lake = lake
         self._committed: set[str] = set()
 
-    def __call__(self, done: Committed) -> None:
+    def __call__(self, done: CommittedLanding) -> None:
         """Add a commit."""
         landing, snapshot = done.landing, str(done.snapshot_id)
         self.facts.landings.append(landing.landing_id)
@@ -52,7 +52,7 @@ class Keeper:
         self.facts.knows(topics, {name: _place(look(self._lake, name)) for name in sorted(new)})
         self.facts.recovered = [one for one in snapshots if one not in self._committed]
 
-    def _take_targets(self, home: Seen) -> None:
+    def _take_targets(self, home: CommitFacts) -> None:
         """Add the rows of tables that records chose: only the home table's commit has the rows of each."""
         for name, rows in home.rows.items():
             written = self.facts.table(name)
@@ -60,5 +60,5 @@ class Keeper:
             written.place = written.place or _place(look(self._lake, name))
 
 
-def _place(seen: Seen | None) -> Place | None:
+def _place(seen: CommitFacts | None) -> TablePlace | None:
     return None if seen is None else seen.place

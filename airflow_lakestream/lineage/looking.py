@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.lineage.facts import CatalogName, Column, Place
+from airflow_lakestream.lineage.facts import CatalogName, LineageColumn, TablePlace
 from airflow_lakestream.lineage.names import of_catalog
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ _FILES = ("added-data-files", "added-delete-files")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CommitFacts:
     """A table, and the files of some commits; `rows` are by table, if a home table has the rows of other tables."""
 
-    place: Place
+    place: TablePlace
     size: int | None = None
     files: int | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
 
 
-def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> Seen | None:
+def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> CommitFacts | None:
     """Return a table in the present state, or None after an error: the rows are landed in any case.
 
     :param lake: a catalog, or the store of Delta tables.
@@ -51,14 +51,14 @@ def look(lake: Any, table: str, snapshots: Sequence[str] = ()) -> Seen | None:
         return None
 
 
-def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Seen:
+def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> CommitFacts:
     from airflow_lakestream.iceberg import ledger_store
     from airflow_lakestream.iceberg.fan_out.books import ROWS
 
     table = catalog.load_table(name)
     properties = {key: catalog.properties.get(key) for key in ("uri", "warehouse")}
     kind = str(catalog.properties.get("type") or type(catalog).__name__.removesuffix("Catalog")).lower()
-    place = Place(
+    place = TablePlace(
         location=table.location(),
         format=TableFormat.ICEBERG.value,
         columns=_columns(table.schema()),
@@ -68,41 +68,41 @@ def _look_at_iceberg(catalog: Any, name: str, snapshots: Sequence[str]) -> Seen:
     summaries = [ledger_store.summary_of(one) for one in found if one is not None]
     if not snapshots or len(summaries) < len(snapshots):
         # No commit to count, or an expired snapshot.
-        return Seen(place)
+        return CommitFacts(place)
     rows: Counter[str] = Counter()
     for summary in summaries:
         rows.update(json.loads(summary.get(ROWS, "{}")))
-    return Seen(place, _sum(summaries, _SIZE), _sum(summaries, *_FILES), rows)
+    return CommitFacts(place, _sum(summaries, _SIZE), _sum(summaries, *_FILES), rows)
 
 
-def _look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> Seen | None:
+def _look_at_delta(storage: DeltaStorage, table: str, snapshots: Sequence[str]) -> CommitFacts | None:
     from airflow_lakestream.delta.commit.log import read_commit
     from airflow_lakestream.delta.storage import location
 
     head = storage.open(table)
     if head is None:
         return None
-    columns = tuple(Column(one.name, str(one.type)) for one in head.schema)
-    place = Place(location(table), TableFormat.DELTA.value, columns)
+    columns = tuple(LineageColumn(one.name, str(one.type)) for one in head.schema)
+    place = TablePlace(location(table), TableFormat.DELTA.value, columns)
     store = storage.store(table)
     commits = [read_commit(store, int(version)) for version in snapshots]
     if not commits or None in commits:
-        return Seen(place)
+        return CommitFacts(place)
     sizes = [int(one["add"].get("size", 0)) for actions in commits for one in actions or () if "add" in one]
-    return Seen(place, sum(sizes), len(sizes))
+    return CommitFacts(place, sum(sizes), len(sizes))
 
 
 def _sum(summaries: Iterable[Mapping[str, str]], *names: str) -> int:
     return sum(int(summary.get(name, 0)) for summary in summaries for name in names)
 
 
-def _columns(schema: Schema) -> tuple[Column, ...]:
+def _columns(schema: Schema) -> tuple[LineageColumn, ...]:
     return tuple(_column(one.name, one.field_type) for one in schema.fields)
 
 
-def _column(name: str, kind: IcebergType) -> Column:
+def _column(name: str, kind: IcebergType) -> LineageColumn:
     from pyiceberg.types import StructType
 
     if isinstance(kind, StructType):
-        return Column(name, "struct", tuple(_column(one.name, one.field_type) for one in kind.fields))
-    return Column(name, str(kind))
+        return LineageColumn(name, "struct", tuple(_column(one.name, one.field_type) for one in kind.fields))
+    return LineageColumn(name, str(kind))

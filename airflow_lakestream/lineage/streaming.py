@@ -8,13 +8,15 @@ from typing import Any
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.routing import is_pattern
-from airflow_lakestream.driver.progress import Progress
-from airflow_lakestream.lineage.facts import Facts
+from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.lineage.facts import LineageFacts
 from airflow_lakestream.lineage.looking import look
 
 
-def add_batches(facts: Facts, progress: Progress, before: Mapping[str, Any], what: Mapping[str, Any]) -> None:
-    """Add the landings since `before`, which has sums in the form of `Progress.sums`.
+def add_batches(
+    facts: LineageFacts, progress: DriverProgress, before: Mapping[str, Any], what: Mapping[str, Any]
+) -> None:
+    """Add the landings since `before`, which has sums in the form of `DriverProgress.sums`.
 
     :param what: `topic` and `table`, if known.
     """
@@ -34,7 +36,7 @@ def add_batches(facts: Facts, progress: Progress, before: Mapping[str, Any], wha
         _add_snapshots(facts, progress, since["batches"])
 
 
-def look_at_tables(facts: Facts, lake: Any) -> None:
+def look_at_tables(facts: LineageFacts, lake: Any) -> None:
     """Add place, size and files of the tables. Tables that records chose have no snapshots here."""
     for table, written in facts.tables.items():
         seen = look(lake, table, written.snapshots)
@@ -45,7 +47,7 @@ def look_at_tables(facts: Facts, lake: Any) -> None:
             written.size, written.files = seen.size, seen.files
 
 
-def _add_snapshots(facts: Facts, progress: Progress, batches: int) -> None:
+def _add_snapshots(facts: LineageFacts, progress: DriverProgress, batches: int) -> None:
     [written] = facts.tables.values()
     kept = progress.last[-batches:] if batches else ()
     written.snapshots = list(dict.fromkeys(one for batch in kept if batch.rows_in for one in batch.snapshot_ids))

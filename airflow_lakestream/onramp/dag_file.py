@@ -18,7 +18,7 @@ from airflow_lakestream.tables.schema.columns import to_timed_schema
 from airflow_lakestream.tables.schema.types import schema_text
 
 
-class Engine(StrEnum):
+class DagEngine(StrEnum):
     """Engines for the landing of a topic."""
 
     EXTRACT = "extract"
@@ -28,19 +28,19 @@ class Engine(StrEnum):
 
 
 SCHEDULES = {
-    Engine.EXTRACT: "*/5 * * * *",
-    Engine.GROUP: "*/15 * * * *",
-    Engine.SPARK: "@continuous",
-    Engine.MIRROR: "*/5 * * * *",
+    DagEngine.EXTRACT: "*/5 * * * *",
+    DagEngine.GROUP: "*/15 * * * *",
+    DagEngine.SPARK: "@continuous",
+    DagEngine.MIRROR: "*/5 * * * *",
 }
 _JINJA = re.compile(r"\{[{%#]")
 _NO_INTERVALS = ("@continuous", "@once")
 _TIMETABLE = "from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk has it after 3.1 only\n"
 _ABOUT = {
-    Engine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
-    Engine.GROUP: "A task plans, several tasks read and write side by side, and one task commits all of it.",
-    Engine.SPARK: "Spark runs a streaming query, which a task supervises. To stop it for good, pause the DAG first.",
-    Engine.MIRROR: (
+    DagEngine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
+    DagEngine.GROUP: "A task plans, several tasks read and write side by side, and one task commits all of it.",
+    DagEngine.SPARK: "Spark runs a streaming query, which a task supervises. To stop it for good, pause the DAG first.",
+    DagEngine.MIRROR: (
         "One task applies Debezium's change events in the worker: the table has the rows of the database's table.\n\n"
         "If merging them becomes too much for a worker, let Spark do it: SparkStreamingSubmitOperator with\n"
         'app="cdc_to_iceberg" ("cdc_to_delta" for a Delta table) and, in app_config, the same topic, table,\n'
@@ -48,10 +48,10 @@ _ABOUT = {
     ),
 }
 _IMPORTS = {
-    Engine.EXTRACT: "from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator",
-    Engine.GROUP: "from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group",
-    Engine.SPARK: "from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator",
-    Engine.MIRROR: "from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator",
+    DagEngine.EXTRACT: "from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator",
+    DagEngine.GROUP: "from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group",
+    DagEngine.SPARK: "from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator",
+    DagEngine.MIRROR: "from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator",
 }
 
 
@@ -71,7 +71,7 @@ class DagFile:
     table: str
     group: str
     dag_id: str
-    engine: Engine = Engine.EXTRACT
+    engine: DagEngine = DagEngine.EXTRACT
     schedule: str | None = None
     decoding: Mapping[str, Any] = field(default_factory=dict)
     columns: str | None = None
@@ -97,13 +97,13 @@ class DagFile:
         """The file's text, formatted."""
         schema = "" if self.columns is None else _schema(self.columns, self.columns_by)
         sql = _statement(str(self.decoding["sql"])) if "sql" in self.decoding else ""
-        what = "Mirror the database's table whose changes are in" if self.engine is Engine.MIRROR else "Land"
-        checkpoint = _CHECKPOINT if self.engine is Engine.SPARK else ""
+        what = "Mirror the database's table whose changes are in" if self.engine is DagEngine.MIRROR else "Land"
+        checkpoint = _CHECKPOINT if self.engine is DagEngine.SPARK else ""
         bodies = {
-            Engine.EXTRACT: self._extract,
-            Engine.GROUP: self._group,
-            Engine.SPARK: self._spark,
-            Engine.MIRROR: self._mirror,
+            DagEngine.EXTRACT: self._extract,
+            DagEngine.GROUP: self._group,
+            DagEngine.SPARK: self._spark,
+            DagEngine.MIRROR: self._mirror,
         }
         return "".join(
             [

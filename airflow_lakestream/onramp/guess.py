@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.header_ids import VALUE, named_by_header
 from airflow_lakestream.decode.json.document import parse_object
@@ -38,7 +38,7 @@ _LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
 
 
 @dataclass(frozen=True)
-class Guess:
+class FormatGuess:
     """A guess about values: arguments of a landing, and the reason in words.
 
     `problem` describes the missing information and what to give, or is None if records can be decoded.
@@ -54,7 +54,9 @@ class Guess:
         return self.decoding.get("format")
 
 
-def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None, bare: Collection[int] = ()) -> Guess:
+def guess_format(
+    values: Sequence[bytes | None], registry: RegistryConfig | None, bare: Collection[int] = ()
+) -> FormatGuess:
     """Guess the format from the look of most values. Raises the registry's errors.
 
     :param registry: resolves the ids of schemas in values, or None without a registry.
@@ -63,8 +65,8 @@ def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None
     known = [value for value in values if value is not None]
     if not known:
         what = "is empty" if not values else "has tombstones only (records without a value) where it was looked at"
-        return Guess(problem=f"The topic {what}: say format and schema, or produce a record first.")
-    kind_of, named = _Kinds(registry), frozenset(bare)
+        return FormatGuess(problem=f"The topic {what}: say format and schema, or produce a record first.")
+    kind_of, named = _ValueClassifier(registry), frozenset(bare)
     kinds = Counter(
         _bare(value) if at in named else kind_of(value) for at, value in enumerate(values) if value is not None
     )
@@ -75,7 +77,7 @@ def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None
     return _MADE[kind](said, known)
 
 
-class _Kinds:
+class _ValueClassifier:
     """Classifies a value by the first bytes and the syntax."""
 
     def __init__(self, registry: RegistryConfig | None) -> None:
@@ -93,7 +95,7 @@ class _Kinds:
 
     def _framed(self, value: bytes) -> str | None:
         if self._registry is None:
-            return Format.JSON_SCHEMA if _document(value[_HEADER:]) is not None else "framed"
+            return ValueFormat.JSON_SCHEMA if _document(value[_HEADER:]) is not None else "framed"
         try:
             kind = self._registry.schema(int.from_bytes(value[1:_HEADER], "big")).kind
         except SchemaNotFound:
@@ -108,15 +110,15 @@ def _bare(value: bytes) -> str:
 def _document(value: bytes) -> str | None:
     """Return the kind of a JSON object, plain or in an envelope, or None for other values."""
     if len(value) > _PARSED:
-        return Format.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
+        return ValueFormat.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
     try:
         document = parse_object(value)
     except Misfit:
         return None
     inner = document.get("payload") if set(document) == {"schema", "payload"} else document
     if isinstance(inner, dict) and "op" in inner and ("before" in inner or "after" in inner):
-        return Envelope.DEBEZIUM
-    return Format.JSON if inner is document else Envelope.CONNECT
+        return ValueEnvelope.DEBEZIUM
+    return ValueFormat.JSON if inner is document else ValueEnvelope.CONNECT
 
 
 def _is_line(value: bytes) -> bool:
@@ -133,25 +135,25 @@ _SAID = {
     "bare": "have the ids of their schemas in headers",
     "text": "are text",
     "bytes": "are neither JSON, text nor of a registry",
-    Format.JSON: "are JSON objects",
-    Envelope.DEBEZIUM: "are change events of Debezium in JSON",
-    Envelope.CONNECT: "are Kafka Connect's JSON, with a schema beside each row",
-    Format.AVRO: "name a schema of Avro in the registry",
-    Format.PROTOBUF: "name a schema of Protobuf in the registry",
-    Format.JSON_SCHEMA: "name a JSON Schema in the registry",
+    ValueFormat.JSON: "are JSON objects",
+    ValueEnvelope.DEBEZIUM: "are change events of Debezium in JSON",
+    ValueEnvelope.CONNECT: "are Kafka Connect's JSON, with a schema beside each row",
+    ValueFormat.AVRO: "name a schema of Avro in the registry",
+    ValueFormat.PROTOBUF: "name a schema of Protobuf in the registry",
+    ValueFormat.JSON_SCHEMA: "name a JSON Schema in the registry",
 }
 
 
-def _as(**decoding: str) -> Callable[[str, Sequence[bytes]], Guess]:
-    return lambda said, _: Guess(decoding, said)
+def _as(**decoding: str) -> Callable[[str, Sequence[bytes]], FormatGuess]:
+    return lambda said, _: FormatGuess(decoding, said)
 
 
-def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[bytes]], Guess]:
+def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[bytes]], FormatGuess]:
     decoding = {} if format_name is None else {"format": format_name}
-    return lambda said, _: Guess(decoding, said, f"{said}. {remedy}")
+    return lambda said, _: FormatGuess(decoding, said, f"{said}. {remedy}")
 
 
-def _text(said: str, values: Sequence[bytes]) -> Guess:
+def _text(said: str, values: Sequence[bytes]) -> FormatGuess:
     lines = [value.decode() for value in values if len(value) <= _PARSED and _is_line(value)]
     best: tuple[int, str, int] | None = None
     for delimiter in _DELIMITERS:
@@ -160,25 +162,28 @@ def _text(said: str, values: Sequence[bytes]) -> Guess:
         if width > 1 and len(lines) >= _LEAST_LINES and count >= _ALIKE * len(lines):
             best = max(best or (0, "", 0), (width, delimiter, count))
     if best is None:
-        return Guess({"format": Format.RAW}, f"{said}, and no table")
+        return FormatGuess({"format": ValueFormat.RAW}, f"{said}, and no table")
     width, delimiter, count = best
-    decoding = {"format": Format.CSV, "schema": _csv_columns(lines, delimiter, width)}
+    decoding = {"format": ValueFormat.CSV, "schema": _csv_columns(lines, delimiter, width)}
     if delimiter != ",":
         decoding["csv_delimiter"] = delimiter
-    return Guess(
+    return FormatGuess(
         decoding, f"{count} of {len(values)} values are text of {width} fields, with {delimiter!r} between them"
     )
 
 
-_MADE: Mapping[str, Callable[[str, Sequence[bytes]], Guess]] = {
-    "single": _stuck(Format.AVRO, "Give the schemas of its writers: --writer-schemas."),
+_MADE: Mapping[str, Callable[[str, Sequence[bytes]], FormatGuess]] = {
+    "single": _stuck(ValueFormat.AVRO, "Give the schemas of its writers: --writer-schemas."),
     "framed": _stuck(None, "Say where the registry is: --schema-registry http://registry:8081."),
-    "bare": lambda said, _: Guess({}, said, f"{said}. Of each one, {named_by_header(VALUE)}."),
+    "bare": lambda said, _: FormatGuess({}, said, f"{said}. Of each one, {named_by_header(VALUE)}."),
     "text": _text,
-    "bytes": _as(format=Format.RAW),
-    Envelope.DEBEZIUM: _as(format=Format.JSON, envelope=Envelope.DEBEZIUM),
-    Envelope.CONNECT: _as(format=Format.JSON, envelope=Envelope.CONNECT),
-    **{name: _as(format=name) for name in (Format.JSON, Format.AVRO, Format.PROTOBUF, Format.JSON_SCHEMA)},
+    "bytes": _as(format=ValueFormat.RAW),
+    ValueEnvelope.DEBEZIUM: _as(format=ValueFormat.JSON, envelope=ValueEnvelope.DEBEZIUM),
+    ValueEnvelope.CONNECT: _as(format=ValueFormat.JSON, envelope=ValueEnvelope.CONNECT),
+    **{
+        name: _as(format=name)
+        for name in (ValueFormat.JSON, ValueFormat.AVRO, ValueFormat.PROTOBUF, ValueFormat.JSON_SCHEMA)
+    },
 }
 
 

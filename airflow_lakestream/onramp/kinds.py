@@ -12,29 +12,29 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.json.document import Json, Number, parse_object, to_text
+from airflow_lakestream.decode.json.document import Json, JsonNumber, parse_object, to_text
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.onramp.shown import excerpt
-from airflow_lakestream.tables.schema.time_sources import Epoch, Path, TimeSource
+from airflow_lakestream.tables.schema.time_sources import EpochUnit, Path, TimeSource
 from airflow_lakestream.tables.schema.types import type_text
 
 # Deeper columns are part of the reported column.
 _DEEPEST = 4
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """Kind of a JSON value, as far as types of columns distinguish values."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
-    EPOCH_S = f"integer, likely {Epoch.SECONDS.words}"
-    EPOCH_MS = f"integer, likely {Epoch.MILLISECONDS.words}"
-    EPOCH_US = f"integer, likely {Epoch.MICROSECONDS.words}"
-    EPOCH_NS = f"integer, likely {Epoch.NANOSECONDS.words}"
+    EPOCH_S = f"integer, likely {EpochUnit.SECONDS.words}"
+    EPOCH_MS = f"integer, likely {EpochUnit.MILLISECONDS.words}"
+    EPOCH_US = f"integer, likely {EpochUnit.MICROSECONDS.words}"
+    EPOCH_NS = f"integer, likely {EpochUnit.NANOSECONDS.words}"
     FRACTION = "number with a fraction"
-    EPOCH_S_FRACTION = f"number with a fraction, likely {Epoch.SECONDS.words}"
-    EPOCH_MS_FRACTION = f"number with a fraction, likely {Epoch.MILLISECONDS.words}"
+    EPOCH_S_FRACTION = f"number with a fraction, likely {EpochUnit.SECONDS.words}"
+    EPOCH_MS_FRACTION = f"number with a fraction, likely {EpochUnit.MILLISECONDS.words}"
     ZONED = "time with a zone"
     NAIVE = "time without a zone"
     TEXT = "text"
@@ -43,34 +43,34 @@ class Kind(StrEnum):
 
 
 _LIKELY = {
-    Kind.EPOCH_S: Epoch.SECONDS,
-    Kind.EPOCH_MS: Epoch.MILLISECONDS,
-    Kind.EPOCH_US: Epoch.MICROSECONDS,
-    Kind.EPOCH_NS: Epoch.NANOSECONDS,
+    ValueKind.EPOCH_S: EpochUnit.SECONDS,
+    ValueKind.EPOCH_MS: EpochUnit.MILLISECONDS,
+    ValueKind.EPOCH_US: EpochUnit.MICROSECONDS,
+    ValueKind.EPOCH_NS: EpochUnit.NANOSECONDS,
 }
-_LIKELY_FRACTION = {Kind.EPOCH_S_FRACTION: Epoch.SECONDS, Kind.EPOCH_MS_FRACTION: Epoch.MILLISECONDS}
+_LIKELY_FRACTION = {ValueKind.EPOCH_S_FRACTION: EpochUnit.SECONDS, ValueKind.EPOCH_MS_FRACTION: EpochUnit.MILLISECONDS}
 _LIKELIEST = _LIKELY | _LIKELY_FRACTION
-_INTEGERS = frozenset({Kind.INTEGER, *_LIKELY})
-_NUMBERS = _INTEGERS | {Kind.FRACTION, *_LIKELY_FRACTION}
+_INTEGERS = frozenset({ValueKind.INTEGER, *_LIKELY})
+_NUMBERS = _INTEGERS | {ValueKind.FRACTION, *_LIKELY_FRACTION}
 # The kinds that a type takes unchanged. A string takes every kind; other types are not listed.
-_TAKEN: Mapping[type[Any], frozenset[Kind]] = {
-    iceberg.BooleanType: frozenset({Kind.BOOLEAN}),
-    iceberg.IntegerType: frozenset({Kind.INTEGER}),
+_TAKEN: Mapping[type[Any], frozenset[ValueKind]] = {
+    iceberg.BooleanType: frozenset({ValueKind.BOOLEAN}),
+    iceberg.IntegerType: frozenset({ValueKind.INTEGER}),
     iceberg.LongType: _INTEGERS,
     iceberg.FloatType: _NUMBERS,
     iceberg.DoubleType: _NUMBERS,
-    iceberg.TimestamptzType: frozenset({Kind.ZONED}),
-    iceberg.TimestampType: frozenset({Kind.NAIVE}),
-    iceberg.StructType: frozenset({Kind.OBJECT}),
-    iceberg.ListType: frozenset({Kind.ARRAY}),
+    iceberg.TimestamptzType: frozenset({ValueKind.ZONED}),
+    iceberg.TimestampType: frozenset({ValueKind.NAIVE}),
+    iceberg.StructType: frozenset({ValueKind.OBJECT}),
+    iceberg.ListType: frozenset({ValueKind.ARRAY}),
 }
 # By kind, the type that takes it best.
 _BEST = {
-    Kind.BOOLEAN: "boolean",
+    ValueKind.BOOLEAN: "boolean",
     **dict.fromkeys(_INTEGERS, "bigint"),
     **dict.fromkeys(_NUMBERS - _INTEGERS, "double"),
-    Kind.ZONED: "timestamp",
-    Kind.NAIVE: "timestamp_ntz",
+    ValueKind.ZONED: "timestamp",
+    ValueKind.NAIVE: "timestamp_ntz",
 }
 _EPOCH_REMEDY = 'likely times: in --schema, "{name} timestamp from {unit}" makes instants of them'
 _NAIVE_REMEDY = (
@@ -79,10 +79,10 @@ _NAIVE_REMEDY = (
 
 
 @dataclass(frozen=True)
-class KindSeen:
+class KindCount:
     """A kind of values of a column: the number of values, and an example with partition and offset."""
 
-    kind: Kind
+    kind: ValueKind
     count: int
     partition: int
     offset: int
@@ -96,7 +96,7 @@ class KindSeen:
         return {**asdict(self), "kind": str(self.kind)}
 
 
-Kinds = Mapping[str, Sequence[KindSeen]]
+Kinds = Mapping[str, Sequence[KindCount]]
 
 
 def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
@@ -104,14 +104,14 @@ def kinds_of(batches: Sequence[RawBatch]) -> Kinds:
 
     The most frequent kind comes first. Nulls, and values that are not a JSON object, are skipped.
     """
-    found: dict[str, dict[Kind, KindSeen]] = {}
+    found: dict[str, dict[ValueKind, KindCount]] = {}
     for batch in batches:
         for offset, value in zip(batch.offsets, batch.values.to_pylist(), strict=True):
             with suppress(Misfit):
                 document = parse_object(value) if value is not None else {}
                 for name, kind, one in _values(document, ""):
                     kinds = found.setdefault(name, {})
-                    seen = kinds.get(kind) or KindSeen(
+                    seen = kinds.get(kind) or KindCount(
                         kind, 0, batch.partition, offset, excerpt(one if type(one) is str else to_text(one), 40)
                     )
                     kinds[kind] = replace(seen, count=seen.count + 1)
@@ -123,7 +123,7 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> 
 
     :param times: columns whose times are made from another type, by path.
     """
-    made = {".".join(path): _NUMBERS if source.unit else frozenset({Kind.NAIVE}) for path, source in times.items()}
+    made = {".".join(path): _NUMBERS if source.unit else frozenset({ValueKind.NAIVE}) for path, source in times.items()}
     types = {columns.find_column_name(field_id): field.field_type for field_id, field in _fields(columns).items()}
     for name, seen in kinds.items():
         chosen = types.get(name)
@@ -138,11 +138,11 @@ def remarks(columns: Schema, kinds: Kinds, times: Mapping[Path, TimeSource]) -> 
             continue
         elif (unit := _LIKELIEST.get(seen[0].kind)) and not isinstance(chosen, iceberg.StringType):
             yield f"{name}: {seen[0]}: {_EPOCH_REMEDY.format(name=last, unit=unit)}"
-        elif seen[0].kind is Kind.NAIVE and isinstance(chosen, iceberg.TimestampType):
+        elif seen[0].kind is ValueKind.NAIVE and isinstance(chosen, iceberg.TimestampType):
             yield f"{name}: {seen[0]}: {_NAIVE_REMEDY.format(name=last)}"
 
 
-def _meaning(name: str, chosen: str, seen: Sequence[KindSeen], taken: frozenset[Kind] | None) -> str:
+def _meaning(name: str, chosen: str, seen: Sequence[KindCount], taken: frozenset[ValueKind] | None) -> str:
     """Describe the fate of each kind under the chosen type, and under the type of the most frequent kind."""
     if taken is not None:
         bad = sum(one.count for one in seen if one.kind not in taken)
@@ -164,7 +164,7 @@ def _fields(columns: Schema) -> Mapping[int, Any]:
     return {one: columns.find_field(one) for one in columns.field_ids}
 
 
-def _values(document: Mapping[str, Json], above: str) -> Iterator[tuple[str, Kind, Json]]:
+def _values(document: Mapping[str, Json], above: str) -> Iterator[tuple[str, ValueKind, Json]]:
     for name, value in document.items():
         if value is None:
             continue
@@ -174,24 +174,24 @@ def _values(document: Mapping[str, Json], above: str) -> Iterator[tuple[str, Kin
             yield from _values(value, f"{path}.")
 
 
-def _kind(value: Json) -> Kind:
+def _kind(value: Json) -> ValueKind:
     if isinstance(value, bool):
-        return Kind.BOOLEAN
-    if isinstance(value, Number):
+        return ValueKind.BOOLEAN
+    if isinstance(value, JsonNumber):
         is_whole, unit = value.is_integer_literal, iso8601.epoch_unit(value)
         likely = _LIKELY if is_whole else _LIKELY_FRACTION
-        usual = Kind.INTEGER if is_whole else Kind.FRACTION
+        usual = ValueKind.INTEGER if is_whole else ValueKind.FRACTION
         return next((kind for kind, one in likely.items() if one is unit), usual)
     if isinstance(value, str):
-        return next((kind for kind in (Kind.ZONED, Kind.NAIVE) if _is_time(value, kind)), Kind.TEXT)
-    return Kind.OBJECT if isinstance(value, dict) else Kind.ARRAY
+        return next((kind for kind in (ValueKind.ZONED, ValueKind.NAIVE) if _is_time(value, kind)), ValueKind.TEXT)
+    return ValueKind.OBJECT if isinstance(value, dict) else ValueKind.ARRAY
 
 
-def _is_time(text: str, kind: Kind) -> bool:
+def _is_time(text: str, kind: ValueKind) -> bool:
     if len(text) < len("2026-11-20T05:05"):
         return False
     try:
-        iso8601.micros(text, zoned=kind is Kind.ZONED)
+        iso8601.micros(text, zoned=kind is ValueKind.ZONED)
     except Misfit:
         return False
     return True

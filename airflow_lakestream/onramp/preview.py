@@ -12,18 +12,18 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.events.record_keys import as_list, names_in
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
 from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.known_formats import uses_registry
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.decode.values.outcome import all_but, pick
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
-from airflow_lakestream.onramp.guess import Guess, document_of_texts, guess_format
+from airflow_lakestream.onramp.guess import FormatGuess, document_of_texts, guess_format
 from airflow_lakestream.onramp.kinds import Kinds, kinds_of, remarks
-from airflow_lakestream.onramp.samples import MOST_BYTES, Sample, SampledTopic
+from airflow_lakestream.onramp.samples import MOST_BYTES, SampledTopic, TopicSample
 from airflow_lakestream.onramp.shown import json_ready
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
@@ -40,7 +40,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class Preview:
+class TopicPreview:
     """Known facts about a topic, with decoded records.
 
     :param offsets: how many offsets the topic has: records, or holes.
@@ -78,7 +78,7 @@ class Preview:
     def has_events(self) -> bool:
         """Whether the records are change events of Debezium, by the guess or by the columns."""
         names = () if self.columns is None else to_schema(self.columns).column_names
-        return self.decoding.get("envelope") == Envelope.DEBEZIUM or {"op", "before", "after"} <= set(names)
+        return self.decoding.get("envelope") == ValueEnvelope.DEBEZIUM or {"op", "before", "after"} <= set(names)
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -113,7 +113,7 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordSelection:
     """Selection of the shown records: the newest `count`, or `count` from offsets (by partition) or a time on."""
 
     count: int = 10
@@ -124,10 +124,10 @@ class Wanted:
 def preview(
     topic: SampledTopic,
     decoding: Mapping[str, Any],
-    wanted: Wanted,
+    wanted: RecordSelection,
     registry: RegistryConfig | None = None,
     tombstones: str = Tombstones.KEEP,
-) -> Preview:
+) -> TopicPreview:
     """Look at a topic. Raises the errors of the connection, the registry and wrong arguments.
 
     :param decoding: arguments of `config.decoding` that the user gave; a format that is missing is guessed.
@@ -143,10 +143,10 @@ def preview(
 def _preview(
     topic: SampledTopic,
     decoding: Mapping[str, Any],
-    wanted: Wanted,
+    wanted: RecordSelection,
     registry: RegistryConfig | None,
     tombstones: str,
-) -> Preview:
+) -> TopicPreview:
     state = topic.look()
     each = max(_LEAST_OF_EACH, _LOOKED_AT // (2 * max(1, len(state.marks))))
     first, last = topic.first(state, each), topic.last(state, max(each, wanted.count))
@@ -158,7 +158,7 @@ def _preview(
         chosen = last.trimmed(wanted.count, newest=True)
     whole = first + last + chosen
     guess = (
-        Guess()
+        FormatGuess()
         if is_given(decoding.get("format")) or is_given(decoding.get("sql"))
         else guess_format(whole.values, registry, whole.bare)
     )
@@ -168,7 +168,7 @@ def _preview(
     elif guess.format is not None:
         # The registry was given for the guess.
         told.pop("schema_registry", None)
-    found = Preview(
+    found = TopicPreview(
         topic=topic.name,
         partitions=len(state.marks),
         offsets=sum(marks.end - marks.low for marks in state.marks.values()),
@@ -185,7 +185,7 @@ def _preview(
     return _decoded(found, whole, chosen, tombstones)
 
 
-def _key_of(sample: Sample, registry: RegistryConfig | None) -> Sequence[str]:
+def _key_of(sample: TopicSample, registry: RegistryConfig | None) -> Sequence[str]:
     client = None if registry is None else RegistryClient(registry)
     names = {text for batch in sample.batches for text in names_in(_keys(batch), client, {}).to_pylist()}
     return (as_list(names.pop()) or ()) if len(names) == 1 else ()
@@ -196,7 +196,7 @@ def _is_told(told: Mapping[str, Any]) -> bool:
     return is_given(told.get("writer_schemas")) or is_given(told.get("schema"))
 
 
-def _notes(sample: Sample) -> list[str]:
+def _notes(sample: TopicSample) -> list[str]:
     notes = []
     if sample.is_cut:
         notes.append(f"The records are large: reading ended after {MOST_BYTES >> 20} MiB.")
@@ -206,11 +206,11 @@ def _notes(sample: Sample) -> list[str]:
     return notes
 
 
-def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> Preview:
+def _decoded(found: TopicPreview, whole: TopicSample, chosen: TopicSample, tombstones: str) -> TopicPreview:
     told: dict[str, Any] = {**_NOWHERE, **found.decoding}
     config = ExtractConfig(topic=found.topic, tombstones=tombstones, **told)
     design, statement = config.design, config.statement
-    decoders = RowDecoders(
+    decoders = RowDecoderFactory(
         config.payload,
         tuple(config.metadata_columns),
         None,
@@ -248,11 +248,11 @@ def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> 
     return replace(found, columns=columns, kinds=kinds, rows=rows, rejected=rejected, skipped=skipped)
 
 
-def documents_of(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
+def documents_of(config: ExtractConfig, sample: TopicSample) -> Iterator[RawBatch]:
     """Yield records as JSON documents, if the format is JSON without an envelope, or CSV."""
-    if config.format == Format.JSON and not is_given(config.envelope):
+    if config.format == ValueFormat.JSON and not is_given(config.envelope):
         yield from sample.batches
-    elif config.format == Format.CSV and (names := config.payload.given):
+    elif config.format == ValueFormat.CSV and (names := config.payload.given):
         decoder = CsvDecoder(pa.schema([pa.field(name, pa.string()) for name in names]), delimiter=config.csv_delimiter)
         for batch in sample.batches:
             found = decoder.decode(batch)
@@ -261,7 +261,7 @@ def documents_of(config: ExtractConfig, sample: Sample) -> Iterator[RawBatch]:
             yield replace(kept, values=pa.array([document_of_texts(names, row) for row in texts], pa.binary()))
 
 
-def _columns(config: ExtractConfig, sample: Sample, topic: str) -> pa.Schema:
+def _columns(config: ExtractConfig, sample: TopicSample, topic: str) -> pa.Schema:
     """Return the columns of a new table like a run, by the registry or by the records."""
     batches = [batch for batch in sample.batches if len(batch)]
     places = [(batch.partition, offset) for batch in batches for offset in batch.offsets]
@@ -306,7 +306,7 @@ def _rejected(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _undecoded(sample: Sample) -> list[dict[str, Any]]:
+def _undecoded(sample: TopicSample) -> list[dict[str, Any]]:
     return [
         {"partition": batch.partition, "offset": offset, "timestamp": _time(at), "value": value}
         for batch in sample.batches
@@ -321,10 +321,10 @@ def _time(milliseconds: int) -> datetime | None:
         return None
 
 
-def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> Wanted:
+def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> RecordSelection:
     """Return the selection of records. Raises InvalidArgument."""
     if count < 1:
         raise InvalidArgument("--limit", f"{count} is not a number of records above 0.")
     if offsets and since_ms is not None:
         raise InvalidArgument("--from-timestamp", "does not go with --from-offset.", "Give one of them.")
-    return Wanted(count, offsets, since_ms)
+    return RecordSelection(count, offsets, since_ms)

@@ -30,7 +30,7 @@ _HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)
-class Sample:
+class TopicSample:
     """Records of a topic, by partition and in offset order. `is_cut`: reading ended early, at MOST_BYTES."""
 
     batches: tuple[RawBatch, ...]
@@ -55,7 +55,7 @@ class Sample:
         """The greatest timestamp, in milliseconds, or None without any."""
         return max((at for batch in self.batches for at in batch.timestamps if at >= 0), default=None)
 
-    def trimmed(self, count: int, *, newest: bool) -> Sample:
+    def trimmed(self, count: int, *, newest: bool) -> TopicSample:
         """Return the `count` newest or oldest records by timestamp."""
         places = sorted(
             (at, batch.partition, offset, n, place)
@@ -66,16 +66,16 @@ class Sample:
         for *_, n, place in places[-count:] if newest else places[:count]:
             kept.setdefault(n, []).append(place)
         batches = [pick(self.batches[n], sorted(kept[n])) for n in sorted(kept)]
-        return Sample(tuple(batches), self.is_cut)
+        return TopicSample(tuple(batches), self.is_cut)
 
-    def __add__(self, other: Sample) -> Sample:
+    def __add__(self, other: TopicSample) -> TopicSample:
         """Return the records of both samples without duplicates."""
         seen = {(batch.partition, offset) for batch in self.batches for offset in batch.offsets}
         new = [
             pick(batch, [n for n, offset in enumerate(batch.offsets) if (batch.partition, offset) not in seen])
             for batch in other.batches
         ]
-        return Sample((*self.batches, *(batch for batch in new if len(batch))), self.is_cut or other.is_cut)
+        return TopicSample((*self.batches, *(batch for batch in new if len(batch))), self.is_cut or other.is_cut)
 
 
 class SampledTopic:
@@ -96,15 +96,15 @@ class SampledTopic:
         """Return identity and watermarks. Raises TopicMissing, KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
         return self._source.look()
 
-    def last(self, state: TopicState, count: int) -> Sample:
+    def last(self, state: TopicState, count: int) -> TopicSample:
         """Return the last `count` records of each partition. Raises the errors of the reader."""
         return self._read(state, {p: marks.end for p, marks in state.marks.items()}, count, backwards=True)
 
-    def first(self, state: TopicState, count: int) -> Sample:
+    def first(self, state: TopicState, count: int) -> TopicSample:
         """Return the first `count` records of each partition. Raises the errors of the reader."""
         return self._read(state, {p: marks.low for p, marks in state.marks.items()}, count)
 
-    def since(self, state: TopicState, offsets: Mapping[int, int], count: int) -> Sample:
+    def since(self, state: TopicState, offsets: Mapping[int, int], count: int) -> TopicSample:
         """Return `count` records of each partition in `offsets`, from the given offset on. Raises InvalidArgument."""
         for p, offset in offsets.items():
             marks = state.marks.get(p)
@@ -116,11 +116,11 @@ class SampledTopic:
                 raise InvalidArgument("--from-offset", problem)
         return self._read(state, offsets, count)
 
-    def since_time(self, state: TopicState, at_ms: int, count: int) -> Sample:
+    def since_time(self, state: TopicState, at_ms: int, count: int) -> TopicSample:
         """Return `count` records of each partition, from a time (milliseconds since 1970) on."""
         return self._read(state, self._source.offsets_at(state, at_ms), count)
 
-    def rate(self, state: TopicState, first: Sample, last: Sample) -> float | None:
+    def rate(self, state: TopicState, first: TopicSample, last: TopicSample) -> float | None:
         """Return the records a minute in the last hour with records, or None if the timestamps do not show a rate.
 
         Offsets are counted, so that markers of transactions count as well.
@@ -133,7 +133,9 @@ class SampledTopic:
         since = self._source.offsets_at(state, newest - span)
         return sum(state.marks[p].end - offset for p, offset in since.items()) * 60_000 / span
 
-    def _read(self, state: TopicState, begins: Mapping[int, int], count: int, *, backwards: bool = False) -> Sample:
+    def _read(
+        self, state: TopicState, begins: Mapping[int, int], count: int, *, backwards: bool = False
+    ) -> TopicSample:
         """Read `count` records of each partition, forwards or backwards from an offset; farther if records are few."""
         places, found, batches, size, span = dict(begins), Counter[int](), list[RawBatch](), 0, count
         while places and size < MOST_BYTES:
@@ -148,7 +150,7 @@ class SampledTopic:
             places = {p: here for p, here in places.items() if found[p] < count}
             span *= _WIDER
         ordered = sorted(batches, key=lambda batch: (batch.partition, batch.offsets[0]))
-        return Sample(tuple(_of_each(ordered, count, backwards=backwards)), size >= MOST_BYTES)
+        return TopicSample(tuple(_of_each(ordered, count, backwards=backwards)), size >= MOST_BYTES)
 
     def _read_ranges(self, plan: Plan, batches: list[RawBatch], found: Counter[int], most: int) -> int:
         """Read a plan, up to `most` bytes, into `batches` and `found`; return the number of bytes."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from airflow_lakestream.config.decoding import Decoding
+from airflow_lakestream.config.decoding import DecodingSettings
 from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.sql_template import check_written_out
@@ -38,7 +38,7 @@ def extras_of(operator: Any) -> Sequence[str]:
     formats = {operator.format, getattr(operator, "key_format", None)}
     return [
         *(("delta",) if getattr(operator, "table_format", None) == TableFormat.DELTA else ()),
-        *(("protobuf",) if Format.PROTOBUF in formats else ()),
+        *(("protobuf",) if ValueFormat.PROTOBUF in formats else ()),
     ]
 
 
@@ -50,7 +50,7 @@ def takes_decoding(init: Init) -> Init:
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = {
         one.name: inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type)
-        for one in fields(Decoding)
+        for one in fields(DecodingSettings)
     }
     signature = inspect.signature(init)
     *own, others = signature.parameters.values()

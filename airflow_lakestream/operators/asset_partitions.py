@@ -18,12 +18,12 @@ from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, Unknow
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import table_asset
-from airflow_lakestream.operators.rendering import KeepsTexts
+from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.watching.partitions.telling import Told
+    from airflow_lakestream.watching.partitions.telling import EmittedPartitions
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _MOST_EVENTS = 1_000
 _EVERY = ("hour", "day")
 
 
-class AssetPartitionsOperator(KeepsTexts, BaseOperator):
+class AssetPartitionsOperator(TextRendering, BaseOperator):
     """Emit each complete hour, or day, of a table: as a partition of an asset, on Airflow 3.3 and newer.
 
     An hour is complete when the ledger has all offsets from before its end, and each partition of the topics has a
@@ -143,12 +143,12 @@ class AssetPartitionsOperator(KeepsTexts, BaseOperator):
             log.info("%s is told again: %s rows landed since it was told.", key, rows)
         return {"partitions": keys, "reopened": reopened}
 
-    def _told(self, context: Context, name: str) -> Told:
+    def _told(self, context: Context, name: str) -> EmittedPartitions:
         """Return the partitions emitted up to now, from the newest emission.
 
         The state of the second asset keeps the newest emission that a run has found: earlier events are not read again.
         """
-        from airflow_lakestream.watching.partitions.telling import Told
+        from airflow_lakestream.watching.partitions.telling import EmittedPartitions
 
         _, book = self.outlets
         store, key = context["asset_state_store"][book], f"{_OURS}/{name}"[:_KEY_CHARACTERS]
@@ -159,7 +159,7 @@ class AssetPartitionsOperator(KeepsTexts, BaseOperator):
         if newest is not None and (kept is None or newest["told"]["number"] > kept["told"]["number"]):
             store.set(key, newest)
             kept = newest
-        return Told() if kept is None else Told.parse(kept["told"])
+        return EmittedPartitions() if kept is None else EmittedPartitions.parse(kept["told"])
 
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in (*self.template_fields, "every")}

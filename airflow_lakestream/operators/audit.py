@@ -14,7 +14,7 @@ from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.operators.arguments import extras_of, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
-from airflow_lakestream.operators.sql_template import RendersSql
+from airflow_lakestream.operators.sql_template import SqlRendering
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -31,7 +31,7 @@ class CouldNotLook(LakestreamError, Transient):
     """The audit could not see a part of the facts."""
 
 
-class LakestreamAuditOperator(RendersSql, BaseOperator):
+class LakestreamAuditOperator(SqlRendering, BaseOperator):
     """Compare a table with the ledger and with the records in Kafka; only `repair` changes the table.
 
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`,
@@ -106,7 +106,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
             from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.lakes.formats import lake_of
-            from airflow_lakestream.run.repair import Repair
+            from airflow_lakestream.run.repair import TableRepair
 
         with airflow_errors():
             need_extras(*extras_of(self))
@@ -138,7 +138,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
                 named = decoding["schema_registry"]
                 decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
                 more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                work = Repair(audit=work, **decoding, **more)
+                work = TableRepair(audit=work, **decoding, **more)
             result: AuditResult = work.run(open_tables(lake, self.iceberg_conn_id, self.storage_conn_id))
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)

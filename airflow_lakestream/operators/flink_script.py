@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def _script(argument: str, value: object) -> None:
-    from airflow_lakestream.flink.script.text import Script
+    from airflow_lakestream.flink.script.text import FlinkScript
 
     # Airflow reads a file when the task is rendered.
     if not str(value).endswith(".sql"):
-        Script.parse(str(value))
+        FlinkScript.parse(str(value))
 
 
 def _jar(argument: str, value: object) -> None:

@@ -14,7 +14,7 @@ from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.flink.base import FlinkOperator
-from airflow_lakestream.operators.sql_template import RendersSql
+from airflow_lakestream.operators.sql_template import SqlRendering
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _CHECKS: dict[str, Check] = {
 }
 
 
-class FlinkSqlOperator(RendersSql, FlinkOperator):
+class FlinkSqlOperator(SqlRendering, FlinkOperator):
     """Land a topic by a Flink job without an end; keep the job running and moving until a good end.
 
     Flink writes a branch of the table. A driver next to the worker supervises the job, and publishes the branch: files

@@ -13,7 +13,7 @@ from airflow_lakestream.connect.configuration import as_text, refuse_literal_sec
 from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
 from airflow_lakestream.connect.iceberg_sink import complete
 from airflow_lakestream.core.policies import choose, is_given, seconds
-from airflow_lakestream.driver.supervisor import Decision, Limits
+from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.arguments import templated
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_lakestream.connect.connector import ConnectorSpec
-    from airflow_lakestream.connect.driving import ConnectDriving
+    from airflow_lakestream.connect.driving import ConnectorSupervision
     from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
 # Without a ledger it is unknown how often a connector commits.
@@ -148,7 +148,7 @@ class KafkaConnectOperator(SupervisedOperator):
             coordinator_group=sink.coordinator_group if sink else "",
         )
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> ConnectDriving:
+    def driving(self, context: Context, wait: Callable[[float], None]) -> ConnectorSupervision:
         """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
         from airflow_lakestream.operators.connect.set_up import driving_of
 
@@ -165,11 +165,11 @@ class KafkaConnectOperator(SupervisedOperator):
 
     def new_trigger(self, **watched: Any) -> KafkaConnectTrigger:
         """Return the trigger for the connector."""
-        from airflow_lakestream.connect.driving import ConnectDriving
+        from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.operators.connect.set_up import watched_by
         from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
 
-        assert isinstance(self._driving, ConnectDriving), "it was made by `driving`"
+        assert isinstance(self._driving, ConnectorSupervision), "it was made by `driving`"
         connect = watched_by(self, self._driving.spec)
         return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._driving.to_hand_on())
 
@@ -178,19 +178,19 @@ class KafkaConnectOperator(SupervisedOperator):
         self._handed_on = event["handed_on"]
         return super().execute_complete(context, event)
 
-    def given_up(self, location: str, decision: Decision) -> LakestreamError:
+    def given_up(self, location: str, decision: SupervisionDecision) -> LakestreamError:
         """Return the error for giving up a connector."""
-        from airflow_lakestream.connect.driving import ConnectDriving
+        from airflow_lakestream.connect.driving import ConnectorSupervision
         from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
 
         if decision.terminal:
             return ConnectorFailed(location, decision.reason)
         driving = self._driving
-        if isinstance(driving, ConnectDriving) and (at_damage := driving.at_damage()) is not None:
+        if isinstance(driving, ConnectorSupervision) and (at_damage := driving.at_damage()) is not None:
             return at_damage
         return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
 
-    def _limits_of(self, stall: float) -> Limits:
+    def _limits_of(self, stall: float) -> SupervisionLimits:
         limits = self.limits()
         given = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else stall
-        return Limits(**{**vars(limits), "stall_timeout": given, "stop_timeout": None})
+        return SupervisionLimits(**{**vars(limits), "stall_timeout": given, "stop_timeout": None})

@@ -30,7 +30,7 @@ from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.landing import LandingOperator, plain_schema
-from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
+from airflow_lakestream.operators.sql_template import SqlRendering, check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.run.job import ExtractConfig
 
 
-class KafkaExtractOperator(RendersSql, LandingOperator):
+class KafkaExtractOperator(SqlRendering, LandingOperator):
     """Land the missing records of a topic in a table, and commit rows and offsets in one snapshot.
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created

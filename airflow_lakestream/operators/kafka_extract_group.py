@@ -25,7 +25,7 @@ from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.core.landing.job import Job
+    from airflow_lakestream.core.landing.job import LandingJob
     from airflow_lakestream.run.job import ExtractConfig, Lake
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def kafka_extract_group(
 class _SharedRunOperator(KafkaExtractOperator):
     """Base of the three tasks: the arguments, and the key of the common run."""
 
-    def _prepare(self, context: Context) -> tuple[ExtractConfig, Job, Lake]:
+    def _prepare(self, context: Context) -> tuple[ExtractConfig, LandingJob, Lake]:
         self._stop = threading.Event()
         self._link(context)
         with late_imports():
@@ -143,13 +143,13 @@ class ReadShareOperator(_SharedRunOperator):
         """Return the pieces: offsets, counts and the metadata of files."""
         from airflow_lakestream.core.landing.story import told
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
-        from airflow_lakestream.core.sharing.pieces import Share
+        from airflow_lakestream.core.sharing.pieces import PlanShare
         from airflow_lakestream.run.storage import storage_errors_named
 
         with airflow_errors():
             _, job, lake = self._prepare(context)
             with storage_errors_named(job.table, lake):
-                pieces = read_share(job, Share.from_dict(self.share), folder_of(job.run_id))
+                pieces = read_share(job, PlanShare.from_dict(self.share), folder_of(job.run_id))
         read = sum((piece.counts for piece in pieces), Counts())
         log.info("Read %s, and handed them over in %s pieces; the task %s lands them.", told(read), len(pieces), COMMIT)
         return [piece.to_dict() for piece in pieces]
@@ -170,7 +170,7 @@ class CommitPiecesOperator(_SharedRunOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the report."""
         from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces
-        from airflow_lakestream.core.sharing.pieces import Piece, ranges_from_dict
+        from airflow_lakestream.core.sharing.pieces import SharePiece, ranges_from_dict
         from airflow_lakestream.run.storage import storage_errors_named
         from airflow_lakestream.run.topics import RunReport
 
@@ -181,7 +181,7 @@ class CommitPiecesOperator(_SharedRunOperator):
         with airflow_errors():
             config, job, lake = self._prepare(context)
             within = None if bounds["within"] is None else ranges_from_dict(bounds["within"])
-            pieces = [Piece.from_dict(piece) for piece in _flat(self.pieces)]
+            pieces = [SharePiece.from_dict(piece) for piece in _flat(self.pieces)]
             with storage_errors_named(job.table, lake):
                 report = land_pieces(job, pieces, within, folder_of(job.run_id))
         tables = Counter({config.table: report.counts.written})

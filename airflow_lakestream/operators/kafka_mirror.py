@@ -23,7 +23,7 @@ from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.landing import LandingOperator, plain_schema
-from airflow_lakestream.operators.rendering import KeepsTexts
+from airflow_lakestream.operators.rendering import TextRendering
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _REFUSED = {
 }
 
 
-class KafkaMirrorOperator(KeepsTexts, LandingOperator):
+class KafkaMirrorOperator(TextRendering, LandingOperator):
     """Keep a table equal to a table of a database, by Debezium's change events up to now.
 
     The same mirror as of the Spark apps `cdc_to_iceberg` and `cdc_to_delta`, for tables that a worker can merge: no

@@ -25,7 +25,7 @@ from airflow_lakestream.operators.base import (
     need_extras,
     run_key,
 )
-from airflow_lakestream.operators.lineage import TellsLineage, is_told
+from airflow_lakestream.operators.lineage import LineageReporting, is_told
 from airflow_lakestream.operators.outlets import tell_outlets
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyiceberg.schema import Schema
 
-    from airflow_lakestream.core.landing.job import Committed
+    from airflow_lakestream.core.landing.job import CommittedLanding
     from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.keeping import Keeper
+    from airflow_lakestream.lineage.keeping import FactsKeeper
     from airflow_lakestream.run.job import ExtractConfig, Lake
     from airflow_lakestream.run.topics import RunReport
 
 log = logging.getLogger(__name__)
 
 
-class LandingOperator(BaseOperator, TellsLineage):
+class LandingOperator(BaseOperator, LineageReporting):
     """Land the missing records of a topic in a table; subclasses define `configured`."""
 
     operator_extra_links = links_until_run(TopicLink(), TableLink())
@@ -58,7 +58,7 @@ class LandingOperator(BaseOperator, TellsLineage):
 
     _has_run = False
     _stop: threading.Event | None = None
-    _keeper: Keeper | None = None
+    _keeper: FactsKeeper | None = None
 
     @abstractmethod
     def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
@@ -118,7 +118,7 @@ class LandingOperator(BaseOperator, TellsLineage):
 
     def _on_commit(
         self, context: Context, config: ExtractConfig, lake: Lake, kafka: Mapping[str, Any]
-    ) -> Callable[[Committed], None]:
+    ) -> Callable[[CommittedLanding], None]:
         """Return the function to call with each commit: for metrics, and for OpenLineage if enabled."""
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         # A Delta table has no sums of the written files and rows of a commit.
@@ -126,19 +126,19 @@ class LandingOperator(BaseOperator, TellsLineage):
         if not is_told():
             return meter
         from airflow_lakestream.lineage.columns import columns_of
-        from airflow_lakestream.lineage.facts import Facts
-        from airflow_lakestream.lineage.keeping import Keeper
+        from airflow_lakestream.lineage.facts import LineageFacts
+        from airflow_lakestream.lineage.keeping import FactsKeeper
         from airflow_lakestream.lineage.names import brokers_of
 
-        self._facts = Facts(
+        self._facts = LineageFacts(
             brokers_of(kafka),
             config.consumer_group,
             statement=self.told_statement(),
             columns=columns_of(config.statement),
         )
-        keeper = self._keeper = Keeper(self._facts, lake)
+        keeper = self._keeper = FactsKeeper(self._facts, lake)
 
-        def committed(done: Committed) -> None:
+        def committed(done: CommittedLanding) -> None:
             meter(done)
             keeper(done)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.operators.sql_template import RendersSql
+from airflow_lakestream.operators.sql_template import SqlRendering
 
 if TYPE_CHECKING:
-    from airflow_lakestream.lineage.facts import Facts
+    from airflow_lakestream.lineage.facts import LineageFacts
 
 
 def is_told() -> bool:
@@ -21,22 +21,22 @@ def is_told() -> bool:
     return not is_disabled()
 
 
-class TellsLineage:
+class LineageReporting:
     """An operator with facts about the try's landings; OpenLineage's listener asks for them at the end.
 
     Mixin, right of BaseOperator: left of it a class without an `__init__` of its own would have the signature's
     defaults for mapped tasks, which are wrong (`inlets` is None).
     """
 
-    _facts: Facts | None = None
+    _facts: LineageFacts | None = None
 
-    def keep_facts(self, facts: Facts | None) -> None:
+    def keep_facts(self, facts: LineageFacts | None) -> None:
         """Keep the facts of the try until the listener asks."""
         self._facts = facts
 
     def told_statement(self) -> str | None:
         """Return the SQL of the rows, or None without SQL."""
-        sql = self.statement() if isinstance(self, RendersSql) else getattr(self, "sql", None)
+        sql = self.statement() if isinstance(self, SqlRendering) else getattr(self, "sql", None)
         return str(sql) if is_given(sql) else None
 
     def told_columns(self) -> Mapping[str, tuple[str, ...]]:

@@ -21,7 +21,7 @@ _APP_CONFIG = "app_config"
 _TEXT_OR_LIST = ("writer_schemas",)
 
 
-class KeepsTexts:
+class TextRendering:
     """Mixin, left of Airflow's BaseOperator: keeps the texts of the operator's own arguments.
 
     With `render_template_as_native_obj=True` Jinja reads each rendered text as a literal of Python, so that the topic
@@ -71,8 +71,8 @@ class KeepsTexts:
         render: Any = super()._render  # type: ignore[misc]  # BaseOperator's
         if self._field is None or not _is_native(template.environment):
             return render(template, context, dag)
-        found = render(_Unread(template), context, dag)
-        return found.value if isinstance(found, _Output) else found
+        found = render(_UnparsedTemplate(template), context, dag)
+        return found.value if isinstance(found, _TemplateOutput) else found
 
     def _argument(self, name: str, value: Any, context: Any, jinja_env: Any, seen_oids: set[int] | None) -> Any:
         """Render an argument of an app."""
@@ -143,14 +143,14 @@ def _refuse_unknown(operator: type, kwargs: Mapping[str, Any]) -> None:
             raise InvalidArgument(name, "there is no such argument.", remedy)
 
 
-class _Output:
+class _TemplateOutput:
     """Values of a template's expressions, not parsed: a single value unchanged, several joined to a text."""
 
     def __init__(self, nodes: list[Any]) -> None:
         self.value = nodes[0] if len(nodes) == 1 else "".join(map(str, nodes)) if nodes else None
 
 
-class _Unread:
+class _UnparsedTemplate:
     """A template with an output hidden from Jinja's parser of literals."""
 
     def __init__(self, template: Any) -> None:
@@ -159,8 +159,8 @@ class _Unread:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._template, name)
 
-    def root_render_func(self, context: Any) -> Iterator[_Output]:
-        return iter([_Output(list(self._template.root_render_func(context)))])
+    def root_render_func(self, context: Any) -> Iterator[_TemplateOutput]:
+        return iter([_TemplateOutput(list(self._template.root_render_func(context)))])
 
 
 def _is_native(jinja_env: Any) -> bool:

@@ -15,7 +15,7 @@ from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import SchemaEvolution, Tombstones, is_given
 from airflow_lakestream.operators.arguments import extras_of, takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
-from airflow_lakestream.operators.sql_template import RendersSql
+from airflow_lakestream.operators.sql_template import SqlRendering
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class LakestreamReplayOperator(RendersSql, BaseOperator):
+class LakestreamReplayOperator(SqlRendering, BaseOperator):
     """Land the rejected records of a table again, from the reject table, without reading Kafka.
 
     Records that fit now become rows, and leave the reject table; records that are still bad stay, with the new reason.
@@ -92,7 +92,7 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
             from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.lakes.formats import lake_of
-            from airflow_lakestream.run.replay import Replay, Selection
+            from airflow_lakestream.run.replay import RejectReplay, RejectSelection
             from airflow_lakestream.run.summary import figures
 
         with airflow_errors():
@@ -101,10 +101,10 @@ class LakestreamReplayOperator(RendersSql, BaseOperator):
             registry = registry_of(
                 decoding["schema_registry"], KafkaHook(self.kafka_conn_id), decoding["format"], decoding["key_format"]
             )
-            work = Replay(
+            work = RejectReplay(
                 table=self.table,
                 consumer_group=self.consumer_group,
-                chosen=Selection(
+                chosen=RejectSelection(
                     self.stage if is_given(self.stage) else None,
                     self.reason if is_given(self.reason) else None,
                     arguments.count("limit", self.limit),

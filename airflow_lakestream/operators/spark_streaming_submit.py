@@ -11,17 +11,17 @@ from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, Topi
 from airflow_lakestream.operators.base import need_extras
 from airflow_lakestream.operators.rendering import annotations_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
-from airflow_lakestream.operators.sql_template import RendersSql
+from airflow_lakestream.operators.sql_template import SqlRendering
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.driver.driving import DriverSupervision
     from airflow_lakestream.triggers.spark_stream import SparkStreamTrigger
 
 
-class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
+class SparkStreamingSubmitOperator(SqlRendering, StreamArguments):
     """Run a streaming query on Spark; keep a single driver running and moving until a good end.
 
     Adopts the stream's driver if one is running; else submits one. Restarts it when it fails, vanishes or stalls.
@@ -66,7 +66,7 @@ class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
         """Return the app's statement. Its `{{ input }}` stays unrendered."""
         return self.app_config.get("sql") if isinstance(self.app_config, Mapping) else None
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
+    def driving(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
         need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
         from airflow_lakestream.operators.spark.set_up import driving_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import OF_INPUT, SqlInput, choose, is_given, is_template
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.rendering import KeepsTexts
+from airflow_lakestream.operators.rendering import TextRendering
 
 INPUT = "{{ input }}"
 _FILE = ".sql"
@@ -30,7 +30,7 @@ def check_written_out(sql: object, sql_input: object) -> None:
         raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
 
 
-class RendersSql(KeepsTexts):
+class SqlRendering(TextRendering):
     """Mixin, left of Airflow's BaseOperator: renders the operator's statement.
 
     `{{ input }}` is a table that exists only while a batch is transformed, and Airflow's Jinja raises on unknown

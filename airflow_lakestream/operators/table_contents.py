@@ -12,7 +12,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
-from airflow_lakestream.operators.rendering import KeepsTexts
+from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class TableContentsOperator(KeepsTexts, BaseOperator):
+class TableContentsOperator(TextRendering, BaseOperator):
     """Look at an Iceberg table's files and newest snapshots, and at samples of the newest rejected records.
 
     Returns a document of at most 32 KiB, which the page of streams shows with its age; the page itself opens no
@@ -60,10 +60,10 @@ class TableContentsOperator(KeepsTexts, BaseOperator):
         """Look; see the class."""
         with late_imports():
             from airflow_lakestream.hooks.iceberg import IcebergHook
-            from airflow_lakestream.watching.contents import Contents
+            from airflow_lakestream.watching.contents import TableContents
 
         with airflow_errors():
-            work = Contents(self.table, self.consumer_group, self.samples)
+            work = TableContents(self.table, self.consumer_group, self.samples)
             found = work.look(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(
             "%s: %s data files, %s snapshots, %s rejected records of %s.",

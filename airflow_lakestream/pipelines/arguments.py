@@ -12,13 +12,13 @@ from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.pipelines.compiled import WHOLE
 from airflow_lakestream.pipelines.errors import PipelineError
-from airflow_lakestream.pipelines.yaml_file import Document, Path
+from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
 # File keys with another argument name; all other keys equal the argument's name.
 _RENAMED = {"schema_": "schema", "properties": "table_properties"}
 
 
-class Arguments:
+class ArgumentCollector:
     """Arguments by the operators' names, and the path of each.
 
     :param path: the part of the file for errors that are not about an argument.
@@ -45,7 +45,7 @@ class Arguments:
         """Remove an argument."""
         self.values.pop(name, None)
 
-    def told(self, document: Document) -> dict[str, Any]:
+    def told(self, document: YamlDocument) -> dict[str, Any]:
         """Return the fields of a `Told`: values, positions and keys of the arguments."""
         return {
             "arguments": self.values,
@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def seconds_at(document: Document, value: object, *path: str) -> float:
+def seconds_at(document: YamlDocument, value: object, *path: str) -> float:
     """Return a duration of the file in seconds. Raises PipelineError."""
     try:
         return seconds(path[-1], value)

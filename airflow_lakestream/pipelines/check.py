@@ -10,8 +10,8 @@ from airflow_lakestream.config.literals import is_literal, refuse_templates, tem
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.compiled import Compiled, Landing, Waiting
-from airflow_lakestream.pipelines.errors import PipelineError, Problem
+from airflow_lakestream.pipelines.compiled import CompiledPipeline, CompiledSensor, SinkLanding
+from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 from airflow_lakestream.pipelines.operator import SENSORS
 from airflow_lakestream.registry.config import is_address
 
@@ -26,7 +26,7 @@ _SOME_REGISTRY = {"schema_registry": "http://localhost"}
 _TOGETHER = {"sql", "sql_input", "schema", "partition_by", "sort_order"}
 
 
-def refuse_rendered(compiled: Compiled, landings: Sequence[Landing]) -> None:
+def refuse_rendered(compiled: CompiledPipeline, landings: Sequence[SinkLanding]) -> None:
     """Refuse templates, as only a task of Airflow renders templates. Raises PipelineError with each position."""
     problems = []
     for landing in landings:
@@ -39,7 +39,7 @@ def refuse_rendered(compiled: Compiled, landings: Sequence[Landing]) -> None:
         raise PipelineError(problems)
 
 
-def _as_known(landing: Landing) -> Landing:
+def _as_known(landing: SinkLanding) -> SinkLanding:
     """Return a landing without arguments rendered or looked up by a run."""
     if not is_address(landing.arguments.get("schema_registry")):
         landing = replace(landing, arguments={**landing.arguments, **_SOME_REGISTRY})
@@ -54,7 +54,7 @@ def _as_known(landing: Landing) -> Landing:
     return replace(landing, arguments={**{name: some[name] for name in unknown & some.keys()}, **known})
 
 
-def configured(compiled: Compiled, landing: Landing, **more: object) -> ExtractConfig:
+def configured(compiled: CompiledPipeline, landing: SinkLanding, **more: object) -> ExtractConfig:
     """Return the configuration of a pipeline's landing. Raises PipelineError.
 
     :param more: arguments that the run adds or replaces.
@@ -70,10 +70,10 @@ def configured(compiled: Compiled, landing: Landing, **more: object) -> ExtractC
         raise PipelineError([landing.problem(compiled.file, error)]) from None
 
 
-def check(compiled: Compiled) -> list[ExtractConfig]:
+def check(compiled: CompiledPipeline) -> list[ExtractConfig]:
     """Check a pipeline; return the configuration of each landing. Raises PipelineError."""
     found: list[ExtractConfig] = []
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     for landing in compiled.landings:
         try:
             interval = _SOME_INTERVAL if landing.mode == "replace" else {}
@@ -90,7 +90,7 @@ def check(compiled: Compiled) -> list[ExtractConfig]:
     return found
 
 
-def _check_sensor(sensor: Waiting) -> None:
+def _check_sensor(sensor: CompiledSensor) -> None:
     # Imported here, since it imports PyIceberg's tables, and most files have no sensors.
     from airflow_lakestream.watching.checks import make_check
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import OF_INPUT, is_template
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.errors import Problem
-from airflow_lakestream.pipelines.flow import Way
+from airflow_lakestream.pipelines.errors import FileProblem
+from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
-from airflow_lakestream.pipelines.yaml_file import Document
+from airflow_lakestream.pipelines.yaml_file import YamlDocument
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def uncommon(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+def uncommon(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
     """Yield problems of a sink's statement for Flink. A statement with templates is left to the run."""
     # Imported here, since DuckDB takes a tenth of a second to import, and unchanged files are not compiled again.
     from airflow_lakestream.transform.raw_input import RAW_SCHEMA

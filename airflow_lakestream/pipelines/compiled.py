@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.pipelines.errors import Problem
+from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.yaml_file import Place
 
 NEVER = "never"
-# The key of `Told.places` for a part of the file as a whole.
+# The key of `FileArguments.places` for a part of the file as a whole.
 WHOLE = ""
 # The same as in `lakestream init`.
 SCHEDULES: Mapping[str, str] = {
@@ -22,7 +22,7 @@ SCHEDULES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class FileArguments:
     """Operator arguments set by the file, by the operators' names, without defaults.
 
     :param places: line and column of each argument in the file; at `WHOLE`, of the whole part.
@@ -33,7 +33,7 @@ class Told:
     places: Mapping[str, Place] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
 
-    def problem(self, file: str, error: LakestreamError) -> Problem:
+    def problem(self, file: str, error: LakestreamError) -> FileProblem:
         """Return an error about an argument as a problem of the file."""
         argument = getattr(error, "argument", "").removeprefix("landing.")
         while argument not in self.places and "." in argument:
@@ -44,11 +44,11 @@ class Told:
         if argument in self.keys:
             text = text.removeprefix(f"{argument}: ").removeprefix(f"landing.{argument}: ")
             text = f"{self.keys[argument]}: {text}"
-        return Problem(file, line, column, text)
+        return FileProblem(file, line, column, text)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Landing(Told):
+class SinkLanding(FileArguments):
     """Landing in a sink: arguments, mode and table format.
 
     :param sink: the sink's name in the file.
@@ -68,7 +68,7 @@ class Landing(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting(Told):
+class CompiledSensor(FileArguments):
     """A sensor.
 
     :param kind: a key of `pipelines.operator.SENSORS`.
@@ -83,7 +83,7 @@ class Waiting(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
+class CompiledPipeline:
     """A checked pipeline, with JSON-ready values.
 
     :param file: the file's path, as it was given.
@@ -96,9 +96,9 @@ class Compiled:
     file: str
     name: str
     engine: str
-    landings: tuple[Landing, ...]
-    sensors: tuple[Waiting, ...] = ()
-    alerts: Told = Told(arguments={})
+    landings: tuple[SinkLanding, ...]
+    sensors: tuple[CompiledSensor, ...] = ()
+    alerts: FileArguments = FileArguments(arguments={})
     owner: str | None = None
     description: str | None = None
     tags: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Compiled:
         """The function to call after the deadline."""
         return str(self.alerts.arguments.get("on_deadline", ""))
 
-    def landing_of(self, sink: str) -> Landing:
+    def landing_of(self, sink: str) -> SinkLanding:
         """Return the landing of a sink. Raises KeyError."""
         return {landing.sink: landing for landing in self.landings}[sink]
 
@@ -151,12 +151,12 @@ class Compiled:
         return asdict(self)
 
     @classmethod
-    def of_dict(cls, found: Mapping[str, Any]) -> Compiled:
+    def of_dict(cls, found: Mapping[str, Any]) -> CompiledPipeline:
         """Return a pipeline from the values of `to_dict`."""
         parts = {
-            "landings": tuple(_read(Landing, one) for one in found["landings"]),
-            "sensors": tuple(_read(Waiting, one) for one in found["sensors"]),
-            "alerts": _read(Told, found["alerts"]),
+            "landings": tuple(_read(SinkLanding, one) for one in found["landings"]),
+            "sensors": tuple(_read(CompiledSensor, one) for one in found["sensors"]),
+            "alerts": _read(FileArguments, found["alerts"]),
             "tags": tuple(found["tags"]),
         }
         return cls(**{**found, **parts})
@@ -167,7 +167,7 @@ def named_apart(name: str, between: str, apart: str) -> str:
     return f"{name}{between}{apart}" if apart else name
 
 
-Part = TypeVar("Part", bound=Told)
+Part = TypeVar("Part", bound=FileArguments)
 
 
 def _read(kind: type[Part], found: Mapping[str, Any]) -> Part:

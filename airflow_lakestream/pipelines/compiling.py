@@ -9,20 +9,20 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from airflow_lakestream.config.literals import check_literals
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.arguments import Arguments, plain, seconds_at
-from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told
-from airflow_lakestream.pipelines.errors import PipelineError, Problem
-from airflow_lakestream.pipelines.flow import Way, check_flow, ways
-from airflow_lakestream.pipelines.model import Pipeline, Sink
+from airflow_lakestream.pipelines.arguments import ArgumentCollector, plain, seconds_at
+from airflow_lakestream.pipelines.compiled import CompiledPipeline, FileArguments, SinkLanding
+from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
+from airflow_lakestream.pipelines.flow import RecordFlow, check_flow, ways
+from airflow_lakestream.pipelines.model import Pipeline, PipelineSink
 from airflow_lakestream.pipelines.rules import OF_LANDING, contradictions
 from airflow_lakestream.pipelines.waiting import compiled_sensors, freshness_after
-from airflow_lakestream.pipelines.yaml_file import Document, Path
+from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
 # Formats whose schemas a registry may have.
-_OF_REGISTRIES: tuple[str, ...] = (Format.AVRO, Format.PROTOBUF, Format.JSON_SCHEMA)
+_OF_REGISTRIES: tuple[str, ...] = (ValueFormat.AVRO, ValueFormat.PROTOBUF, ValueFormat.JSON_SCHEMA)
 # The step of pydantic's path behind a name that is wrong itself.
 _KEY = "[key]"
 _SAMPLES = {
@@ -34,7 +34,7 @@ _SAMPLES = {
 }
 
 
-def compile_document(document: Document, engine: str | None = None) -> Compiled:
+def compile_document(document: YamlDocument, engine: str | None = None) -> CompiledPipeline:
     """Return the compiled pipeline of a file. Raises PipelineError with all problems.
 
     :param engine: instead of the file's own.
@@ -60,16 +60,16 @@ def compile_document(document: Document, engine: str | None = None) -> Compiled:
     return compiled
 
 
-def _wrong_literals(compiled: Compiled) -> Iterator[Problem]:
+def _wrong_literals(compiled: CompiledPipeline) -> Iterator[FileProblem]:
     for told in (*compiled.landings, *compiled.sensors):
-        table_format = {"table_format": told.table_format} if isinstance(told, Landing) else {}
+        table_format = {"table_format": told.table_format} if isinstance(told, SinkLanding) else {}
         try:
             check_literals({**table_format, **told.arguments})
         except InvalidArgument as error:
             yield told.problem(compiled.file, error)
 
 
-def _problem(document: Document, error: Any) -> Problem:
+def _problem(document: YamlDocument, error: Any) -> FileProblem:
     path = _in_file(document, error["loc"])
     name = ".".join(map(str, path)) or "the file"
     kind = error["type"]
@@ -85,7 +85,7 @@ def _problem(document: Document, error: Any) -> Problem:
     return document.problem(path, f"{name}: {text}")
 
 
-def _in_file(document: Document, found: tuple[str | int, ...]) -> Path:
+def _in_file(document: YamlDocument, found: tuple[str | int, ...]) -> Path:
     """Return the part of pydantic's path within the file, without the members of a union."""
     found = tuple(step for step in found if step != _KEY)
     path: Path = ()
@@ -136,11 +136,11 @@ def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(one)
 
 
-def _compiled(document: Document, pipeline: Pipeline, found: list[Way]) -> Compiled:
+def _compiled(document: YamlDocument, pipeline: Pipeline, found: list[RecordFlow]) -> CompiledPipeline:
     told = pipeline.orchestration
     landings = tuple(_landing(document, pipeline, way) for way in found)
     looks = [freshness_after(document, pipeline, *one) for one in zip(found, landings, strict=True)]
-    return Compiled(
+    return CompiledPipeline(
         file=document.file,
         name=pipeline.metadata.name,
         engine=told.engine,
@@ -161,9 +161,9 @@ def _compiled(document: Document, pipeline: Pipeline, found: list[Way]) -> Compi
     )
 
 
-def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
+def _landing(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> SinkLanding:
     source, sink, told = way.source, way.sink, pipeline.orchestration
-    landing = Arguments(way.sink_at)
+    landing = ArgumentCollector(way.sink_at)
     landing.take(source, way.source_at, "type", "connection", "schema_", "consumer_group")
     landing.take(sink, way.sink_at, "type", "connection", "mode", "input", "consumer_group", "quality")
     quality_at: Path = ("quality",) if sink.quality is None else (*way.sink_at, "quality")
@@ -197,7 +197,7 @@ def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
         landing.add("replace", True, (*way.sink_at, "mode"))
     if sink.mode == "mirror":
         landing.drop("envelope")
-    return Landing(
+    return SinkLanding(
         sink=way.sink_name,
         apart="" if sink.input is None else way.sink_name,
         mode=sink.mode,
@@ -206,19 +206,19 @@ def _landing(document: Document, pipeline: Pipeline, way: Way) -> Landing:
     )
 
 
-def _alerts(document: Document, pipeline: Pipeline) -> Told:
+def _alerts(document: YamlDocument, pipeline: Pipeline) -> FileArguments:
     alerts, path = pipeline.orchestration.alerts, ("orchestration", "alerts")
-    found = Arguments(path)
+    found = ArgumentCollector(path)
     found.add("on_failure", [_function(one, "tell") for one in alerts.on_failure] or None, (*path, "on_failure"))
     if alerts.deadline is not None:
         found.add("deadline", seconds_at(document, alerts.deadline, *path, "deadline"), (*path, "deadline"))
         found.add("on_deadline", _function(alerts.on_deadline, "tell_deadline"), (*path, "on_deadline"))
-    return Told(**found.told(document))
+    return FileArguments(**found.told(document))
 
 
 def _function(name: str, usual: str) -> str:
     return f"airflow_lakestream.alerts:{usual}" if name == "log" else name
 
 
-def _sink_connection(sink: Sink) -> str:
+def _sink_connection(sink: PipelineSink) -> str:
     return "iceberg_conn_id" if sink.type == "iceberg" else "storage_conn_id"

@@ -21,9 +21,9 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.variables import airflow_variables
-from airflow_lakestream.pipelines.compiled import Compiled, Told
-from airflow_lakestream.pipelines.errors import PipelineError, Problem
-from airflow_lakestream.pipelines.folder import Broken, Folder, read_folder
+from airflow_lakestream.pipelines.compiled import CompiledPipeline, FileArguments
+from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
+from airflow_lakestream.pipelines.folder import BrokenFile, PipelineFolder, read_folder
 from airflow_lakestream.pipelines.operator import calls_of
 from airflow_lakestream.pipelines.variables import looked_up
 
@@ -71,7 +71,7 @@ def load_folder(folder: Path, *, strict: bool = False) -> dict[str, DAG]:
     return dags
 
 
-def make_dags(found: Folder) -> tuple[dict[str, DAG], list[Broken]]:
+def make_dags(found: PipelineFolder) -> tuple[dict[str, DAG], list[BrokenFile]]:
     """Make the DAGs of pipelines, by id; return also the wrong files."""
     dags: dict[str, DAG] = {}
     wrong = list(found.wrong)
@@ -79,7 +79,7 @@ def make_dags(found: Folder) -> tuple[dict[str, DAG], list[Broken]]:
         try:
             dags[compiled.name] = make_dag(compiled)
         except PipelineError as error:
-            wrong.append(Broken(compiled.file, compiled.name, tuple(error.problems), compiled))
+            wrong.append(BrokenFile(compiled.file, compiled.name, tuple(error.problems), compiled))
     return dags, wrong
 
 
@@ -89,7 +89,7 @@ def find_functions(paths: Iterable[Path]) -> None:
     sys.path += [folder for folder in dict.fromkeys(folders) if folder and folder not in sys.path]
 
 
-def make_dag(compiled: Compiled) -> DAG:
+def make_dag(compiled: CompiledPipeline) -> DAG:
     """Make a pipeline's DAG. Raises PipelineError."""
     cron = compiled.cron
     schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.replaces and cron else cron
@@ -102,11 +102,11 @@ def make_dag(compiled: Compiled) -> DAG:
         raise
     except Exception as error:  # for any refusal by Airflow, the other files are loaded
         problem = f"Airflow refuses the DAG ({type(error).__name__}): {' '.join(str(error).split())}"
-        raise PipelineError([Problem(compiled.file, 1, 1, problem)]) from error
+        raise PipelineError([FileProblem(compiled.file, 1, 1, problem)]) from error
     return dag
 
 
-def _dag_of(compiled: Compiled, *tags: str, **told: Any) -> DAG:
+def _dag_of(compiled: CompiledPipeline, *tags: str, **told: Any) -> DAG:
     failing, late = _alerts(compiled)
     with DAG(
         compiled.name,
@@ -130,7 +130,7 @@ def _dag_of(compiled: Compiled, *tags: str, **told: Any) -> DAG:
     return dag
 
 
-def broken_dag(broken: Broken) -> DAG:
+def broken_dag(broken: BrokenFile) -> DAG:
     """Make the DAG of a wrong file: without a schedule, with the problems as text, and with failing tasks.
 
     If the last correct version of the file is remembered, the DAG has the tasks of that version. Runs that began before
@@ -145,7 +145,7 @@ def broken_dag(broken: Broken) -> DAG:
     text = "The pipeline is broken. " + " ".join(map(str, broken.problems)) + f" {_REMEDY}"
     last = broken.last
     # If a function to call is the problem, the tasks can be made without it.
-    for known in () if last is None else (last, replace(last, alerts=Told(arguments={}))):
+    for known in () if last is None else (last, replace(last, alerts=FileArguments(arguments={}))):
         with suppress(Exception):
             dag = _dag_of(known, BROKEN, **told)
             for task in dag.tasks:
@@ -186,16 +186,16 @@ def _failing(text: str, since: float) -> Callable[..., Any]:
     return execute
 
 
-def _task_ids(broken: Broken) -> Iterator[str]:
+def _task_ids(broken: BrokenFile) -> Iterator[str]:
     if broken.last is None:
         yield "land"
     else:
         yield from (call.task_id for call in calls_of(broken.last))
 
 
-def _make_tasks(compiled: Compiled) -> None:
+def _make_tasks(compiled: CompiledPipeline) -> None:
     made: dict[str, Any] = {}
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     for call in calls_of(compiled):
         make = getattr(import_module(call.module), call.name)
         try:
@@ -210,7 +210,7 @@ def _make_tasks(compiled: Compiled) -> None:
         raise PipelineError(problems)
 
 
-def _alerts(compiled: Compiled) -> tuple[dict[str, Any], dict[str, Any]]:
+def _alerts(compiled: CompiledPipeline) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the alert arguments of each task, and of the DAG."""
     told, most = compiled.on_failure, compiled.deadline
     try:

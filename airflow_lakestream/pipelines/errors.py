@@ -9,7 +9,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 @dataclass(frozen=True, order=True)
-class Problem:
+class FileProblem:
     """A problem of a file. Lines and columns count from 1; an unreadable file has line 0."""
 
     file: str
@@ -24,6 +24,6 @@ class Problem:
 class PipelineError(LakestreamError, Terminal, ValueError):
     """Files of pipelines are wrong; `problems` has all problems, in the order of files and lines."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[FileProblem]) -> None:
         self.problems = sorted(problems)
         super().__init__("\n".join(map(str, self.problems)))

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_lakestream.core.policies import OF_INPUT
-from airflow_lakestream.pipelines.errors import Problem
-from airflow_lakestream.pipelines.model import Pipeline, Sink, Source, Transformation
-from airflow_lakestream.pipelines.yaml_file import Document, Path
+from airflow_lakestream.pipelines.errors import FileProblem
+from airflow_lakestream.pipelines.model import Pipeline, PipelineSink, Source, Transformation
+from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
 _PATH: Path = ("transformations",)
 
 
 @dataclass(frozen=True)
-class Way:
+class RecordFlow:
     """The flow into a sink: the source, and the transformations in order.
 
     :param last_at: position of the last transformation in the file, or of the list without transformations.
@@ -26,7 +26,7 @@ class Way:
     steps: Sequence[Transformation]
     last_at: Path
     sink_name: str
-    sink: Sink
+    sink: PipelineSink
 
     @property
     def source_at(self) -> Path:
@@ -72,7 +72,7 @@ class Way:
         return step, line, column
 
 
-def ways(pipeline: Pipeline) -> list[Way]:
+def ways(pipeline: Pipeline) -> list[RecordFlow]:
     """Return the flow into each sink of a pipeline without problems in `check_flow`."""
     steps = {step.name: step for step in pipeline.transformations}
     places = {step.name: (*_PATH, at) for at, step in enumerate(pipeline.transformations)}
@@ -82,11 +82,11 @@ def ways(pipeline: Pipeline) -> list[Way]:
         while here in steps:
             back.append(steps[here])
             here = steps[here].input
-        found.append(Way(here, pipeline.sources[here], back[::-1], last_at, name, pipeline.sinks[name]))
+        found.append(RecordFlow(here, pipeline.sources[here], back[::-1], last_at, name, pipeline.sinks[name]))
     return found
 
 
-def check_flow(document: Document, pipeline: Pipeline) -> list[Problem]:
+def check_flow(document: YamlDocument, pipeline: Pipeline) -> list[FileProblem]:
     """Return the problems in the flow from each source, through each transformation, into a sink."""
     for look in (_of_names, _of_sinks, _of_use):
         # Earlier problems cause later ones.
@@ -95,7 +95,7 @@ def check_flow(document: Document, pipeline: Pipeline) -> list[Problem]:
     return []
 
 
-def _of_names(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+def _of_names(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     steps = pipeline.transformations
     times = Counter([*pipeline.sources, *(step.name for step in steps)])
     for at, step in enumerate(steps):
@@ -115,7 +115,7 @@ def _unknown(name: str, known: Mapping[str, int]) -> str:
     return f"there is no {name!r} to read from; there are {', '.join(known)}."
 
 
-def _of_sinks(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+def _of_sinks(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     without = [name for name, sink in pipeline.sinks.items() if sink.input is None]
     for name in without[1:]:
         problem = f"input is missing: say what lands here. One sink of a file may leave it out, and {without[0]} does."
@@ -127,7 +127,7 @@ def _of_sinks(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
         yield document.problem(("sinks", without[0]), f"input is missing: {found}. Say what lands here.")
 
 
-def _of_use(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+def _of_use(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     by_name = {step.name: step for step in pipeline.transformations}
     used: set[str] = set()
     for here in _inputs(pipeline).values():

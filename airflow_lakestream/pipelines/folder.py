@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_lakestream.pipelines.compiled import WHOLE, Compiled
-from airflow_lakestream.pipelines.errors import PipelineError, Problem
-from airflow_lakestream.pipelines.memory import Memory, memory_of
+from airflow_lakestream.pipelines.compiled import WHOLE, CompiledPipeline
+from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
+from airflow_lakestream.pipelines.memory import PipelineMemory, memory_of
 from airflow_lakestream.pipelines.operator import connector_of
 from airflow_lakestream.pipelines.reading import problems_of, read_file, text_of
 
@@ -30,7 +30,7 @@ _NOT_IN_IDS = re.compile(r"[^\w.-]", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenFile:
     """A wrong file of a folder.
 
     :param name: the id of its DAG, unique in the folder.
@@ -40,17 +40,17 @@ class Broken:
 
     file: str
     name: str
-    problems: tuple[Problem, ...]
-    last: Compiled | None = None
+    problems: tuple[FileProblem, ...]
+    last: CompiledPipeline | None = None
     since: float = 0.0
 
 
 @dataclass(frozen=True)
-class Folder:
+class PipelineFolder:
     """The pipelines of a folder, in the order of files, and the wrong files."""
 
-    right: tuple[Compiled, ...]
-    wrong: tuple[Broken, ...]
+    right: tuple[CompiledPipeline, ...]
+    wrong: tuple[BrokenFile, ...]
 
     def check(self) -> None:
         """Raise PipelineError with all problems in all files."""
@@ -60,7 +60,7 @@ class Folder:
 
 def read_folder(
     folder: Path, lookup: Callable[[str], str], memory: Path | None = None, *, patience: float | None = None
-) -> Folder:
+) -> PipelineFolder:
     """Read the pipelines of a folder and all subfolders.
 
     :param lookup: returns the value of `${NAME}`; see `variables.looked_up`.
@@ -71,11 +71,11 @@ def read_folder(
     Raises PipelineError if the folder does not exist.
     """
     if not folder.is_dir():
-        raise PipelineError([Problem(str(folder), 0, 0, "there is no such folder of pipelines.")])
+        raise PipelineError([FileProblem(str(folder), 0, 0, "there is no such folder of pipelines.")])
     until = None if patience is None else time.monotonic() + patience
-    remembered = Memory(memory or memory_of(folder), lookup)
-    found: list[Compiled] = []
-    wrong: dict[str, list[Problem]] = {}
+    remembered = PipelineMemory(memory or memory_of(folder), lookup)
+    found: list[CompiledPipeline] = []
+    wrong: dict[str, list[FileProblem]] = {}
     for path in _files(folder):
         name = str(path.relative_to(folder))
         try:
@@ -91,10 +91,10 @@ def read_folder(
         # Checks are kept even if Airflow ends a parse that takes too long.
         remembered.write(wrong)
     right = tuple(one for one in found if one.file not in wrong)
-    return Folder(right, tuple(_broken(folder, wrong, remembered, {one.name for one in right})))
+    return PipelineFolder(right, tuple(_broken(folder, wrong, remembered, {one.name for one in right})))
 
 
-def read_path(path: Path, lookup: Callable[[str], str]) -> Folder:
+def read_path(path: Path, lookup: Callable[[str], str]) -> PipelineFolder:
     """Read the pipelines of a folder, or the pipeline of a file, and check all."""
     if path.is_dir():
         return read_folder(path, lookup)
@@ -103,10 +103,16 @@ def read_path(path: Path, lookup: Callable[[str], str]) -> Folder:
         problems = problems_of(found)
     except PipelineError as error:
         problems = error.problems
-    return Folder((), (Broken(str(path), path.stem, tuple(problems)),)) if problems else Folder((found,), ())
+    return (
+        PipelineFolder((), (BrokenFile(str(path), path.stem, tuple(problems)),))
+        if problems
+        else PipelineFolder((found,), ())
+    )
 
 
-def _broken(folder: Path, wrong: Mapping[str, list[Problem]], remembered: Memory, taken: set[str]) -> Iterator[Broken]:
+def _broken(
+    folder: Path, wrong: Mapping[str, list[FileProblem]], remembered: PipelineMemory, taken: set[str]
+) -> Iterator[BrokenFile]:
     for file, problems in sorted(wrong.items()):
         last = remembered.last_of(file)
         said = _name_in(folder / file) or (last.name if last is not None else None)
@@ -116,7 +122,7 @@ def _broken(folder: Path, wrong: Mapping[str, list[Problem]], remembered: Memory
                 said += "_"
         taken.add(said)
         known = last if last is not None and last.name == said else None
-        yield Broken(file, said, tuple(problems), known, _changed_at(folder / file))
+        yield BrokenFile(file, said, tuple(problems), known, _changed_at(folder / file))
 
 
 def _changed_at(path: Path) -> float:
@@ -140,17 +146,17 @@ def _files(folder: Path) -> list[Path]:
     return sorted(one for one in found if not any(part[0] == "." for part in one.relative_to(folder).parts))
 
 
-def _clashes(found: Iterable[Compiled]) -> Iterator[Problem]:
-    first: dict[str, Compiled] = {}
-    connectors: dict[str, Compiled] = {}
+def _clashes(found: Iterable[CompiledPipeline]) -> Iterator[FileProblem]:
+    first: dict[str, CompiledPipeline] = {}
+    connectors: dict[str, CompiledPipeline] = {}
     for one in found:
         other = first.setdefault(one.name, one)
         if other is not one:
             text = f"metadata.name: {one.name!r} is the pipeline of {other.file} already."
-            yield Problem(one.file, 1, 1, text)
+            yield FileProblem(one.file, 1, 1, text)
         for landing in one.landings if one.engine == "connect" else ():
             name = connector_of(one, landing)
             other = connectors.setdefault(name, one)
             if other is not one and other.name != one.name:
                 text = f"sinks.{landing.sink}: {name!r} is the connector of {other.file} already."
-                yield Problem(one.file, *landing.places[WHOLE], text)
+                yield FileProblem(one.file, *landing.places[WHOLE], text)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_lakestream import __version__
-from airflow_lakestream.pipelines.compiled import Compiled
-from airflow_lakestream.pipelines.errors import Problem
+from airflow_lakestream.pipelines.compiled import CompiledPipeline
+from airflow_lakestream.pipelines.errors import FileProblem
 from airflow_lakestream.pipelines.reading import problems_of, problems_within, read_text, text_of
 
 # Seconds for one file's DDL and SQL, including the first import of the checkers.
@@ -37,7 +37,7 @@ def _digest(*parts: str) -> str:
 
 
 # Other versions of the code may have stored other fields.
-_VERSION = _digest(__version__, "files", "checked", *(one.name for one in fields(Compiled)))
+_VERSION = _digest(__version__, "files", "checked", *(one.name for one in fields(CompiledPipeline)))
 
 
 def _seal(content: bytes) -> bytes:
@@ -45,7 +45,7 @@ def _seal(content: bytes) -> bytes:
     return hashlib.sha256(_VERSION.encode() + content).hexdigest().encode()
 
 
-class Memory:
+class PipelineMemory:
     """Compiled pipelines of files, by content and variables. A damaged memory counts as empty."""
 
     def __init__(self, path: Path, lookup: Callable[[str], str]) -> None:
@@ -62,19 +62,19 @@ class Memory:
                 found = json.loads(content)
                 self._before, self._checked_before = found["files"], found["checked"]
 
-    def read(self, path: Path, name: str) -> Compiled:
+    def read(self, path: Path, name: str) -> CompiledPipeline:
         """Return a file's pipeline. Raises PipelineError."""
         text = text_of(path, name)
         entry = self._before.get(name)
         if entry is not None and entry["key"] == self._key(text, entry["variables"]):
             self._now[name] = entry
-            return Compiled.of_dict(entry["compiled"])
+            return CompiledPipeline.of_dict(entry["compiled"])
         compiled, variables = read_text(text, name, self._lookup)
         names = sorted(variables)
         self._now[name] = {"key": self._key(text, names), "variables": names, "compiled": compiled.to_dict()}
         return compiled
 
-    def checked(self, compiled: Compiled, until: float | None) -> list[Problem]:
+    def checked(self, compiled: CompiledPipeline, until: float | None) -> list[FileProblem]:
         """Return the problems of a loaded pipeline, or an empty list if not known yet.
 
         :param until: end of new checks, by the monotonic clock; None: check without limit.
@@ -91,17 +91,17 @@ class Memory:
                 known = _LATE
         if known is not None:
             self._checked[key] = known
-        return [] if known in (None, _LATE) else [Problem(**one) for one in known]
+        return [] if known in (None, _LATE) else [FileProblem(**one) for one in known]
 
     def name_of(self, file: str) -> str | None:
         """Return the name of a file's last correct pipeline, or None if not remembered."""
         entry = self._before.get(file)
         return None if entry is None else entry["compiled"]["name"]
 
-    def last_of(self, file: str) -> Compiled | None:
+    def last_of(self, file: str) -> CompiledPipeline | None:
         """Return a file's last correct pipeline, or None if not remembered."""
         entry = self._before.get(file)
-        return None if entry is None else Compiled.of_dict(entry["compiled"])
+        return None if entry is None else CompiledPipeline.of_dict(entry["compiled"])
 
     def write(self, wrong: Iterable[str]) -> None:
         """Store the loaded pipelines, and the last correct versions of wrong files.

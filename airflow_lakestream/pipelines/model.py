@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, UnavailableValues
+from airflow_lakestream.core.formats import KeyFormat, UnavailableValues, ValueEnvelope, ValueFormat
 from airflow_lakestream.core.policies import (
     MergeMode,
     OnDataLoss,
@@ -60,9 +60,9 @@ class Source(Part):
     topic: str = Field(description="a topic, or a regex that begins with ^")
     connection: str = Field(default="kafka_default", description="id of an Airflow connection of type kafka")
     consumer_group: str | None = Field(default=None, description="names the ledger; default: the pipeline's name")
-    format: Format = Format.JSON
+    format: ValueFormat = ValueFormat.JSON
     key_format: KeyFormat | None = None
-    envelope: Envelope | None = None
+    envelope: ValueEnvelope | None = None
     schema_registry: str | None = Field(
         default=None, description="a URL or a connection's id, for formats with schemas"
     )
@@ -120,7 +120,7 @@ class Quality(Part):
     )
 
 
-class Sink(Part):
+class PipelineSink(Part):
     """A table, and the landing in the table."""
 
     type: Literal["iceberg", "delta"]
@@ -226,7 +226,7 @@ class Pipeline(Part):
     metadata: Metadata
     sources: dict[str, Source] = Field(min_length=1)
     transformations: list[Transformation] = []
-    sinks: dict[str, Sink] = Field(min_length=1)
+    sinks: dict[str, PipelineSink] = Field(min_length=1)
     orchestration: Orchestration = Orchestration()
     quality: Quality = Quality()
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_lakestream.core.policies import OnError, TableFormat, seconds
-from airflow_lakestream.pipelines.compiled import Compiled, Landing, Told, Waiting, named_apart
+from airflow_lakestream.pipelines.compiled import (
+    CompiledPipeline,
+    CompiledSensor,
+    FileArguments,
+    SinkLanding,
+    named_apart,
+)
 
 _BASE = "airflow_lakestream.operators"
 # Arguments of the supervising task in addition to the app's own.
@@ -75,7 +81,7 @@ class OperatorCall:
     name: str
     first: Mapping[str, str]
     arguments: Mapping[str, Any]
-    told: Told
+    told: FileArguments
     after: tuple[str, ...] = ()
 
     @property
@@ -84,7 +90,7 @@ class OperatorCall:
         return next(iter(self.first.values()))
 
 
-def calls_of(compiled: Compiled) -> Iterator[OperatorCall]:
+def calls_of(compiled: CompiledPipeline) -> Iterator[OperatorCall]:
     """Yield the calls for a pipeline's tasks; each call after the calls of tasks to wait for."""
     for sensor in compiled.sensors:
         if sensor.after is None:
@@ -97,12 +103,12 @@ def calls_of(compiled: Compiled) -> Iterator[OperatorCall]:
             yield _of_sensor(sensor, compiled.landing_of(sensor.after).task_id)
 
 
-def _of_sensor(sensor: Waiting, *after: str) -> OperatorCall:
+def _of_sensor(sensor: CompiledSensor, *after: str) -> OperatorCall:
     known = SENSORS[sensor.kind]
     return OperatorCall(known.module, known.name, {"task_id": sensor.task_id}, sensor.arguments, sensor, after)
 
 
-def _of_landing(compiled: Compiled, landing: Landing, after: tuple[str, ...]) -> OperatorCall:
+def _of_landing(compiled: CompiledPipeline, landing: SinkLanding, after: tuple[str, ...]) -> OperatorCall:
     first = {"task_id": landing.task_id}
     if compiled.engine == "flink":
         call = _of_flink(compiled, landing)
@@ -123,18 +129,18 @@ def _of_landing(compiled: Compiled, landing: Landing, after: tuple[str, ...]) ->
     return OperatorCall(f"{_BASE}.kafka_extract", "KafkaExtractOperator", first, call, landing, after)
 
 
-def app_of(landing: Landing) -> str:
+def app_of(landing: SinkLanding) -> str:
     """Return the bundled Spark app of a landing."""
     kind = "cdc" if landing.mode == "mirror" else "kafka"
     return f"{kind}_to_{TableFormat(landing.table_format)}"
 
 
-def connector_of(compiled: Compiled, landing: Landing) -> str:
+def connector_of(compiled: CompiledPipeline, landing: SinkLanding) -> str:
     """Return the name of a landing's connector."""
     return named_apart(str(compiled.own.get("connector", compiled.name)), _OF_CONNECTORS, landing.apart)
 
 
-def _of_spark(compiled: Compiled, told: Landing) -> dict[str, Any]:
+def _of_spark(compiled: CompiledPipeline, told: SinkLanding) -> dict[str, Any]:
     landing = dict(told.arguments)
     connections = {name: landing.pop(name) for name in _CONNECTIONS if name in landing}
     landing.pop("table_format", None)
@@ -154,7 +160,7 @@ def _of_spark(compiled: Compiled, told: Landing) -> dict[str, Any]:
     return {**found, **_deferred(compiled), **own, "app_config": landing}
 
 
-def _of_flink(compiled: Compiled, told: Landing) -> dict[str, Any]:
+def _of_flink(compiled: CompiledPipeline, told: SinkLanding) -> dict[str, Any]:
     landing, own = dict(told.arguments), dict(compiled.own)
     if "schema" in landing and ("sql" not in landing or landing.get("sql_input") == "decoded"):
         landing["columns"] = landing.pop("schema")
@@ -167,7 +173,7 @@ def _of_flink(compiled: Compiled, told: Landing) -> dict[str, Any]:
     return {**landing, "checkpoint_location": _place(own, told), **_deferred(compiled), **own}
 
 
-def _of_connect(compiled: Compiled, told: Landing) -> dict[str, Any]:
+def _of_connect(compiled: CompiledPipeline, told: SinkLanding) -> dict[str, Any]:
     landing, own = told.arguments, compiled.own
     config = {"topics": landing["topic"], "iceberg.tables": landing["table"], **_CONVERTERS}
     if "parallelism" in landing:
@@ -181,11 +187,11 @@ def _of_connect(compiled: Compiled, told: Landing) -> dict[str, Any]:
     return {**found, **{name: landing[name] for name in names if name in landing}, **_deferred(compiled)}
 
 
-def _place(own: dict[str, Any], landing: Landing) -> str:
+def _place(own: dict[str, Any], landing: SinkLanding) -> str:
     """Remove the checkpoint location from the engine's settings; return the location for the landing's sink."""
     said = own.pop("checkpoint_location", None) or _CHECKPOINTS
     return named_apart(str(said).rstrip("/") if landing.apart else str(said), _OF_PLACES, landing.apart)
 
 
-def _deferred(compiled: Compiled) -> dict[str, Any]:
+def _deferred(compiled: CompiledPipeline) -> dict[str, Any]:
     return {} if compiled.deferrable is None else {"deferrable": compiled.deferrable}

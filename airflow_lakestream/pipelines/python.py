@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.operator import OperatorCall, calls_of
 
 _TEMPLATE = '''\
@@ -27,23 +27,26 @@ with DAG(
 _DEADLINES = "from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference\n"
 
 
-def python_of(compiled: Compiled) -> str:
+def python_of(compiled: CompiledPipeline) -> str:
     """Return the text of the file."""
     calls = list(calls_of(compiled))
     replaces = compiled.replaces and compiled.cron
     year, month, day = (int(part) for part in compiled.start_date.split("-"))
-    default_args = {"retries": compiled.retries, "retry_delay": _Code(f"timedelta(seconds={compiled.retry_delay:g})")}
+    default_args = {
+        "retries": compiled.retries,
+        "retry_delay": _PythonCode(f"timedelta(seconds={compiled.retry_delay:g})"),
+    }
     for name in ("owner", "pool"):
         if getattr(compiled, name):
             default_args[name] = getattr(compiled, name)
     if compiled.on_failure:
         default_args["on_failure_callback"] = [_called(one) for one in compiled.on_failure]
-    cron = _Code(f"CronDataIntervalTimetable({compiled.cron!r}, timezone='UTC')") if replaces else compiled.cron
+    cron = _PythonCode(f"CronDataIntervalTimetable({compiled.cron!r}, timezone='UTC')") if replaces else compiled.cron
     settings = {
         "dag_id": compiled.name,
         "description": compiled.description,
         "schedule": cron,
-        "start_date": _Code(f"datetime({year}, {month}, {day}, tzinfo=UTC)"),
+        "start_date": _PythonCode(f"datetime({year}, {month}, {day}, tzinfo=UTC)"),
         "catchup": compiled.catchup,
         "max_active_runs": 1,
         "tags": list(compiled.tags),
@@ -55,7 +58,7 @@ def python_of(compiled: Compiled) -> str:
         alerted.append(compiled.on_deadline)
         imports = _DEADLINES + imports
         called = f"interval=timedelta(seconds={compiled.deadline:g}), callback=AsyncCallback({_called(alerted[-1])})"
-        settings["deadline"] = _Code(f"DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, {called})")
+        settings["deadline"] = _PythonCode(f"DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, {called})")
     return _TEMPLATE.format(
         # The path is in triple quotes.
         file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
@@ -91,14 +94,14 @@ def _tasks(calls: Sequence[OperatorCall]) -> str:
     return "".join([*made, *waits])
 
 
-class _Code(str):
+class _PythonCode(str):
     """Python code for output without quotes."""
 
     __slots__ = ()
 
 
-def _called(function: str) -> _Code:
-    return _Code(function.replace(":", "."))
+def _called(function: str) -> _PythonCode:
+    return _PythonCode(function.replace(":", "."))
 
 
 def _keywords(given: Mapping[str, Any], indent: int) -> str:
@@ -106,7 +109,7 @@ def _keywords(given: Mapping[str, Any], indent: int) -> str:
 
 
 def _python(value: Any, indent: int) -> str:
-    if isinstance(value, _Code):
+    if isinstance(value, _PythonCode):
         return str(value)
     if isinstance(value, Mapping) and value:
         inner = " " * (indent + 4)

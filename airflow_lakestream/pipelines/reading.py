@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
-from airflow_lakestream.pipelines.compiled import Compiled
-from airflow_lakestream.pipelines.errors import PipelineError, Problem
+from airflow_lakestream.pipelines.compiled import CompiledPipeline
+from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 20
 
 
-def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> Compiled:
+def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> CompiledPipeline:
     """Return the pipeline of a file. Raises PipelineError.
 
     :param engine: instead of the file's own.
@@ -31,18 +31,18 @@ def text_of(path: Path, name: str) -> str:
             # A device or a pipe may never end.
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise PipelineError([Problem(name, 0, 0, f"it can't be read ({error.strerror}).")]) from None
+        raise PipelineError([FileProblem(name, 0, 0, f"it can't be read ({error.strerror}).")]) from None
     if len(data) > _MOST_BYTES:
-        raise PipelineError([Problem(name, 0, 0, "it has more than a mebibyte; a pipeline has less.")])
+        raise PipelineError([FileProblem(name, 0, 0, "it has more than a mebibyte; a pipeline has less.")])
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise PipelineError([Problem(name, 0, 0, f"it is no UTF-8 text (byte {error.start}).")]) from None
+        raise PipelineError([FileProblem(name, 0, 0, f"it is no UTF-8 text (byte {error.start}).")]) from None
 
 
 def read_text(
     text: str, name: str, lookup: Callable[[str], str], engine: str | None = None
-) -> tuple[Compiled, frozenset[str]]:
+) -> tuple[CompiledPipeline, frozenset[str]]:
     """Return a text's pipeline, and the names of its variables. Raises PipelineError."""
     # Imported here, since files in the memory do not need it.
     from airflow_lakestream.pipelines.compiling import compile_document
@@ -52,7 +52,7 @@ def read_text(
     return compile_document(document, engine), document.variables
 
 
-def problems_of(compiled: Compiled) -> list[Problem]:
+def problems_of(compiled: CompiledPipeline) -> list[FileProblem]:
     """Return the problems of a pipeline's DDL and SQL, and other refusals of a run."""
     # Imported here, since it imports PyIceberg's types, and unchanged files are not checked again.
     from airflow_lakestream.pipelines.check import check
@@ -64,9 +64,9 @@ def problems_of(compiled: Compiled) -> list[Problem]:
     return []
 
 
-def problems_within(seconds: float, compiled: Compiled) -> list[Problem] | None:
+def problems_within(seconds: float, compiled: CompiledPipeline) -> list[FileProblem] | None:
     """Return the problems within a time, or None if this process can't check. Raises TimeoutError."""
-    found: list[list[Problem] | None] = []
+    found: list[list[FileProblem] | None] = []
 
     def look() -> None:
         try:

@@ -11,19 +11,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from airflow_lakestream.config.literals import templates_in
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.formats import ValueEnvelope, ValueFormat
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.formats.known import check_format
 from airflow_lakestream.onramp.schedules import schedule_problem
 from airflow_lakestream.pipelines.common_sql import uncommon
 from airflow_lakestream.pipelines.compiled import SCHEDULES
-from airflow_lakestream.pipelines.errors import Problem
-from airflow_lakestream.pipelines.flow import Way
+from airflow_lakestream.pipelines.errors import FileProblem
+from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.part import NAME
 from airflow_lakestream.pipelines.waiting import check_sensors
-from airflow_lakestream.pipelines.yaml_file import Document, Path
+from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
 # Keys for engines that don't use our decoding. The engine that creates a table may set the design of the table.
 _ANY = frozenset(
@@ -42,7 +42,7 @@ _NOT_OF_MIRRORS = {
     "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),
 }
 # Formats that SQL can read before decoding.
-_TEXTS = (Format.JSON, Format.RAW)
+_TEXTS = (ValueFormat.JSON, ValueFormat.RAW)
 # Keys of `orchestration` that tasks render; other keys, and all of `metadata`, go to Airflow without rendering.
 OF_LANDING = ("checkpoint_interval", "parallelism", "max_records", "max_batch_bytes", "idle_timeout")
 _RENDERED = (*OF_LANDING, "sensors", "spark", "flink", "connect")
@@ -55,7 +55,7 @@ _NOT_ON_SPARK = {
 }
 
 
-def contradictions(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
+def contradictions(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
     """Yield the contradictions in a file with correct keys and values and a correct flow.
 
     :param found: the flow into each sink.
@@ -100,7 +100,7 @@ def _is_rendered(path: Path) -> bool:
     return part in ("sources", "sinks", "quality") or (part == "orchestration" and path[1] in _RENDERED)
 
 
-def _of_neighbours(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
+def _of_neighbours(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
     """Yield conflicts between sinks: the same table, or the same consumer group on a topic."""
     for at, way in enumerate(found):
         if way.sink.input is not None and not re.match(NAME, way.sink_name):
@@ -117,15 +117,15 @@ def _of_neighbours(document: Document, pipeline: Pipeline, found: Sequence[Way])
                 yield document.problem(way.sink_at, f"{problem} {remedy}")
 
 
-def _place_of(way: Way) -> tuple[str, str | None, str]:
+def _place_of(way: RecordFlow) -> tuple[str, str | None, str]:
     return (way.sink.type, way.sink.connection, way.sink.table)
 
 
-def _group_of(pipeline: Pipeline, way: Way) -> str:
+def _group_of(pipeline: Pipeline, way: RecordFlow) -> str:
     return way.sink.consumer_group or way.source.consumer_group or pipeline.metadata.name
 
 
-def _shares_topics(way: Way, other: Way) -> bool:
+def _shares_topics(way: RecordFlow, other: RecordFlow) -> bool:
     if way.source.connection != other.source.connection:
         return False
     topics = {way.source.topic, other.source.topic}
@@ -140,7 +140,7 @@ def _matches(pattern: str, topic: str) -> bool:
         return False
 
 
-def _of_schedule(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+def _of_schedule(document: YamlDocument, pipeline: Pipeline) -> Iterator[FileProblem]:
     told = pipeline.orchestration
     said = (told.schedule or "continuous").removeprefix("@")
     is_word = told.schedule in (None, "continuous", "never")
@@ -163,7 +163,7 @@ def _of_schedule(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
         yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
 
 
-def _of_engine(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+def _of_engine(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
     told, mode = pipeline.orchestration, way.sink.mode
     if told.engine in ON_BRANCHES:
         yield from _of_branches(document, pipeline, way)
@@ -175,7 +175,7 @@ def _of_engine(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Pro
                 yield document.problem(("orchestration", key), f"{key} {why}")
 
 
-def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+def _of_branches(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
     """Yield settings unfit for engines with a branch, since Flink and Connect do not use our decoding."""
     engine = pipeline.orchestration.engine
     takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
@@ -202,18 +202,18 @@ def _of_branches(document: Document, pipeline: Pipeline, way: Way) -> Iterator[P
             yield document.problem((*path, key), f"{key} {whose}")
 
 
-def _of_their_formats(document: Document, engine: str, way: Way) -> Iterator[Problem]:
+def _of_their_formats(document: YamlDocument, engine: str, way: RecordFlow) -> Iterator[FileProblem]:
     at = (*way.source_at, "format")
     if engine == "flink":
         try:
             check_format("format", str(way.source.format))
         except InvalidArgument as e:
             yield document.problem(at, str(e))
-    elif way.source.format is not Format.JSON:
+    elif way.source.format is not ValueFormat.JSON:
         yield document.problem(at, f"{engine} reads JSON here.")
 
 
-def _of_made_times(document: Document, engine: str, schema: str | None, path: Path) -> Iterator[Problem]:
+def _of_made_times(document: YamlDocument, engine: str, schema: str | None, path: Path) -> Iterator[FileProblem]:
     if schema is None:
         return
     # Imported here, since it imports PyIceberg's types, and the parser of DAG files reads files of all engines.
@@ -226,7 +226,7 @@ def _of_made_times(document: Document, engine: str, schema: str | None, path: Pa
             yield document.problem(path, f"{problem} Take the engine extract, group or spark.")
 
 
-def _of_columns(document: Document, way: Way) -> Iterator[Problem]:
+def _of_columns(document: YamlDocument, way: RecordFlow) -> Iterator[FileProblem]:
     source, sink = way.source, way.sink
     if not way.steps:
         return
@@ -239,10 +239,10 @@ def _of_columns(document: Document, way: Way) -> Iterator[Problem]:
         yield document.problem((*way.sink_at, "schema"), problem)
 
 
-def _of_mirror(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+def _of_mirror(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
     if way.steps:
         yield document.problem(way.last_at[:1], "a mirror has the rows of the database's table; leave them out.")
-    if way.source.envelope not in (None, Envelope.DEBEZIUM):
+    if way.source.envelope not in (None, ValueEnvelope.DEBEZIUM):
         yield document.problem((*way.source_at, "envelope"), "a mirror follows Debezium's events.")
     parts: list[tuple[BaseModel, Path]] = [(way.source, way.source_at), (way.sink, way.sink_at)]
     for part, path in parts:

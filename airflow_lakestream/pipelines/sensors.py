@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from airflow_lakestream.core.policies import Missing, TableFormat
+from airflow_lakestream.core.policies import MissingPolicy, TableFormat
 from airflow_lakestream.pipelines.part import Duration, Flag, FromZero, Names, Part, Whole
 
 
@@ -24,7 +24,9 @@ class Sensor(Part):
     consumer_group: str | None = None
     kafka_conn_id: str | None = None
     iceberg_conn_id: str | None = None
-    missing: Missing | None = Field(default=None, description="what to do while there is no such table, topic or group")
+    missing: MissingPolicy | None = Field(
+        default=None, description="what to do while there is no such table, topic or group"
+    )
     timeout: Duration | None = Field(default=None, description="how long to wait; default: Airflow's, 7 days")
     poke_interval: Duration | None = Field(default=None, description="time between two looks")
     mode: Literal["poke", "reschedule"] | None = None

@@ -7,13 +7,13 @@ from typing import Any
 
 from airflow_lakestream.core.policies import TableFormat, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.pipelines.arguments import Arguments, seconds_at
-from airflow_lakestream.pipelines.compiled import SCHEDULES, Landing, Waiting, named_apart
-from airflow_lakestream.pipelines.errors import Problem
-from airflow_lakestream.pipelines.flow import Way
+from airflow_lakestream.pipelines.arguments import ArgumentCollector, seconds_at
+from airflow_lakestream.pipelines.compiled import SCHEDULES, CompiledSensor, SinkLanding, named_apart
+from airflow_lakestream.pipelines.errors import FileProblem
+from airflow_lakestream.pipelines.flow import RecordFlow
 from airflow_lakestream.pipelines.model import Pipeline
 from airflow_lakestream.pipelines.sensors import AnySensor, Freshness, Lag
-from airflow_lakestream.pipelines.yaml_file import Document, Path
+from airflow_lakestream.pipelines.yaml_file import Path, YamlDocument
 
 _AT: Path = ("orchestration", "sensors")
 _SUBJECTS = ("table", "checkpoint_location", "group_id")
@@ -26,7 +26,7 @@ _DURATIONS = ("timeout", "poke_interval")
 _ENDLESS = ("flink", "connect")
 
 
-def check_sensors(document: Document, pipeline: Pipeline, found: Sequence[Way]) -> Iterator[Problem]:
+def check_sensors(document: YamlDocument, pipeline: Pipeline, found: Sequence[RecordFlow]) -> Iterator[FileProblem]:
     """Yield the contradictions in sensors with correct keys and values."""
     for name, sensor in pipeline.orchestration.sensors.items():
         yield from _of_sensor(document, pipeline, (*_AT, name), sensor)
@@ -34,7 +34,7 @@ def check_sensors(document: Document, pipeline: Pipeline, found: Sequence[Way]) 
         yield from _of_freshness(document, pipeline, way)
 
 
-def _of_sensor(document: Document, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[Problem]:
+def _of_sensor(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
     known = ", ".join(pipeline.sinks)
     for key, sinks in (("sinks", sensor.sinks or ()), ("of", (sensor.of,) if sensor.of is not None else ())):
         for sink in sinks:
@@ -55,7 +55,7 @@ def _of_sensor(document: Document, pipeline: Pipeline, path: Path, sensor: AnySe
         yield document.problem(path, problem)
 
 
-def _of_a_sink(document: Document, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[Problem]:
+def _of_a_sink(document: YamlDocument, pipeline: Pipeline, path: Path, sensor: AnySensor) -> Iterator[FileProblem]:
     """Yield the problems of a sensor with a sink of the file as subject."""
     for key in (*_OF_SINK, *_CONNECTIONS):
         if getattr(sensor, key, None) is not None:
@@ -73,7 +73,7 @@ def _of_a_sink(document: Document, pipeline: Pipeline, path: Path, sensor: AnySe
         yield document.problem((*path, "of"), problem)
 
 
-def _of_freshness(document: Document, pipeline: Pipeline, way: Way) -> Iterator[Problem]:
+def _of_freshness(document: YamlDocument, pipeline: Pipeline, way: RecordFlow) -> Iterator[FileProblem]:
     told, path = pipeline.orchestration, (*_quality_at(way), "freshness")
     if (quality := way.sink.quality or pipeline.quality).freshness is None:
         return
@@ -92,12 +92,14 @@ def _of_freshness(document: Document, pipeline: Pipeline, way: Way) -> Iterator[
         yield document.problem(path, problem + remedy)
 
 
-def compiled_sensors(document: Document, pipeline: Pipeline, landings: Sequence[Landing]) -> Iterator[Waiting]:
+def compiled_sensors(
+    document: YamlDocument, pipeline: Pipeline, landings: Sequence[SinkLanding]
+) -> Iterator[CompiledSensor]:
     """Yield the sensors of a file without problems in `check_sensors`."""
     of_sinks = {landing.sink: landing for landing in landings}
     for name, sensor in pipeline.orchestration.sensors.items():
         path = (*_AT, name)
-        found = Arguments(path)
+        found = ArgumentCollector(path)
         found.take(sensor, path, *_OF_FILE, *_DURATIONS)
         for key in _DURATIONS:
             if (value := getattr(sensor, key)) is not None:
@@ -109,30 +111,32 @@ def compiled_sensors(document: Document, pipeline: Pipeline, landings: Sequence[
         if "deferrable" not in found.values:
             found.add("deferrable", pipeline.orchestration.deferrable, ("orchestration", "deferrable"))
         waiters = tuple(_waiters(pipeline, sensor))
-        yield Waiting(task_id=f"wait_{name}", kind=sensor.type, before=waiters, **found.told(document))
+        yield CompiledSensor(task_id=f"wait_{name}", kind=sensor.type, before=waiters, **found.told(document))
 
 
-def freshness_after(document: Document, pipeline: Pipeline, way: Way, landing: Landing) -> Waiting | None:
+def freshness_after(
+    document: YamlDocument, pipeline: Pipeline, way: RecordFlow, landing: SinkLanding
+) -> CompiledSensor | None:
     """Return the sensor for the table's freshness after a landing, or None without such a setting."""
     quality = way.sink.quality or pipeline.quality
     if quality.freshness is None:
         return None
     path = (*_quality_at(way), "freshness")
-    found = Arguments(path)
+    found = ArgumentCollector(path)
     for key, value in _subject(landing, is_table=False).items():
         found.add(key, value, path)
     found.add("max_lag_seconds", quality.freshness, path)
     found.add("fail_when_behind", True, path)
     found.add("deferrable", pipeline.orchestration.deferrable, ("orchestration", "deferrable"))
     task_id = named_apart("fresh", "_", landing.apart)
-    return Waiting(task_id=task_id, kind="lag", after=landing.sink, **found.told(document))
+    return CompiledSensor(task_id=task_id, kind="lag", after=landing.sink, **found.told(document))
 
 
 def _waiters(pipeline: Pipeline, sensor: AnySensor) -> list[str]:
     return [] if sensor.when == "beside" else list(pipeline.sinks) if sensor.sinks is None else sensor.sinks
 
 
-def _subject(landing: Landing, *, is_table: bool) -> Mapping[str, Any]:
+def _subject(landing: SinkLanding, *, is_table: bool) -> Mapping[str, Any]:
     """Return the sensor arguments for the table of a landing."""
     told = landing.arguments
     found = {key: told[key] for key in ("table", "consumer_group", *_CONNECTIONS) if key in told}
@@ -141,5 +145,5 @@ def _subject(landing: Landing, *, is_table: bool) -> Mapping[str, Any]:
     return found
 
 
-def _quality_at(way: Way) -> Path:
+def _quality_at(way: RecordFlow) -> Path:
     return (*way.sink_at, "quality") if way.sink.quality is not None else ("quality",)

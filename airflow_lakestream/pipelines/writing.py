@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from airflow_lakestream.onramp.dag_file import SCHEDULES, DagFile, Engine
+from airflow_lakestream.onramp.dag_file import SCHEDULES, DagEngine, DagFile
 from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.yaml_file import read_document
@@ -49,11 +49,11 @@ def _parts(file: DagFile) -> dict[str, Any]:
     if "unknown_fields" in decoding:
         sink["unknown_fields"] = decoding.pop("unknown_fields")
     source |= decoding
-    if file.engine is Engine.MIRROR:
+    if file.engine is DagEngine.MIRROR:
         sink |= {"mode": "mirror", "key": list(file.key)}
     if file.columns is not None:
         (sink if sql is None or sql_input is None else source)["schema"] = file.columns
-    engine = Engine.EXTRACT if file.engine is Engine.MIRROR else file.engine
+    engine = DagEngine.EXTRACT if file.engine is DagEngine.MIRROR else file.engine
     schedule = (file.schedule or SCHEDULES[file.engine]).replace("@continuous", "continuous")
     rows = [{"name": "rows", "type": "sql_transform", "input": name, "sql": sql}]
     return {
@@ -71,7 +71,7 @@ def _name_of(topic: str) -> str:
     return name if name[0].isalpha() or name[0] == "_" else f"_{name[:99]}"
 
 
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
+class _PipelineDumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
     """Writes texts of several lines as blocks, and a dollar sign as `$$`, since a single dollar begins a variable."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
@@ -81,12 +81,12 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
         return self.represent_scalar("tag:yaml.org,2002:str", text.replace("$", "$$"), style)
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
+_PipelineDumper.add_representer(str, _PipelineDumper.represent_str)
 
 
 def dumped(part: Any) -> str:
     """Return a part of a file as YAML; `read_document` reads the same part back."""
-    text: str = yaml.dump(part, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.dump(part, Dumper=_PipelineDumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from airflow_lakestream.pipelines.errors import PipelineError, Problem
+from airflow_lakestream.pipelines.errors import FileProblem, PipelineError
 
 # Keys and indexes from the top to a value.
 Path: TypeAlias = tuple[str | int, ...]
@@ -23,7 +23,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """Content of a file: mappings, lists, texts, numbers, booleans and None; and the position of each.
 
     :param variables: the names in `${...}`.
@@ -40,12 +40,12 @@ class Document:
             path = path[:-1]
         return self.places.get(path, (1, 1))
 
-    def problem(self, path: Path, text: str) -> Problem:
+    def problem(self, path: Path, text: str) -> FileProblem:
         """Return a problem about a value."""
-        return Problem(self.file, *self.place(path), text)
+        return FileProblem(self.file, *self.place(path), text)
 
 
-def read_document(file: str, text: str, lookup: Callable[[str], str]) -> Document:
+def read_document(file: str, text: str, lookup: Callable[[str], str]) -> YamlDocument:
     """Read a file's text; `${NAME}` becomes the result of `lookup` for the name, `$$` a dollar sign.
 
     Dates stay text. Raises PipelineError for invalid YAML, for duplicate keys, for aliases, merges and tags, and for a
@@ -56,16 +56,16 @@ def read_document(file: str, text: str, lookup: Callable[[str], str]) -> Documen
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        raise PipelineError([Problem(file, line, column, f"no YAML: {error.problem or error.context}")]) from None
+        raise PipelineError([FileProblem(file, line, column, f"no YAML: {error.problem or error.context}")]) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise PipelineError([Problem(file, 1, 1, f"no YAML: {' '.join(str(error).split())}")]) from None
+        raise PipelineError([FileProblem(file, 1, 1, f"no YAML: {' '.join(str(error).split())}")]) from None
     if deep is not None:
-        raise PipelineError([Problem(file, deep.line + 1, deep.column + 1, _DEEP)])
-    reader = _Reader(file, lookup)
+        raise PipelineError([FileProblem(file, deep.line + 1, deep.column + 1, _DEEP)])
+    reader = _DocumentReader(file, lookup)
     content = reader.value(node, ()) if node is not None else None
     if reader.problems:
         raise PipelineError(reader.problems)
-    return Document(file, content, reader.places, frozenset(reader.variables))
+    return YamlDocument(file, content, reader.places, frozenset(reader.variables))
 
 
 def _too_deep(text: str) -> yaml.Mark | None:
@@ -85,13 +85,13 @@ def _too_deep(text: str) -> yaml.Mark | None:
     return None
 
 
-class _Reader:
+class _DocumentReader:
     def __init__(self, file: str, lookup: Callable[[str], str]) -> None:
         self._file = file
         self._lookup = lookup
         self.places: dict[Path, Place] = {}
         self.variables: set[str] = set()
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
         self._seen: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> Any:
@@ -151,7 +151,7 @@ class _Reader:
         return _VARIABLE.sub(found, text) if "$" in text else text
 
     def _wrong(self, place: Place, text: str) -> None:
-        self.problems.append(Problem(self._file, *place, text))
+        self.problems.append(FileProblem(self._file, *place, text))
 
 
 def _place(node: yaml.Node) -> Place:

@@ -37,7 +37,7 @@ _VAIN_AT_ONCE = 200
 _VAIN_PER_SECOND = 5.0
 
 
-class _Cache:
+class _AnswerCache:
     """Bounded cache of answers in this process, by registry and path; removes the least recently used first."""
 
     def __init__(self, size: int) -> None:
@@ -61,7 +61,7 @@ class _Cache:
                 self._entries.popitem(last=False)
 
 
-class _Allowance:
+class _RequestAllowance:
     """Allowance of requests for unknown ids: a bucket with a rate of refill."""
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class _Allowance:
             self._left -= 1
 
 
-_ALLOWANCES: dict[RegistryConfig, _Allowance] = {}
+_ALLOWANCES: dict[RegistryConfig, _RequestAllowance] = {}
 
 # The schema of an id never changes, so all decoders of a process share the answers.
-_FOUND = _Cache(2_000)
-_ABSENT = _Cache(10_000)
+_FOUND = _AnswerCache(2_000)
+_ABSENT = _AnswerCache(10_000)
 
 
 class RegistryClient:
@@ -112,7 +112,7 @@ class RegistryClient:
         if found is None:
             if _ABSENT.get(key):
                 raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.")
-            allowance = _ALLOWANCES.setdefault(self.config, _Allowance())
+            allowance = _ALLOWANCES.setdefault(self.config, _RequestAllowance())
             if allowance.is_used_up:
                 raise SchemaNotFound(
                     f"Schema {schema_id} was not asked for: the registry {self._base} knew none of some "

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.ledger import union
-from airflow_lakestream.core.publishing.branch import Difference
+from airflow_lakestream.core.publishing.branch import ValueDifference
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, ranges_of
 from airflow_lakestream.tables.row_hashes import Hashes, RowHashes
@@ -79,7 +79,7 @@ class EngineRows:
             for place in np.unique(places[differs])[: max(0, _NAMED - len(self._ours))].tolist():
                 self._ours[partition, int(mine[place])] = columns[:, place]
 
-    def named(self) -> list[Difference]:
+    def named(self) -> list[ValueDifference]:
         """Return the first differences, with the columns."""
         found: dict[tuple[int, int], set[str]] = {}
         for partition, offsets, rows in self._by_partition():
@@ -89,7 +89,7 @@ class EngineRows:
                 names = {name for name, is_other in zip(self._columns, differ, strict=True) if is_other}
                 found.setdefault((partition, offset), set()).update(names)
         return [
-            Difference(self._topic, p, o, tuple(name for name in self._columns if name in names))
+            ValueDifference(self._topic, p, o, tuple(name for name in self._columns if name in names))
             for (p, o), names in sorted(found.items())
         ]
 

@@ -20,7 +20,7 @@ from airflow_lakestream.core.landing.plan import (
 )
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Reader, Sink, Source, TableState
+from airflow_lakestream.core.ports import RecordReader, Sink, TableState, TopicSource
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -38,7 +38,7 @@ class DamageReceipt:
 
 
 @dataclass(frozen=True)
-class Forgetting:
+class ReceiptWriter:
     """Writer of a group's receipts.
 
     :param lake: the table's catalog, or for a Delta table its store.
@@ -72,7 +72,7 @@ class Forgetting:
             source, KafkaReader(self.kafka, self.group, poll_timeout=self.poll_timeout, where=self.where)
         )
 
-    def receipt(self, source: Source, reader: Reader) -> DamageReceipt | None:
+    def receipt(self, source: TopicSource, reader: RecordReader) -> DamageReceipt | None:
         """Record the group's missing and unreadable offsets of a topic as lost; return None without damage."""
         this = f"ledger forget {uuid.uuid4().hex}"
         sink, found = self._load(this)
@@ -96,7 +96,7 @@ class Forgetting:
         return sink, found
 
 
-def find_damaged(plan: Plan, reader: Reader) -> RangeSet:
+def find_damaged(plan: Plan, reader: RecordReader) -> RangeSet:
     """Return the offsets of a plan in damaged batches."""
     left, damaged = plan.ranges, RangeSet()
     while left:

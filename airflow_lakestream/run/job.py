@@ -14,12 +14,12 @@ from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import OnDataLoss, OnError, Tombstones, choose
-from airflow_lakestream.core.ports import Rejects, Sink
+from airflow_lakestream.core.ports import RejectStore, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
-from airflow_lakestream.decode.routing import Router
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.routing import RecordRouter
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.reject_table import OneWorkerRejectingSink
@@ -27,10 +27,10 @@ from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
-    from airflow_lakestream.delta.storage import Tables
+    from airflow_lakestream.delta.storage import DeltaTableAccess
 
 # Opens tables: an Iceberg catalog, or the store of Delta tables.
-Lake: TypeAlias = "Catalog | Tables"
+Lake: TypeAlias = "Catalog | DeltaTableAccess"
 
 
 def build_job(
@@ -43,7 +43,7 @@ def build_job(
     stop: threading.Event | None = None,
     parts: int = 1,
     dry: bool = False,
-) -> Job:
+) -> LandingJob:
     """Return the job of a configuration, without connecting yet.
 
     :param kafka: librdkafka configuration of the connection.
@@ -62,8 +62,8 @@ def build_job(
     sql = config.statement.transform if config.statement is not None else None
     tombstones = choose(Tombstones, "tombstones", config.tombstones)
     metadata = tuple(config.metadata_columns)
-    decoders = RowDecoders(config.payload, metadata, router, on_error, tombstones, sql, columns=config.decoded)
-    return Job(
+    decoders = RowDecoderFactory(config.payload, metadata, router, on_error, tombstones, sql, columns=config.decoded)
+    return LandingJob(
         run_id=run_id,
         table=table,
         consumer_group=config.consumer_group,
@@ -78,7 +78,7 @@ def build_job(
         ),
         decoders=decoders,
         sink=sink,
-        rejects=cast(Rejects, sink),
+        rejects=cast(RejectStore, sink),
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.overlaps,
@@ -90,10 +90,10 @@ def build_job(
     )
 
 
-def _router(fan_out: FanOut, sink: Sink) -> Router:
+def _router(fan_out: FanOut, sink: Sink) -> RecordRouter:
     assert isinstance(sink, OneWorkerRejectingSink), "that is what there is for Iceberg"
     assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
-    return Router(fan_out.template, sink.inner.refusals)
+    return RecordRouter(fan_out.template, sink.inner.refusals)
 
 
 def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: int) -> Sink:

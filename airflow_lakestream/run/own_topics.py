@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import Envelope
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.formats import ValueEnvelope
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import RangeSet
@@ -30,12 +30,12 @@ class OwnTopics:
 
     config: ExtractConfig
 
-    def are_all(self, topic: str, job: Job, error: LakestreamError | None = None) -> bool:
+    def are_all(self, topic: str, job: LandingJob, error: LakestreamError | None = None) -> bool:
         """Return whether all records looked at are Debezium's own; if all are, log the topic as left out.
 
         :param error: the topic's failure. An error that a retry may fix is not a matter of the content.
         """
-        if self.config.envelope != Envelope.DEBEZIUM or not isinstance(error, Terminal | None):
+        if self.config.envelope != ValueEnvelope.DEBEZIUM or not isinstance(error, Terminal | None):
             return False
         try:
             kinds = self.kinds(job)
@@ -46,7 +46,7 @@ class OwnTopics:
             log.info("%s is left out: it holds %s of Debezium's own, no table's events.", topic, kinds)
         return bool(kinds)
 
-    def kinds(self, job: Job) -> str:
+    def kinds(self, job: LandingJob) -> str:
         """Return the kinds of the oldest and the newest records of the job's topic, as text.
 
         Empty if one of them may be a table's event, or without records. Raises the errors of reading.
@@ -62,7 +62,7 @@ class OwnTopics:
         schema = RegistryClient(registry).schema(int.from_bytes(value[1:_HEADER], "big"))
         return own_schema(schema.text)
 
-    def _values(self, job: Job) -> Iterator[bytes]:
+    def _values(self, job: LandingJob) -> Iterator[bytes]:
         state = job.source.look()
         plan = Plan(state, _ends(state))
         if not plan.ranges:

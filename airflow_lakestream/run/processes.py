@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.sharing.side_by_side import Order, ReaderProcess
+from airflow_lakestream.core.sharing.side_by_side import ReaderProcess, ReadOrder
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
-from airflow_lakestream.runtime.processes import Child, Children, can_fork, processors
+from airflow_lakestream.runtime.processes import ChildPipe, ChildProcesses, can_fork, processors
 
 # Kilobytes that librdkafka may read ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024
@@ -28,7 +28,7 @@ def reader_processes(
     kafka: Mapping[str, Any],
     where: str = "the Kafka connection",
     idle_threads: Sequence[str] = (),
-) -> Iterator[Children | None]:
+) -> Iterator[ChildProcesses | None]:
     """Yield reader processes for landings, or None if a single process is enough or forking is unsafe.
 
     Enter the context before any client is made: see `runtime.processes`, also for `idle_threads`.
@@ -46,17 +46,17 @@ def reader_processes(
     # The connection's own settings win.
     connection = {"queued.max.messages.kbytes": QUEUED_KBYTES // count, **kafka}
 
-    def main(child: Child) -> None:
+    def main(child: ChildPipe) -> None:
         ReaderProcess(child, make_job).serve()
 
-    def make_job(order: Order, stop: threading.Event) -> Job:
+    def make_job(order: ReadOrder, stop: threading.Event) -> LandingJob:
         # The described table already has the schema that the landing will give it: nothing is left to change.
         one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
         # Two processes that took the memory of one each had a peak PSS of 1,011 MiB with their parent, one alone 659.
         target, run_id = order.target, order.run_id
         return extract.build_job(one, connection, target, run_id=run_id, where=where, stop=stop, parts=count)
 
-    with Children(count, main) as children:
+    with ChildProcesses(count, main) as children:
         yield children
 
 

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState
 from airflow_lakestream.core.ledger import union
-from airflow_lakestream.core.ports import Reader
-from airflow_lakestream.core.publishing.branch import Looked, Shown, Written
+from airflow_lakestream.core.ports import RecordReader
+from airflow_lakestream.core.publishing.branch import EngineOutput, LogContents, ProofResult
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, coalesce
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.keys import Decoder as PayloadDecoder
+from airflow_lakestream.decode.keys import ColumnDecoder as PayloadDecoder
 from airflow_lakestream.decode.metadata import METADATA_NAMES, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, all_but, pick
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, all_but, pick
 from airflow_lakestream.run.comparing import EngineRows
 from airflow_lakestream.tables.coordinates import ranges_of
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
@@ -35,13 +35,13 @@ _BESIDE = frozenset(metadata_schema(METADATA_NAMES).names)
 _TIMESTAMP = "_kafka_timestamp"
 
 
-class LookIntoLog:
+class KafkaLogView:
     """`core.publishing.branch.Log` by a reader of the topic."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RecordReader) -> None:
         self._reader = reader
 
-    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
+    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> LogContents:
         """Return Kafka's contents at these offsets. Raises Stopped, and Conflict if the log loses offsets meanwhile."""
         gone = ranges & _below(state)
         there = ranges - gone
@@ -53,7 +53,7 @@ class LookIntoLog:
             # The damage is between the offsets that were asked for.
             return self._read(ranges, Plan(state, there), gone, stop)
 
-    def _read(self, ranges: RangeSet, plan: Plan, gone: RangeSet, stop: threading.Event) -> Shown:
+    def _read(self, ranges: RangeSet, plan: Plan, gone: RangeSet, stop: threading.Event) -> LogContents:
         values: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         empty: dict[PartitionKey, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
         with closing(self._reader.read(plan, stop)) as chunks:
@@ -68,11 +68,11 @@ class LookIntoLog:
         found, bare = (
             union(ranges_of(key, np.concatenate(some)) for key, some in by.items()) for by in (values, empty)
         )
-        return Shown(found & ranges, bare & ranges, gone)
+        return LogContents(found & ranges, bare & ranges, gone)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodedAgain:
+class DecodingProof:
     """`core.publishing.branch.Proof` by our own decoder.
 
     :param decoder: makes a decoder for the columns of a table.
@@ -83,7 +83,7 @@ class DecodedAgain:
     :param share: the share of the records that are checked, 1 for all. If it is less, no row counts as compared.
     """
 
-    reader: Reader
+    reader: RecordReader
     decoder: Callable[[pa.Schema], PayloadDecoder]
     begins: Mapping[int, int] = field(default_factory=dict)
     tombstones: bool = False
@@ -91,7 +91,7 @@ class DecodedAgain:
     compares: bool = True
     share: float = 1.0
 
-    def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
+    def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
         """Check these offsets and the rows' offsets. Raises BadRecord, Stopped and Conflict."""
         topic = state.identity.topic
         payload = pa.schema([one for one in written.columns if one.name not in _BESIDE])
@@ -112,7 +112,7 @@ class DecodedAgain:
         if stop.is_set():
             raise Stopped
         seen = union(ranges_of(key, np.concatenate(some)) for key, some in found.items()) | (wanted - asked)
-        return Looked(seen, theirs.equal if asked == wanted else RangeSet(), theirs.different, theirs.named())
+        return ProofResult(seen, theirs.equal if asked == wanted else RangeSet(), theirs.different, theirs.named())
 
 
 def sample(ranges: RangeSet, share: float) -> RangeSet:
@@ -139,7 +139,7 @@ def _row(decoder: PayloadDecoder, batch: RawBatch) -> pa.Table:
     places = all_but(len(batch), [row.index for row in decoded.bad])
     beyond = [BadRow(int(places[at]), reason) for at, reason in out_of_range(decoded.rows).items()]
     bad = sorted([*timed, *decoded.bad, *beyond], key=lambda row: row.index)
-    rows = Decoded(decoded.rows, bad).whole(batch)
+    rows = DecoderResult(decoded.rows, bad).whole(batch)
     return rows.append_column(_TIMESTAMP, metadata_columns(batch, ["timestamp"])[0])
 
 

@@ -16,7 +16,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 
 
-class Rejected(Protocol):
+class RejectView(Protocol):
     """A table and the reject table at matching heads."""
 
     @property
@@ -49,7 +49,7 @@ class Rejected(Protocol):
         """
 
 
-def open_rejected(lake: Any, table: str, group: str | None = None) -> Rejected:
+def open_rejected(lake: Any, table: str, group: str | None = None) -> RejectView:
     """Open a table and the reject table. Raises the table format's error for a missing table.
 
     :param lake: opens the table: a catalog, or a Delta table's store.
@@ -61,13 +61,13 @@ def open_rejected(lake: Any, table: str, group: str | None = None) -> Rejected:
     return opened
 
 
-def _of_iceberg(catalog: Any, table: str) -> _IcebergRejected:
+def _of_iceberg(catalog: Any, table: str) -> _IcebergRejectView:
     from airflow_lakestream.audit.run import load_both
 
-    return _IcebergRejected(*load_both(catalog, table))
+    return _IcebergRejectView(*load_both(catalog, table))
 
 
-def _of_delta(storage: Any, table: str) -> _DeltaRejected:
+def _of_delta(storage: Any, table: str) -> _DeltaRejectView:
     from airflow_lakestream.audit.run import together
     from airflow_lakestream.tables.rejects.settlement import rejects_of
 
@@ -77,11 +77,11 @@ def _of_delta(storage: Any, table: str) -> _DeltaRejected:
         return head
 
     load_rejects = partial(storage.open, rejects_of(table))
-    return _DeltaRejected(storage, *together(load, load_rejects, lambda head: head.version))
+    return _DeltaRejectView(storage, *together(load, load_rejects, lambda head: head.version))
 
 
 @dataclass(frozen=True)
-class _IcebergRejected:
+class _IcebergRejectView:
     main: Any
     rejects: Any
 
@@ -121,7 +121,7 @@ class _IcebergRejected:
 
 
 @dataclass(frozen=True)
-class _DeltaRejected:
+class _DeltaRejectView:
     storage: Any
     main: Any
     rejects: Any

@@ -16,30 +16,30 @@ from typing import Any
 
 from pyiceberg.catalog import Catalog
 
-from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.damage import Damage, TopicDamage, damage_of
+from airflow_lakestream.audit.books import TableLedgers
+from airflow_lakestream.audit.damage import TableDamage, TopicDamage, damage_of
 from airflow_lakestream.audit.log import bridged
-from airflow_lakestream.audit.result import AuditResult, Repaired
+from airflow_lakestream.audit.result import AuditResult, RepairResult
 from airflow_lakestream.audit.run import Audit, load
-from airflow_lakestream.audit.tally import Tally
-from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.audit.tally import OffsetTally
+from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
-from airflow_lakestream.core.landing.job import Job, check_still_there, read_rows
+from airflow_lakestream.core.landing.job import LandingJob, check_still_there, read_rows
 from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs, reach
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import OnDataLoss, OnError, SqlInput, Tombstones, UnknownFields, choose, is_given
-from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
+from airflow_lakestream.core.ports import Conflict, RecordChunk, RecordReader, TableState, TopicSource
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
-from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, Repairing
+from airflow_lakestream.iceberg.replace.odd_rows import RowsOutsideLog
+from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, RepairChange
 from airflow_lakestream.iceberg.upkeep import narrow_bounds
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
@@ -122,7 +122,7 @@ class MissingNoMore(Conflict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repair(Decoding):
+class TableRepair(DecodingSettings):
     """Repair of all damage found by a full `audit` in a table, group and topic.
 
     Values and keys are decoded as in the extract path. `schema` goes with `sql_input="decoded"`, with formats whose
@@ -170,7 +170,7 @@ class Repair(Decoding):
         audit = replace(self.audit, full=True)
         last: Conflict | None = None
         for _ in range(TRIES):
-            once = _Try(self, audit, catalog)
+            once = _RepairTry(self, audit, catalog)
             try:
                 result, repaired = once.run()
             except Conflict as conflict:
@@ -191,7 +191,7 @@ class Repair(Decoding):
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _EntryChange:
     """Change of a topic's ledger entry, and the ranges with rows kept from the table.
 
     `odd` are rows to take out; `removed` describes them.
@@ -200,23 +200,23 @@ class _Change:
     entry: TopicEntry
     kept: RangeSet
     left: RangeSet = RangeSet()
-    odd: NoPlace | None = None
+    odd: RowsOutsideLog | None = None
     removed: tuple[str, ...] = ()
 
 
 @dataclass
-class _Try:
-    repair: Repair
+class _RepairTry:
+    repair: TableRepair
     audit: Audit
     catalog: Catalog
     id: str = field(default_factory=lambda: f"repair {uuid.uuid4().hex}")
     names: tuple[str, ...] = ()
 
-    def run(self) -> tuple[AuditResult, Repaired]:
+    def run(self) -> tuple[AuditResult, RepairResult]:
         """Audit, and repair the damage. Raises Conflict if the repair has to begin again."""
         sink, table = self._open()
         result = self.audit.run(self.catalog)
-        books = Books.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
+        books = TableLedgers.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
         damage = damage_of(result, books)
         self._refuse_losses(damage)
         try:
@@ -243,7 +243,7 @@ class _Try:
         sink = RejectingRepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design, RECORD_SCHEMA)
         return sink, sink.load(self.id)
 
-    def _refuse_losses(self, damage: Damage) -> None:
+    def _refuse_losses(self, damage: TableDamage) -> None:
         if choose(OnDataLoss, "on_data_loss", self.repair.on_data_loss) is OnDataLoss.FAIL:
             rows = sum(one.rows_gone for one in damage.topics)
             if rows:
@@ -251,7 +251,7 @@ class _Try:
             if files := [one.path for one in damage.lost if one.nulls != 0]:
                 raise FilesLost(self.audit.table, files)
 
-    def _set_right(self, damage: Damage, sink: RejectingRepairSink, table: TableState) -> Repaired:
+    def _set_right(self, damage: TableDamage, sink: RejectingRepairSink, table: TableState) -> RepairResult:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
         left = [*damage.left]
         left += [
@@ -262,13 +262,13 @@ class _Try:
         done = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
         odd = tuple(change.odd for change in changes.values() if change.odd is not None)
         if not (done or odd or damage.lost):
-            return Repaired(left=tuple(left))
+            return RepairResult(left=tuple(left))
         landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
         lost = frozenset(one.path for one in damage.lost)
-        committed = sink.repair(Repairing(landing, kept, has_missing, odd, lost))
-        return Repaired(
+        committed = sink.repair(RepairChange(landing, kept, has_missing, odd, lost))
+        return RepairResult(
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
             rows_in=landing.counts.written,
@@ -281,7 +281,7 @@ class _Try:
             removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
         )
 
-    def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _Change:
+    def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _EntryChange:
         """Read a topic's damaged ranges into the sink; return the change of the ledger entry."""
         job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
@@ -296,7 +296,7 @@ class _Try:
         lost = damage.gone if damage.rows_gone else RangeSet()
         odd, removed_odd = _odd_rows(damage, state)
         if not (read or kept or lost):
-            return _Change(TopicEntry(), kept, left, odd, removed_odd)
+            return _EntryChange(TopicEntry(), kept, left, odd, removed_odd)
         # The ledger has only the number of rejected records, not whether missing ones were rejected.
         lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
         rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
@@ -311,9 +311,9 @@ class _Try:
             removed=Counts(read=removed, written=removed - rejected, rejected=rejected),
             epochs=leader_epochs(state) if read and state is not None else {},
         )
-        return _Change(entry, kept, left, odd, removed_odd)
+        return _EntryChange(entry, kept, left, odd, removed_odd)
 
-    def _job(self, topic: str) -> Job:
+    def _job(self, topic: str) -> LandingJob:
         """Return the extract path's job for a topic, with source, reader and decoders."""
         config = ExtractConfig(
             topic=topic,
@@ -330,7 +330,7 @@ class _Try:
         )
 
     def _read(
-        self, job: Job, state: TopicState, damage: TopicDamage, table: TableState
+        self, job: LandingJob, state: TopicState, damage: TopicDamage, table: TableState
     ) -> tuple[RangeSet, Counts, BadRecords]:
         """Write all records of the damaged ranges to the sink; return offsets, counts and bad records."""
         check_log(damage.entry, state, job.table)
@@ -339,9 +339,9 @@ class _Try:
         there = damage.ranges & in_kafka
         entry = damage.entry
         plan = Plan(state, RangeSet(bridged(there)) - entry.lost, known_epochs=entry.epochs, known_until=reach(entry))
-        found: dict[PartitionKey, Tally] = {}
+        found: dict[PartitionKey, OffsetTally] = {}
         counts, bad = Counts(), BadRecords()
-        job = replace(job, reader=_Only(job.reader, there))
+        job = replace(job, reader=_RangeReader(job.reader, there))
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:
                 if (outcome := chunk.outcome) is not None:
@@ -353,13 +353,13 @@ class _Try:
                     if outcome.rowless is not None:
                         job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
                     counts, bad = counts + outcome.counts, bad + outcome.bad
-                    found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.offsets)
+                    found.setdefault((topic, chunk.covers.partition), OffsetTally()).add_offsets(chunk.offsets)
         check_still_there(job, damage.identity)
         read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
         return read, counts, bad
 
 
-def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | None, tuple[str, ...]]:
+def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[RowsOutsideLog | None, tuple[str, ...]]:
     """Return the filter for rows at impossible offsets, with a description; no filter without the topic."""
     if state is None:
         return None, ()
@@ -368,10 +368,10 @@ def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | 
     beyond = damage.unexpected - union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
     if not (damage.odd or beyond):
         return None, ()
-    return NoPlace(topic, ends), (*damage.odd, *(f"{r}, where the log has nothing yet" for r in beyond))
+    return RowsOutsideLog(topic, ends), (*damage.odd, *(f"{r}, where the log has nothing yet" for r in beyond))
 
 
-def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
+def _look(source: TopicSource, identity: TopicIdentity) -> TopicState | None:
     """Return the topic's present state; None if the topic is gone or another."""
     try:
         state = source.look()
@@ -381,13 +381,13 @@ def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
 
 
 @dataclass(frozen=True)
-class _Only:
+class _RangeReader:
     """Reader of the given ranges within a plan's wider ranges."""
 
-    reader: Reader
+    reader: RecordReader
     ranges: RangeSet
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield the plan's chunks with only the records in the ranges; see `core.ports.Reader`."""
         with closing(self.reader.read(plan, cancelled)) as chunks:
             for chunk in chunks:

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import OnError, TableFormat, is_given
-from airflow_lakestream.core.ports import Boundary, Chunk, ReplacedMeanwhile
+from airflow_lakestream.core.ports import RecordChunk, ReplacedMeanwhile, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -56,7 +56,7 @@ class NotReplayed(LakestreamError, Transient):
         )
 
 
-class TakenMeanwhile(LakestreamError, Transient):
+class RejectsTakenMeanwhile(LakestreamError, Transient):
     """Rejected records are gone, or do not count any more."""
 
     def __init__(self, table: str, ranges: RangeSet) -> None:
@@ -64,7 +64,7 @@ class TakenMeanwhile(LakestreamError, Transient):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RejectSelection:
     """Selection of rejected records: a stage, a text in the reason, and a limit."""
 
     stage: str | None = None
@@ -87,7 +87,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """Result of a replay: the counts of records by outcome, and the table's snapshots."""
 
     counts: Counts = Counts()
@@ -107,7 +107,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class RejectReplay:
     """Replay of the chosen rejected records of a table and a group.
 
     :param decoding: arguments of the extract path that decide the outcome of a record: `format`, `schema`,
@@ -116,14 +116,14 @@ class Replay:
 
     table: str
     consumer_group: str
-    chosen: Selection = Selection()
+    chosen: RejectSelection = RejectSelection()
     decoding: Mapping[str, Any] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._config("any", RangeSet.of("any", 0, 0, 1), ())
 
-    def run(self, lake: Lake) -> Replayed:
+    def run(self, lake: Lake) -> ReplayResult:
         """Land the chosen records again; records still bad stay rejected, with the new reason.
 
         :param lake: opens the table: a catalog, or a Delta table's store.
@@ -131,7 +131,7 @@ class Replay:
         Raises TableMissing, CannotReplay, NotReplayed, and the errors of a replace; a failed replace has changed
         nothing.
         """
-        done = Replayed()
+        done = ReplayResult()
         tried: dict[TopicIdentity, RangeSet] = {}
         last: BaseException | None = None
         for _ in range(TRIES):
@@ -140,7 +140,7 @@ class Replay:
                     done = self._land(lake, identity, ranges, done)
                     tried[identity] = tried.get(identity, RangeSet()) | ranges
                 return done
-            except (ReplacedMeanwhile, TakenMeanwhile) as e:
+            except (ReplacedMeanwhile, RejectsTakenMeanwhile) as e:
                 last = e
                 log.info("%s Looking again.", e)
         assert last is not None
@@ -186,7 +186,7 @@ class Replay:
             if found:
                 yield identity, RangeSet(found)
 
-    def _land(self, lake: Lake, identity: TopicIdentity, ranges: RangeSet, done: Replayed) -> Replayed:
+    def _land(self, lake: Lake, identity: TopicIdentity, ranges: RangeSet, done: ReplayResult) -> ReplayResult:
         columns = open_rejected(lake, self.table).columns
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         config = self._config(identity.topic, ranges, names)
@@ -194,7 +194,7 @@ class Replay:
         records = RejectedRecords(lake, self.table, self.consumer_group, identity)
         # Only this process has the reader; a handful of records is not worth child processes.
         report = land(replace(job, source=records, reader=records, children=None))
-        return Replayed(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
+        return ReplayResult(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
 
     def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
         return ExtractConfig(
@@ -227,7 +227,7 @@ class RejectedRecords:
         ends: dict[int, int] = {}
         for r in self._entry().held:
             ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
-        return TopicState(self.topic, {p: Watermarks(0, end) for p, end in ends.items()})
+        return TopicState(self.topic, {p: PartitionWatermarks(0, end) for p, end in ends.items()})
 
     def identity(self) -> TopicIdentity:
         """Return the topic incarnation of the rejected records."""
@@ -237,14 +237,14 @@ class RejectedRecords:
         """Return the ledger's origin."""
         return dict(self._entry().origin)
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         """Refuse: a replay has no interval."""
         raise AssertionError("a replay asks for offsets, not for times")
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Commit no offsets: a replay lands no new offsets."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Yield the plan's records; a partition's first range comes with all records of the partition."""
         batches = self._batches(plan.ranges)
         for r in plan.ranges:
@@ -253,12 +253,12 @@ class RejectedRecords:
             batch = batches.pop((r.topic, r.partition), None)
             if batch is None:
                 batch = RawBatch(r.topic, r.partition, [], [], pa.array([], pa.binary()))
-            yield Chunk(r, batch, batch.values.nbytes)
+            yield RecordChunk(r, batch, batch.values.nbytes)
 
     def _batches(self, ranges: RangeSet) -> dict[PartitionKey, RawBatch]:
         found = list(open_rejected(self.lake, self.table).counting(self.group, ranges=ranges))
         if not found:
-            raise TakenMeanwhile(self.table, ranges)
+            raise RejectsTakenMeanwhile(self.table, ranges)
         rows = pa.concat_tables(found)
         rows = rows.filter(pc.equal(rows["topic_id"], self.topic.topic_id)).sort_by(OFFSET)
         batches = {}
@@ -268,7 +268,7 @@ class RejectedRecords:
             batches[self.topic.topic, partition] = batch
             there |= RangeSet(OffsetRange(batch.topic, partition, o, o + 1) for o in batch.offsets)
         if gone := ranges - there:
-            raise TakenMeanwhile(self.table, gone)
+            raise RejectsTakenMeanwhile(self.table, gone)
         return batches
 
     def _entry(self) -> TopicEntry:

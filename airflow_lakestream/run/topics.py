@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import Sink
@@ -33,7 +33,7 @@ from airflow_lakestream.kafka.topics import list_topics
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.own_topics import OwnTopics
 from airflow_lakestream.run.storage import storage_errors_named
-from airflow_lakestream.runtime.processes import Children
+from airflow_lakestream.runtime.processes import ChildProcesses
 from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 log = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ def land_run(
     run_id: str,
     where: str = "the Kafka connection",
     stop: threading.Event | None = None,
-    children: Children | None = None,
-    prepare: Callable[[Job], Job] | None = None,
+    children: ChildProcesses | None = None,
+    prepare: Callable[[LandingJob], LandingJob] | None = None,
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
 
@@ -147,7 +147,7 @@ def land_run(
             log.info("%s and the topics after it wait for the next run: max_records are landed.", topic)
             break
         own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
-        job: Job | None = None
+        job: LandingJob | None = None
         try:
             job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, own_id, where, stop)
             job = replace(job, children=children)
@@ -181,7 +181,7 @@ def job_of(
     run_id: str,
     where: str,
     stop: threading.Event | None = None,
-) -> Job:
+) -> LandingJob:
     """Return the job of a topic; see `run.job.build_job` for the arguments.
 
     A topic that only a regex matched must not write to a table of another stream.
@@ -199,11 +199,11 @@ def job_of(
     return job
 
 
-def _inner(job: Job) -> Sink:
+def _inner(job: LandingJob) -> Sink:
     return job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
 
 
-def _rows_by_table(job: Job, report: LandingReport) -> Mapping[str, int]:
+def _rows_by_table(job: LandingJob, report: LandingReport) -> Mapping[str, int]:
     sink = _inner(job)
     if isinstance(sink, FanOutSink):
         return sink.rows_by_table

@@ -90,7 +90,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Failed:
+class ChildFailure:
     """A child's error, to be raised in the parent."""
 
     def __init__(self, error: Exception) -> None:
@@ -112,7 +112,7 @@ class Failed:
         return error
 
 
-class Child:
+class ChildPipe:
     """A child process's side of the pipe: requests come in, answers go out."""
 
     def __init__(self, connection: Connection) -> None:
@@ -168,7 +168,7 @@ class Child:
             self._changed.notify_all()
 
 
-class _Parent:
+class _ChildHandle:
     """A child, as seen by the parent."""
 
     def __init__(self, number: int, pid: int, connection: Connection) -> None:
@@ -191,19 +191,19 @@ class _Parent:
         self.status = os.waitpid(self.pid, 0)[1]
 
 
-class Children:
+class ChildProcesses:
     """Forked processes for `main`, ended with the context or with this process.
 
     Use in a `with`. `main` runs until the parent closes its end.
     """
 
-    def __init__(self, count: int, main: Callable[[Child], None]) -> None:
+    def __init__(self, count: int, main: Callable[[ChildPipe], None]) -> None:
         self._count = count
         self._main = main
-        self._children: list[_Parent] = []
+        self._children: list[_ChildHandle] = []
         self.are_broken = False
 
-    def __enter__(self) -> Children:
+    def __enter__(self) -> ChildProcesses:
         try:
             # Freeze: existing objects must not be touched in a child, since touched pages are copied.
             with frozen():
@@ -263,7 +263,7 @@ class Children:
         child.join(PATIENCE)
         return ProcessDied(number, child.pid, child.status or 0)
 
-    def _fork(self, number: int) -> _Parent:
+    def _fork(self, number: int) -> _ChildHandle:
         here, there = Pipe()
         with warnings.catch_warnings():
             # Python 3.12 and later warn of native threads, too, such as BLAS threads.
@@ -271,14 +271,14 @@ class Children:
             pid = os.fork()
         if pid:
             there.close()
-            return _Parent(number, pid, here)
+            return _ChildHandle(number, pid, here)
         # Never return into the caller's frames: they belong to the parent.
         try:
             here.close()
             for sibling in self._children:
                 # With its copies of the other pipes open, the child would not notice that the parent is gone.
                 sibling.connection.close()
-            _run(Child(there), self._main, number)
+            _run(ChildPipe(there), self._main, number)
         finally:
             os._exit(0)
 
@@ -290,7 +290,7 @@ class Children:
         self._children = []
 
 
-def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
+def _run(child: ChildPipe, main: Callable[[ChildPipe], None], number: int) -> None:
     # Replace the parent's handlers, which would report to Airflow that the task ends. A child that is asked to end
     # deletes its unfinished files first. Ctrl-C reaches both, and the parent acts on it.
     signal.signal(signal.SIGTERM, lambda *_: child.give_up())
@@ -298,7 +298,7 @@ def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
     for name in list(logging.Logger.manager.loggerDict):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
-    logging.getLogger().handlers = [_ToParent(child, number)]
+    logging.getLogger().handlers = [_ParentLogHandler(child, number)]
     try:
         main(child)
     except BaseException:  # noqa: BLE001  # the last place to report it
@@ -307,10 +307,10 @@ def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
         os._exit(1)
 
 
-class _ToParent(logging.Handler):
+class _ParentLogHandler(logging.Handler):
     """Handler to send log records to the parent, for the parent's handlers and masks."""
 
-    def __init__(self, child: Child, number: int) -> None:
+    def __init__(self, child: ChildPipe, number: int) -> None:
         super().__init__()
         self._child = child
         self._number = number

@@ -27,7 +27,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Tran
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.operators.arguments import check_written_flags, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
-from airflow_lakestream.operators.rendering import KeepsTexts
+from airflow_lakestream.operators.rendering import TextRendering
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -45,7 +45,7 @@ class CheckFailed(LakestreamError, Transient):
     """A look with a bad result, or without a result. A retry looks again."""
 
 
-class LookSensor(KeepsTexts, BaseSensorOperator):
+class LookSensor(TextRendering, BaseSensorOperator):
     """Looks at a stream until the check is done.
 
     A subclass sets its check's name and the check's arguments, which are its templated fields, and calls `ready` at the

@@ -22,7 +22,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.settings import problem_of
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
-from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
+from airflow_lakestream.spark.configuration import AppSettings, check_keys, read_object, write_object
 
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
@@ -39,7 +39,7 @@ _OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppConfig(Configuration):
+class AppConfig(AppSettings):
     """Configuration of an app that lands records.
 
     :param kafka: librdkafka settings, as for the extract path; may hold secrets.

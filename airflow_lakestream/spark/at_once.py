@@ -17,7 +17,7 @@ from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.inputs import take_lease
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import MicroBatches
-from airflow_lakestream.spark.pulse import Pulse
+from airflow_lakestream.spark.pulse import ProgressReporter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Supervised:
+class AppSupervision:
     """Progress, signs of life and lease of a working app; without supervision all fields are None."""
 
     progress: ProgressLog | None = None
-    pulse: Pulse | None = None
+    pulse: ProgressReporter | None = None
     lease: Lease | None = None
 
     def report(self, done: BatchProgress) -> None:
@@ -58,7 +58,7 @@ def supervised(
     take: Callable[[str], Lease],
     location: str | None,
     properties: Mapping[str, str] | None = None,
-) -> Iterator[Supervised]:
+) -> Iterator[AppSupervision]:
     """Hold a lease and give signs of life while an app works; without a location, do neither.
 
     :param what: the work, in words.
@@ -69,13 +69,13 @@ def supervised(
     Raises the errors of `take`.
     """
     if location is None:
-        yield Supervised()
+        yield AppSupervision()
         return
     with take(location) as lease:
         progress = ProgressLog(location, properties)
-        with Pulse(spark, progress, is_idle=lambda: False) as pulse:
+        with ProgressReporter(spark, progress, is_idle=lambda: False) as pulse:
             pulse.begin(what)
-            yield Supervised(progress, pulse, lease)
+            yield AppSupervision(progress, pulse, lease)
 
 
 def land_at_once(config: AppConfig, spark: SparkSession) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.stores.folders import Store, open_folder
+from airflow_lakestream.stores.folders import FolderStore, open_folder
 
 Offsets = dict[PartitionKey, int]
 
@@ -47,14 +47,14 @@ class ForeignCheckpoint(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class QueryCheckpoint:
     """An existing checkpoint. `planned` and `committed` are the batches of the two logs, in order."""
 
     location: str
     query_id: str
     planned: tuple[int, ...]
     committed: tuple[int, ...]
-    store: Store
+    store: FolderStore
 
     @property
     def replayed(self) -> int | None:
@@ -175,7 +175,7 @@ class Checkpoint:
         return {key: min(one[key] for one in read) for key in read[0] if all(key in one for one in read)}
 
 
-def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> Checkpoint | None:
+def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> QueryCheckpoint | None:
     """Read a checkpoint; return None if the folder has no checkpoint yet.
 
     :param properties: opens its object store, see `open_folder`.
@@ -196,19 +196,19 @@ def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) 
     except (ValueError, KeyError, TypeError) as e:
         raise CheckpointDamaged(location, "metadata", "was written in part") from e
     planned, committed = (_batches(store, log) for log in ("offsets", "commits"))
-    return Checkpoint(location, query_id, planned, committed, store)
+    return QueryCheckpoint(location, query_id, planned, committed, store)
 
 
-def _batches(store: Store, folder: str) -> tuple[int, ...]:
+def _batches(store: FolderStore, folder: str) -> tuple[int, ...]:
     # The folders also hold checksums (.3.crc) and unfinished files (.3.<id>.tmp).
     return tuple(sorted(int(name) for name in _names(store, folder) if name.isdigit()))
 
 
-def _names(store: Store, folder: str = "") -> set[str]:
+def _names(store: FolderStore, folder: str = "") -> set[str]:
     return {name for name in store.names(folder) if not name.startswith(".")}
 
 
-def _text(store: Store, path: str) -> str | None:
+def _text(store: FolderStore, path: str) -> str | None:
     content = store.read(path)
     # Content that is not text is reported as damaged by its parser.
     return None if content is None else content.decode(errors="replace")

@@ -21,7 +21,7 @@ _CATALOG_KEYS = ("name", "properties")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class AppSettings:
     """The settings of every app.
 
     :param app: name of the bundled app, such as "kafka_to_iceberg".

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.configuration import Configuration
+from airflow_lakestream.spark.configuration import AppSettings
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.settings.catalog import identity_of
 
@@ -54,7 +54,7 @@ def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
 
 
 def lease_for(
-    config: Configuration, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
+    config: AppSettings, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
 ) -> Lease:
     """Take a lease for any app, with inputs and fingerprint. Raises LeaseHeld, OtherInputs."""
     context = spark.sparkContext

@@ -17,10 +17,10 @@ from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.termination import DriverTerminated
 
 
-class _Farewell:
+class _LeaseRelease:
     """A java.lang.Runnable that releases the lease before the JVM ends."""
 
-    def __init__(self, of: lease.Lease) -> None:
+    def __init__(self, of: lease.HeldLease) -> None:
         self._lease = of
 
     def run(self) -> None:
@@ -33,8 +33,8 @@ class _Farewell:
         implements = ("java.lang.Runnable",)
 
 
-class Lease(lease.Lease):
-    """A lease held by this process, see `airflow_lakestream.driver.lease.Lease`."""
+class Lease(lease.HeldLease):
+    """A lease held by this process, see `airflow_lakestream.driver.lease.HeldLease`."""
 
     _hook: Any = None
 
@@ -48,7 +48,7 @@ class Lease(lease.Lease):
             # In a pod only the JVM gets SIGTERM, and Python ends with it: the JVM waits for the release of the lease.
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # PySpark has no types here
             self._runtime = gateway.jvm.java.lang.Runtime.getRuntime()
-            self._hook = gateway.jvm.java.lang.Thread(_Farewell(self))
+            self._hook = gateway.jvm.java.lang.Thread(_LeaseRelease(self))
             self._runtime.addShutdownHook(self._hook)
         return self
 

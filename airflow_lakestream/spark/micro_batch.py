@@ -22,22 +22,22 @@ from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.checks import ChecksFailed
-from airflow_lakestream.core.landing.job import Job, entry_of
-from airflow_lakestream.core.landing.modes import Mode
+from airflow_lakestream.core.landing.job import LandingJob, entry_of
+from airflow_lakestream.core.landing.modes import RunMode
 from airflow_lakestream.core.landing.plan import TopicState, first_hole
-from airflow_lakestream.core.ledger import Engine, TopicEntry, union
+from airflow_lakestream.core.ledger import LandingEngine, TopicEntry, union
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.checkpoint import Checkpoint
-from airflow_lakestream.spark.crew.crew import SparkCrew
-from airflow_lakestream.spark.crew.mirror import MirrorCrew
-from airflow_lakestream.spark.frames.crew import FrameCrew
-from airflow_lakestream.spark.frames.function import Function, load_function
-from airflow_lakestream.spark.pulse import Pulse
+from airflow_lakestream.spark.checkpoint import QueryCheckpoint
+from airflow_lakestream.spark.crew.crew import SparkReaders
+from airflow_lakestream.spark.crew.mirror import MirrorReaders
+from airflow_lakestream.spark.frames.crew import FrameReaders
+from airflow_lakestream.spark.frames.function import FrameFunction, load_function
+from airflow_lakestream.spark.pulse import ProgressReporter
 from airflow_lakestream.spark.settings.kafka import for_executors, kafka_options
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MicroBatches:
     config: AppConfig
     spark: SparkSession
     stop: threading.Event = field(default_factory=threading.Event)
-    pulse: Pulse | None = None
+    pulse: ProgressReporter | None = None
 
     @cached_property
     def extract(self) -> ExtractConfig:
@@ -85,14 +85,14 @@ class MicroBatches:
         return kafka_options(self.config.kafka)
 
     @cached_property
-    def crew(self) -> SparkCrew:
+    def crew(self) -> SparkReaders:
         """The remote readers: of mirrors, of frames, or of records."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
         if isinstance(self.extract, MirrorConfig):
-            return MirrorCrew(*common)
+            return MirrorReaders(*common)
         if (function := function_of(self.extract)) is not None:
-            return FrameCrew(*common, function=function)
-        return SparkCrew(*common)
+            return FrameReaders(*common, function=function)
+        return SparkReaders(*common)
 
     @cached_property
     def source_options(self) -> Mapping[str, str]:
@@ -102,7 +102,7 @@ class MicroBatches:
         """
         return {**self.options, "failOnDataLoss": "false"}
 
-    def catch_up(self, checkpoint: Checkpoint | None) -> bool:
+    def catch_up(self, checkpoint: QueryCheckpoint | None) -> bool:
         """Land the offsets of finished batches lacking in the table; return whether the checkpoint was changed.
 
         Offsets lack if the table was rolled back, or if the query ran without it. Raises the errors of a landing.
@@ -124,7 +124,7 @@ class MicroBatches:
         """Start the query."""
         return writer.start()
 
-    def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
+    def land_batch(self, checkpoint: QueryCheckpoint, batch_id: int, frame: DataFrame) -> RunReport:
         """Land a batch, without reading `frame`.
 
         The frame's start is Spark's, and only the ledger knows the lacking offsets. If a mirror's batch fails for an
@@ -141,7 +141,9 @@ class MicroBatches:
             log.info("Batch %s is tried with all events that came after it, since one may mend this: %s", batch_id, e)
             return self.land(run_id)
 
-    def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: Mode | None = None) -> RunReport:
+    def land(
+        self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: RunMode | None = None
+    ) -> RunReport:
         """Land the offsets lacking below `ends`, or without `ends` the offsets of the mode.
 
         :param run_id: the same in each try of one batch.
@@ -149,11 +151,11 @@ class MicroBatches:
             Raises the errors of a landing.
         """
         within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
-        jobs: list[Job] = []
+        jobs: list[LandingJob] = []
 
-        def prepare(job: Job) -> Job:
+        def prepare(job: LandingJob) -> LandingJob:
             reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
-            changed = replace(job, crew=self.crew, engine=Engine.SPARK, within=within, reader=reader)
+            changed = replace(job, crew=self.crew, engine=LandingEngine.SPARK, within=within, reader=reader)
             jobs.append(replace(changed, mode=mode or job.mode))
             return jobs[-1]
 
@@ -192,20 +194,20 @@ class MicroBatches:
             found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
         return json.dumps(found)
 
-    def _books(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[Job, TopicEntry]:
+    def _books(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[LandingJob, TopicEntry]:
         """Return a job of a topic, and the topic's entry in the table's ledger."""
         job = job_of(self.extract, topic, topics, self.config.kafka, self.catalog, "start", WHERE)
         return job, entry_of(job, job.sink.load("start"), now)
 
 
-def function_of(config: ExtractConfig) -> Function | None:
+def function_of(config: ExtractConfig) -> FrameFunction | None:
     """Return the function for the table's rows; None without a function. Raises InvalidArgument."""
     if not isinstance(config, FrameConfig) or config.function is None:
         return None
     return load_function(config.function, config.argument)
 
 
-def _starts(job: Job, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:
+def _starts(job: LandingJob, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:
     if not entry.origin:
         return job.source.starts(now)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}

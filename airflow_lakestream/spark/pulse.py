@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.core.ports import RecordChunk, RecordReader
 from airflow_lakestream.driver.progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 
 
-class Pulse:
+class ProgressReporter:
     """Regular looks at the driver, with a report if the driver has done something since the last look.
 
     Progress is: a Spark task ended, a stage began, or the driver itself read a batch of records. Only progress is a
@@ -43,7 +43,7 @@ class Pulse:
         self._chunks = 0
         self._seen: tuple[object, ...] = ()
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> ProgressReporter:
         self._thread.start()
         return self
 
@@ -58,9 +58,9 @@ class Pulse:
         self._what = what
         self._progress.alive(f"{what} has begun")
 
-    def count(self, reader: Reader) -> Reader:
+    def count(self, reader: RecordReader) -> RecordReader:
         """Return a reader with a count of batches of records, for reads by the driver itself, without Spark tasks."""
-        return _Counted(reader, self)
+        return _CountingReader(reader, self)
 
     def read_one(self) -> None:
         """Count a batch of records."""
@@ -91,12 +91,12 @@ class Pulse:
                 log.warning("No sign of life could be given: %s: %s", type(e).__name__, e)
 
 
-class _Counted:
-    def __init__(self, reader: Reader, pulse: Pulse) -> None:
+class _CountingReader:
+    def __init__(self, reader: RecordReader, pulse: ProgressReporter) -> None:
         self._reader = reader
         self._pulse = pulse
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         with closing(self._reader.read(plan, cancelled)) as chunks:
             for chunk in chunks:
                 self._pulse.read_one()

@@ -22,11 +22,11 @@ from airflow_lakestream.runtime.collector import calm_collector
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.at_once import land_at_once
 from airflow_lakestream.spark.causes import query_failed
-from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
+from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
 from airflow_lakestream.spark.inputs import take_lease
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
-from airflow_lakestream.spark.pulse import Pulse
+from airflow_lakestream.spark.pulse import ProgressReporter
 from airflow_lakestream.spark.requirements import check_executors, modules_for
 from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.stateful.batches import StatefulBatches
@@ -43,11 +43,11 @@ _LOOK = 0.1
 _ASK = 1.0
 
 
-class _Ended(Exception):
+class _QueryEnd(Exception):
     """Exception for ending the query before the next batch is landed."""
 
 
-class Stream:
+class LandingQuery:
     """A streaming query under a lease."""
 
     def __init__(self, config: AppConfig, spark: SparkSession, lease: Lease) -> None:
@@ -58,7 +58,7 @@ class Stream:
         self._location = config.checkpoint_location
         self._progress = ProgressLog(self._location, config.store_properties)
         self._query: StreamingQuery | None = None
-        self._pulse = Pulse(spark, self._progress, self._is_idle)
+        self._pulse = ProgressReporter(spark, self._progress, self._is_idle)
         self._batches = _batches_of(config)(config, spark, pulse=self._pulse)
         self._ending = threading.Event()
         self._error: Exception | None = None
@@ -85,7 +85,7 @@ class Stream:
         if self._error is not None:
             raise self._error
 
-    def _look(self) -> Checkpoint | None:
+    def _look(self) -> QueryCheckpoint | None:
         checkpoint = read_checkpoint(self._location, self._config.store_properties)
         if checkpoint is not None:
             checkpoint.check_whole()
@@ -93,7 +93,7 @@ class Stream:
             checkpoint.check_topics([self._batches.extract.topic])
         return checkpoint
 
-    def _start(self, checkpoint: Checkpoint | None) -> StreamingQuery:
+    def _start(self, checkpoint: QueryCheckpoint | None) -> StreamingQuery:
         config, topic = self._config, self._batches.extract.topic
         options = {
             **self._batches.source_options,
@@ -118,7 +118,7 @@ class Stream:
     def _land(self, frame: DataFrame, batch_id: int) -> None:
         """Land a batch."""
         if self._ending.is_set():
-            raise _Ended
+            raise _QueryEnd
         try:
             self._lease.check()
             self._pulse.begin(f"batch {batch_id}")
@@ -179,12 +179,12 @@ def _batches_of(config: AppConfig) -> type[MicroBatches]:
 def stream(config: AppConfig, spark: SparkSession) -> None:
     """Take the checkpoint's lease, and run the query.
 
-    Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and the errors of `Stream.run`.
+    Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and the errors of `LandingQuery.run`.
     """
     assert config.checkpoint_location is not None, "a query has one"
     s3a.tell(spark, config.checkpoint_location, config.store_properties)
     with take_lease(config, spark, config.checkpoint_location) as lease:
-        Stream(config, spark, lease).run()
+        LandingQuery(config, spark, lease).run()
 
 
 def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:

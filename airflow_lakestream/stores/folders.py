@@ -21,7 +21,7 @@ from airflow_lakestream.stores.object_store import SCHEMES, open_location
 _CREATES_ONCE = ("memory",)
 
 
-class Store(Protocol):
+class FolderStore(Protocol):
     """Files of a folder, by relative path; "" is the folder itself."""
 
     def names(self, folder: str = "") -> list[str]:
@@ -43,7 +43,7 @@ class Store(Protocol):
         """Delete a file, if present."""
 
 
-def open_folder(location: str, properties: Mapping[str, str] | None = None) -> Store:
+def open_folder(location: str, properties: Mapping[str, str] | None = None) -> FolderStore:
     """Return the store of a folder.
 
     :param location: a path, or a URI as Spark takes it (`file:/...`, `s3a://...`, `hdfs://...`).
@@ -82,32 +82,32 @@ class LocalFolder:
         self._path = path
 
     def names(self, folder: str = "") -> list[str]:
-        """See `Store`."""
+        """See `FolderStore`."""
         try:
             return sorted(path.name for path in (self._path / folder).iterdir())
         except FileNotFoundError:
             return []
 
     def read(self, path: str) -> bytes | None:
-        """See `Store`."""
+        """See `FolderStore`."""
         try:
             return (self._path / path).read_bytes()
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `Store`."""
+        """See `FolderStore`."""
         try:
             return (self._path / path).stat().st_mtime
         except FileNotFoundError:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Store`."""
+        """See `FolderStore`."""
         self._whole(path, content).replace(self._path / path)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Store`."""
+        """See `FolderStore`."""
         written = self._whole(path, content)
         try:
             os.link(written, self._path / path)
@@ -118,7 +118,7 @@ class LocalFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `Store`."""
+        """See `FolderStore`."""
         (self._path / path).unlink(missing_ok=True)
 
     def _whole(self, path: str, content: bytes) -> Path:
@@ -136,7 +136,7 @@ class ObjectFolder:
         self._store = store
 
     def names(self, folder: str = "") -> list[str]:
-        """See `Store`."""
+        """See `FolderStore`."""
         import obstore
 
         found = obstore.list_with_delimiter(self._store, prefix=folder or None)
@@ -145,7 +145,7 @@ class ObjectFolder:
         return _last_parts(path for path in paths if path.strip("/") != folder)
 
     def read(self, path: str) -> bytes | None:
-        """See `Store`."""
+        """See `FolderStore`."""
         import obstore
 
         try:
@@ -154,7 +154,7 @@ class ObjectFolder:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `Store`."""
+        """See `FolderStore`."""
         import obstore
 
         try:
@@ -163,13 +163,13 @@ class ObjectFolder:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Store`."""
+        """See `FolderStore`."""
         import obstore
 
         obstore.put(self._store, path, content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Store`."""
+        """See `FolderStore`."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -181,7 +181,7 @@ class ObjectFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `Store`."""
+        """See `FolderStore`."""
         import obstore
 
         try:
@@ -202,7 +202,7 @@ class FsspecFolder:
         self._scheme = scheme
 
     def names(self, folder: str = "") -> list[str]:
-        """See `Store`."""
+        """See `FolderStore`."""
         self._fs.invalidate_cache()
         try:
             return _last_parts(self._fs.ls(f"{self._path}/{folder}".rstrip("/"), detail=False))
@@ -210,25 +210,25 @@ class FsspecFolder:
             return []
 
     def read(self, path: str) -> bytes | None:
-        """See `Store`."""
+        """See `FolderStore`."""
         try:
             return bytes(self._fs.cat_file(f"{self._path}/{path}"))
         except FileNotFoundError:
             return None
 
     def modified(self, path: str) -> float | None:
-        """See `Store`."""
+        """See `FolderStore`."""
         try:
             return float(self._fs.modified(f"{self._path}/{path}").timestamp())
         except (FileNotFoundError, NotImplementedError):
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Store`."""
+        """See `FolderStore`."""
         self._fs.pipe_file(f"{self._path}/{path}", content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Store`. Raises InvalidArgument if two processes could both create the file."""
+        """See `FolderStore`. Raises InvalidArgument if two processes could both create the file."""
         if self._scheme not in _CREATES_ONCE:
             raise InvalidArgument(
                 "checkpoint_location",
@@ -244,7 +244,7 @@ class FsspecFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """See `Store`."""
+        """See `FolderStore`."""
         try:
             self._fs.rm_file(f"{self._path}/{path}")
         except FileNotFoundError:

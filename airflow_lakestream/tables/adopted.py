@@ -14,7 +14,7 @@ PREFIX = "lakestream.adopted."
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class AdoptionReceipt:
     """Receipt of an adoption.
 
     `columns` are the columns in which the rows keep their positions, if these are not the metadata columns of landings;
@@ -39,9 +39,9 @@ class Receipt:
         return f"{self.topic} from {self.source} at {self.at}"
 
 
-def receipts(properties: Mapping[str, str], consumer_group: str) -> Sequence[Receipt]:
+def receipts(properties: Mapping[str, str], consumer_group: str) -> Sequence[AdoptionReceipt]:
     """Return a group's receipts, oldest first."""
-    return [Receipt(**one) for one in json.loads(properties.get(PREFIX + consumer_group, "[]"))]
+    return [AdoptionReceipt(**one) for one in json.loads(properties.get(PREFIX + consumer_group, "[]"))]
 
 
 def has_adopted(properties: Mapping[str, str]) -> bool:
@@ -49,7 +49,7 @@ def has_adopted(properties: Mapping[str, str]) -> bool:
     return any(name.startswith(PREFIX) for name in properties)
 
 
-def noted(properties: Mapping[str, str], consumer_group: str, receipt: Receipt) -> dict[str, str]:
+def noted(properties: Mapping[str, str], consumer_group: str, receipt: AdoptionReceipt) -> dict[str, str]:
     """Return the table property of a group's receipts, with this receipt added."""
     found = [asdict(one) for one in (*receipts(properties, consumer_group), receipt)]
     return {PREFIX + consumer_group: json.dumps(found, separators=(",", ":"), ensure_ascii=False)}

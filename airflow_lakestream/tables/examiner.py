@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
-from airflow_lakestream.core.checks import AGAIN, Auditor, ChecksFailed, Written
+from airflow_lakestream.core.checks import AGAIN, ChecksFailed, RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.design import TableDesign
@@ -19,13 +19,13 @@ WEEK = timedelta(days=7)
 History = Iterable[tuple[int, Landing]]
 
 
-class Examiner:
+class LandingExaminer:
     """Runs the checks on the landings of a table.
 
     :param auditor: has the checks.
     """
 
-    def __init__(self, auditor: Auditor, table: str) -> None:
+    def __init__(self, auditor: RowChecker, table: str) -> None:
         self._auditor = auditor
         self._name = table
 
@@ -60,7 +60,7 @@ class Examiner:
                 rows.append(sum(entry.counts.written for entry in of_topics))
         return sum(rows) / len(rows) if rows else None
 
-    def examine(self, landing: Landing, written: Written, branch: str | None, remedy: str = AGAIN) -> None:
+    def examine(self, landing: Landing, written: StagedRows, branch: str | None, remedy: str = AGAIN) -> None:
         """Check the rows of a landing. Raises ChecksFailed, and errors of reading the files.
 
         :param branch: the branch that has the rows, if there are rows.

@@ -25,7 +25,7 @@ from airflow_lakestream.tables.row_buffer import File, RowBuffer, prove
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.schema.types import fields_from_arrow
-from airflow_lakestream.tables.transformed import Transformed, transformed
+from airflow_lakestream.tables.transformed import TransformNote, transformed
 
 PassedOver = tuple[PartitionKey, pa.Array]
 # Shapes of the tables for which this process has made a file on trial. Kept across sinks: each batch of a stream has
@@ -151,7 +151,7 @@ class TableSink(ABC, Generic[File]):
         if deleted or left:
             log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
 
-    def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: Transformed) -> None:
+    def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: TransformNote) -> None:
         """Set the design's columns to a function's result, and load the table again; see `core.ports.FrameSink`."""
         properties, required = self._held
         before = transformed(properties, self._group)

@@ -79,7 +79,7 @@ class HeadFiles(ABC, Generic[Live, File]):
 
 
 @dataclass(frozen=True, slots=True)
-class Hits(Generic[Live]):
+class FileHits(Generic[Live]):
     """Hits in a data file: the offsets by partition, and the number of all live rows.
 
     `others` is the number of rows to remove in addition to the hits.
@@ -97,7 +97,7 @@ class Hits(Generic[Live]):
 
 
 @dataclass(frozen=True, slots=True)
-class Takeout(Generic[Live, File]):
+class TakeoutFiles(Generic[Live, File]):
     """Takeout of a replace: removed files, files of remaining rows, and the number of removed rows."""
 
     out: Sequence[Live] = ()
@@ -106,7 +106,7 @@ class Takeout(Generic[Live, File]):
 
 
 @dataclass
-class Finder(Generic[Live, File]):
+class TakeoutFinder(Generic[Live, File]):
     """Search for the takeout of a replace, repeated at each new head.
 
     `new` are the files of the rows read again, `rowless` the records read again that became no row; `write` writes rows
@@ -117,12 +117,12 @@ class Finder(Generic[Live, File]):
     new: Sequence[File]
     write: Callable[[pa.Table], list[File]]
     rowless: Sequence[tuple[PartitionKey, pa.Array]] = ()
-    _seen: dict[Hashable, Hits[Live]] = field(default_factory=dict)
+    _seen: dict[Hashable, FileHits[Live]] = field(default_factory=dict)
     _kept: dict[Hashable, list[File]] = field(default_factory=dict)
     _written: list[File] = field(default_factory=list)
     _read_again: Offsets | None = None
 
-    def find(self, head: HeadFiles[Live, File], landed: int) -> Takeout[Live, File]:
+    def find(self, head: HeadFiles[Live, File], landed: int) -> TakeoutFiles[Live, File]:
         """Return the takeout at a head. `landed` is the number of landed rows by all ledgers of the table.
 
         Raises CannotReplace; nothing is written then.
@@ -143,9 +143,9 @@ class Finder(Generic[Live, File]):
                     self._kept[key, number] = self._write_remainder(head, found.file)
                 remainders += self._kept[key, number]
         out = [found.file for found in hits.values()]
-        return Takeout(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
+        return TakeoutFiles(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
 
-    def unneeded(self, keep: Takeout[Live, File] | None) -> list[File]:
+    def unneeded(self, keep: TakeoutFiles[Live, File] | None) -> list[File]:
         """Return the files of remaining rows, except the files of `keep`, for deletion."""
         kept = {id(file) for file in keep.remainders} if keep is not None else set()
         written, self._written = self._written, []
@@ -172,13 +172,13 @@ class Finder(Generic[Live, File]):
             )
 
     def _look_into(self, head: HeadFiles[Live, File], files: Mapping[Hashable, Live]) -> None:
-        def look(file: Live) -> Hits[Live]:
+        def look(file: Live) -> FileHits[Live]:
             return look_into(head, file, self.ranges, self._beside)
 
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
             self._seen.update(zip(files, pool.map(look, files.values()), strict=True))
 
-    def _check_all_read_again(self, head: HeadFiles[Live, File], hits: Iterable[Hits[Live]]) -> None:
+    def _check_all_read_again(self, head: HeadFiles[Live, File], hits: Iterable[FileHits[Live]]) -> None:
         if self._read_again is None:
             parts = [look_into(head, head.of_new(file), self.ranges) for file in self.new]
             if any(part.count < part.rows for part in parts):
@@ -209,7 +209,9 @@ class Finder(Generic[Live, File]):
         return files
 
 
-def look_into(head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside: Beside | None = None) -> Hits[Live]:
+def look_into(
+    head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside: Beside | None = None
+) -> FileHits[Live]:
     """Return the hits among the live rows of a data file; `beside` selects additional rows."""
     rows = others = 0
     found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
@@ -221,10 +223,10 @@ def look_into(head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside:
         for key, parts in found.items() if hits.num_rows else ():
             parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
     offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
-    return Hits(file, rows, offsets, others)
+    return FileHits(file, rows, offsets, others)
 
 
-def joined(parts: Iterable[Hits[Live]], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
+def joined(parts: Iterable[FileHits[Live]], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
     """Return the hits of several files joined with further offsets."""
     by_partition: dict[PartitionKey, list[pa.Array]] = {}
     for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):

@@ -18,7 +18,7 @@ PREFIX = "lakestream.transform."
 
 
 @dataclass(frozen=True, slots=True)
-class Transformed:
+class TransformNote:
     """Function of a group's last landing.
 
     :param function: module:function.
@@ -33,19 +33,19 @@ class Transformed:
     def __str__(self) -> str:
         return f"{self.function} ({self.fingerprint})"
 
-    def noted(self, consumer_group: str, before: Transformed | None) -> dict[str, str]:
+    def noted(self, consumer_group: str, before: TransformNote | None) -> dict[str, str]:
         """Return the property of a landing after `before`."""
         positions = self.positions and (before is None or before.positions)
         return {PREFIX + consumer_group: json.dumps({**asdict(self), "positions": positions})}
 
 
-def transformed(properties: Mapping[str, str], consumer_group: str) -> Transformed | None:
+def transformed(properties: Mapping[str, str], consumer_group: str) -> TransformNote | None:
     """Return the function of a group's last landing, or None if the group never landed by a function."""
     names = (PREFIX + name for name in names_of(properties, consumer_group))
-    return next((Transformed(**json.loads(properties[name])) for name in names if name in properties), None)
+    return next((TransformNote(**json.loads(properties[name])) for name in names if name in properties), None)
 
 
-def without_positions(properties: Mapping[str, str]) -> dict[str, Transformed]:
+def without_positions(properties: Mapping[str, str]) -> dict[str, TransformNote]:
     """Return the groups with rows without positions."""
     groups = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
     found = {group: transformed(properties, group) for group in groups}

@@ -13,7 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
 
-from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, Asked, Box, Fate, Found
+from airflow_lakestream.core.landing.unaccounted import (
+    OFFSETS_END,
+    ForeignRowQuery,
+    RowBounds,
+    RowFate,
+    UnaccountedRows,
+)
 from airflow_lakestream.core.ranges import Interval
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, lies_in
@@ -33,7 +39,7 @@ class FileUnreadable(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class FileToJudge:
+class CandidateFile:
     """Live data file; a bound is None if unknown, or if deleted rows may be at the bound.
 
     `is_whole`: all rows have values in the three columns, and no row is deleted. `read` yields the three columns of the
@@ -57,10 +63,10 @@ def keeps_positions(schema: pa.Schema) -> bool:
     )
 
 
-def find(table: str, files: Iterable[FileToJudge], asked: Asked) -> Found:
+def find(table: str, files: Iterable[CandidateFile], asked: ForeignRowQuery) -> UnaccountedRows:
     """Return the unaccounted rows of the topic in the files. Raises FileUnreadable."""
-    boxes: list[tuple[Fate, Box]] = []
-    to_read: list[FileToJudge] = []
+    boxes: list[tuple[RowFate, RowBounds]] = []
+    to_read: list[CandidateFile] = []
     for file in files:
         if file.topic is not None and not file.topic[0] <= asked.topic <= file.topic[1]:
             continue
@@ -70,7 +76,7 @@ def find(table: str, files: Iterable[FileToJudge], asked: Asked) -> Found:
         else:
             boxes.append(by_bounds)
 
-    def read(file: FileToJudge) -> list[tuple[Fate, Box]]:
+    def read(file: CandidateFile) -> list[tuple[RowFate, RowBounds]]:
         try:
             return [box for rows in file.read() for box in _by_rows(rows, asked)]
         except (OSError, pa.ArrowException) as e:
@@ -79,21 +85,21 @@ def find(table: str, files: Iterable[FileToJudge], asked: Asked) -> Found:
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
         for found in pool.map(read, to_read):
             boxes += found
-    return Found.of(box for box in boxes if box[0] is not Fate.ACCOUNTED)
+    return UnaccountedRows.of(box for box in boxes if box[0] is not RowFate.ACCOUNTED)
 
 
-def _by_bounds(file: FileToJudge, asked: Asked) -> tuple[Fate, Box] | None:
+def _by_bounds(file: CandidateFile, asked: ForeignRowQuery) -> tuple[RowFate, RowBounds] | None:
     """Return fate and box of a file by its bounds, or None if its rows must be read."""
     if not file.is_whole or file.partition is None or file.offset is None:
         return None
     fate = asked.fate(file.partition, file.offset)
     # The accounted positions are of the asked topic. Rows of another topic at such positions do no harm here.
-    if fate is None or (fate is not Fate.ACCOUNTED and file.topic != (asked.topic, asked.topic)):
+    if fate is None or (fate is not RowFate.ACCOUNTED and file.topic != (asked.topic, asked.topic)):
         return None
-    return fate, Box(file.partition, file.offset, file.rows)
+    return fate, RowBounds(file.partition, file.offset, file.rows)
 
 
-def _by_rows(rows: pa.Table, asked: Asked) -> Iterator[tuple[Fate, Box]]:
+def _by_rows(rows: pa.Table, asked: ForeignRowQuery) -> Iterator[tuple[RowFate, RowBounds]]:
     of_topic = rows.filter(pc.fill_null(pc.equal(rows[TOPIC], asked.topic), False)).drop_null()
     offsets = of_topic[OFFSET].cast(pa.int64())
     there = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, OFFSETS_END))
@@ -102,7 +108,7 @@ def _by_rows(rows: pa.Table, asked: Asked) -> Iterator[tuple[Fate, Box]]:
         mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
         mine = mine.filter(pc.invert(lies_in(mine, asked.accounted(partition))))
         wanted = lies_in(mine, asked.in_the_way(partition))
-        for fate, some in ((Fate.IN_THE_WAY, mine.filter(wanted)), (Fate.BESIDE, mine.filter(pc.invert(wanted)))):
+        for fate, some in ((RowFate.IN_THE_WAY, mine.filter(wanted)), (RowFate.BESIDE, mine.filter(pc.invert(wanted)))):
             if len(some):
                 ends = pc.min_max(some)
-                yield fate, Box((partition, partition), (ends["min"].as_py(), ends["max"].as_py()), len(some))
+                yield fate, RowBounds((partition, partition), (ends["min"].as_py(), ends["max"].as_py()), len(some))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import SharedSink, Sink, TakingSink
+from airflow_lakestream.core.ports import HandoverSink, SharedSink, Sink
 
 
 class WrappedSink:
@@ -35,7 +35,7 @@ class WrappedSink:
 class WrappedTakingSink(WrappedSink):
     """Base of a wrapping `core.ports.TakingSink`."""
 
-    inner: TakingSink
+    inner: HandoverSink
 
     def outline(self) -> Any:
         """Return the outline of the table, for writing files in another process."""

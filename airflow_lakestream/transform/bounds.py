@@ -19,7 +19,7 @@ _STACK = 8 * 2**20
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ProcessBounds:
     """Bounds of a process for a statement.
 
     :param memory_limit: DuckDB's memory for data, such as "256MB". The process has `beside` more.

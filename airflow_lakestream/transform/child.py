@@ -20,7 +20,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
+from airflow_lakestream.transform.bounds import TOO_LARGE, ProcessBounds
 from airflow_lakestream.transform.messages import receive
 
 OUT_OF_MEMORY = (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError)
@@ -57,7 +57,7 @@ def said(error: BaseException) -> str:
     return str(error).partition("\n")[0] or "there is no more"
 
 
-class Timer:
+class ProcessorTimer:
     """Limit of a block's processor time in seconds; beyond the limit this process ends.
 
     The clock counts all threads of the process, and stops while other processes have the processors.
@@ -85,7 +85,7 @@ def _listen(source: int, asked: Asked) -> None:
         os._exit(0)
 
 
-def be_bounded(bounds: Bounds) -> None:
+def be_bounded(bounds: ProcessBounds) -> None:
     """Set the bounds of this process."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})

@@ -14,9 +14,17 @@ import pyarrow as pa
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.outcome import HIDDEN, ROW
-from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, Rewriter
+from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, StatementRewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
-from airflow_lakestream.transform.statement import INPUT, METADATA, Checker, Node, names_read, refuse, with_input
+from airflow_lakestream.transform.statement import (
+    INPUT,
+    METADATA,
+    Node,
+    StatementChecker,
+    names_read,
+    refuse,
+    with_input,
+)
 from airflow_lakestream.transform.types import OutputColumn, output_column
 
 # Planning a statement takes longer than running it on thousands of records, so it is planned once.
@@ -27,7 +35,7 @@ _ROW_WISE = frozenset({"PROJECTION", "FILTER", "ARROW_SCAN", "PYTHON_ARROW_SCAN"
 _MESSAGE = 300
 
 
-class _Given:
+class _InputTable:
     """Input table of the prepared statements; each run reads the current records."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -38,7 +46,7 @@ class _Given:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StatementPlan:
     """A checked statement, for another process to use without a second check.
 
     :param input: the columns that the statement reads.
@@ -52,13 +60,15 @@ class Plan:
     sifts_exactly: bool
 
 
-class Engine:
+class StatementEngine:
     """Runner of a statement. Raises InvalidArgument for a forbidden statement or a misfit with the columns.
 
     :param plan: the plan of an engine with the same arguments.
     """
 
-    def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: Plan | None = None) -> None:
+    def __init__(
+        self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: StatementPlan | None = None
+    ) -> None:
         self._database = open_database(memory_limit, threads)
         # Whether the last batch had a bad record: then the next batch probably has one, too.
         self.is_troubled = False
@@ -70,9 +80,9 @@ class Engine:
             self.sifts_exactly = plan.sifts_exactly
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> StatementPlan:
         """The checked statement."""
-        return Plan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
+        return StatementPlan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
 
     def _plan_again(self, sql: str, columns: pa.Schema) -> None:
         node = self._checked(with_input(sql), columns)
@@ -89,7 +99,7 @@ class Engine:
         )
         hidden = [name for name in self.input.names if name.lower().startswith(METADATA)]
         texts = [field.name for field in self.input if pa.types.is_string(field.type)]
-        rewriter = Rewriter(self._database, self.input.names, texts, hidden)
+        rewriter = StatementRewriter(self._database, self.input.names, texts, hidden)
         inner = unparse(self._database, rewriter.carrying(node))
         self.columns = self._bound(inner, columns)
         self._sql = _query([*(f"{c.expression} AS {_quoted(c.field.name)}" for c in self.columns), ROW], inner)
@@ -101,7 +111,7 @@ class Engine:
     def _read(self, columns: pa.Schema, names: list[str]) -> None:
         self.input = pa.schema([columns.field(name) for name in names])
         self._empty = no_rows(self.input.append(pa.field(ROW, pa.int64())))
-        self._given = _Given(self._empty)
+        self._given = _InputTable(self._empty)
         self._database.register(INPUT, self._given)
         self._planned: set[str] = set()
 
@@ -143,7 +153,7 @@ class Engine:
 
     def _checked(self, sql: str, columns: pa.Schema) -> Node:
         names = frozenset(name.lower() for name in columns.names)
-        return Checker(scalar_functions(), names).statement(parse(self._database, sql))
+        return StatementChecker(scalar_functions(), names).statement(parse(self._database, sql))
 
     def _bound(self, inner: str, columns: pa.Schema) -> list[OutputColumn]:
         try:
@@ -171,7 +181,7 @@ class Engine:
             if operator not in _ROW_WISE:
                 raise refuse(operator, "a statement turns each record of {{ input }} into one row, or none, by itself")
 
-    def _traced(self, rewriter: Rewriter, node: Node) -> str | None:
+    def _traced(self, rewriter: StatementRewriter, node: Node) -> str | None:
         with contextlib.suppress(NotTraceable, duckdb.Error):
             inner = unparse(self._database, rewriter.tracing(node))
             bad = BAD
@@ -185,7 +195,7 @@ class Engine:
             return sql
         return None
 
-    def _sifted(self, rewriter: Rewriter, node: Node) -> str | None:
+    def _sifted(self, rewriter: StatementRewriter, node: Node) -> str | None:
         with contextlib.suppress(NotTraceable, duckdb.Error):
             inner = unparse(self._database, rewriter.sifting(node))
             cases = [

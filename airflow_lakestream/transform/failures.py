@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.transform.engine import Engine, error_text
+from airflow_lakestream.transform.engine import StatementEngine, error_text
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
 
 # For this many bad records of a batch DuckDB's own message is fetched, by one run each, which costs as much as
@@ -19,7 +19,7 @@ _EXPLAINED = 10
 _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 
 
-def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+def run(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
     """Yield the rows in order, in pieces; add the failing records to `bad`.
 
     Raises duckdb.Error for an error that is not due to a record, such as too little memory.
@@ -37,7 +37,7 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
 
 
 def _find_bad(
-    engine: Engine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error, is_sifted: bool
+    engine: StatementEngine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error, is_sifted: bool
 ) -> Iterator[pa.Table]:
     if not is_sifted and (rows := _sifted(engine, table, bad)) is not None:
         engine.is_troubled = True
@@ -50,7 +50,7 @@ def _find_bad(
         yield from _halves(engine, table, bad)
 
 
-def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
+def _sifted(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
     """Return the rows, after another run of the suspects only, or None for failures of another kind."""
     try:
         if (found := engine.sift(table)) is None:
@@ -74,7 +74,7 @@ def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Tabl
     return rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
 
 
-def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
+def _places(engine: StatementEngine, table: pa.Table) -> dict[int, str] | None:
     """Return the bad records, each with the place of the failure, or None if only halving can find bad records."""
     try:
         return engine.trace(table)
@@ -83,7 +83,7 @@ def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
 
 
 def _without(
-    engine: Engine, table: pa.Table, places: dict[int, str], reasons: dict[int, str], bad: list[FailedRecord]
+    engine: StatementEngine, table: pa.Table, places: dict[int, str], reasons: dict[int, str], bad: list[FailedRecord]
 ) -> Iterator[pa.Table]:
     """Yield the rows of the good records, and add the bad records to `bad`.
 
@@ -107,7 +107,7 @@ def _without(
         yield from _again(engine, rest, bad)
 
 
-def _again(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+def _again(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
     try:
         yield engine.run(table)
     except _RECORD_ERRORS as error:
@@ -117,7 +117,7 @@ def _again(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator
             yield from _halves(engine, table, bad)
 
 
-def _why(engine: Engine, record: pa.Table) -> str:
+def _why(engine: StatementEngine, record: pa.Table) -> str:
     try:
         engine.run(record)
     except duckdb.Error as error:
@@ -125,7 +125,7 @@ def _why(engine: Engine, record: pa.Table) -> str:
     return "the statement fails for this record"
 
 
-def _halves(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+def _halves(engine: StatementEngine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
     middle = table.num_rows // 2
     yield from run(engine, table.slice(0, middle), bad)
     yield from run(engine, table.slice(middle), bad)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True)
-class Setup:
+class ProcessSetup:
     """Words of the first message; the message's table has the columns available to the statement.
 
     :param bounds: a `Bounds`.

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds, size_of
-from airflow_lakestream.transform.messages import Setup, receive, send
+from airflow_lakestream.transform.bounds import TOO_LARGE, ProcessBounds, size_of
+from airflow_lakestream.transform.messages import ProcessSetup, receive, send
 
 # Takes the parent's path, since Spark imports from a zip. Python's environment variables and the current folder are
 # ignored.
@@ -74,7 +74,7 @@ class BoundedProcess:
     :param program: the module whose `main` runs in the process.
     """
 
-    def __init__(self, program: str, bounds: Bounds) -> None:
+    def __init__(self, program: str, bounds: ProcessBounds) -> None:
         self._bounds = bounds
         self._owner = os.getpid()
         self._is_stuck = False
@@ -159,9 +159,9 @@ class SqlProcess(BoundedProcess):
     :param twin: another process with the same arguments, perhaps ended, whose plan is used.
     """
 
-    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds, twin: SqlProcess | None = None) -> None:
+    def __init__(self, sql: str, columns: pa.Schema, bounds: ProcessBounds, twin: SqlProcess | None = None) -> None:
         super().__init__("airflow_lakestream.transform.worker", bounds)
-        setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), no_rows(columns))]
+        setup = [(asdict(ProcessSetup(sql, asdict(bounds), {} if twin is None else twin.plan)), no_rows(columns))]
         if twin is not None:
             setup.append(({}, no_rows(twin.schema)))
         try:

@@ -15,7 +15,7 @@ import duckdb
 
 from airflow_lakestream.transform.outcome import HIDDEN, ROW
 from airflow_lakestream.transform.sandbox import parse
-from airflow_lakestream.transform.sift import LOOKED_UP, VALUE, Sifter, in_order
+from airflow_lakestream.transform.sift import LOOKED_UP, VALUE, FailureRemover, in_order
 from airflow_lakestream.transform.statement import INPUT, Node, arguments_of, constant, ctes, expressions
 
 BAD = f"{HIDDEN}bad"
@@ -29,7 +29,7 @@ class NotTraceable(Exception):
     """Signal: the statement's form allows finding bad records only by halving the batch."""
 
 
-class Rewriter:
+class StatementRewriter:
     """Rewriter of a statement.
 
     `columns` are the input's columns, `texts` the columns of text, `hidden` the columns that `*` leaves out.
@@ -111,7 +111,7 @@ class Rewriter:
         self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, SUSPECT])
         values = self._look_up_json_at_once(node, guarded=True) if reads_input else {}
         # A column made by another SELECT is unknown here.
-        sifter = Sifter(self._expression, self._texts if reads_input else ())
+        sifter = FailureRemover(self._expression, self._texts if reads_input else ())
         reasons = [] if reads_input else [self._expression(SUSPECT)]
         if node["where_clause"]:
             reasons = self._sift_condition(node, sifter, values, reasons)
@@ -132,7 +132,9 @@ class Rewriter:
         # An unread column fails for no record: with several SELECTs the unread columns are unknown.
         self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
 
-    def _sift_condition(self, node: Node, sifter: Sifter, values: dict[str, Node], reasons: list[Node]) -> list[Node]:
+    def _sift_condition(
+        self, node: Node, sifter: FailureRemover, values: dict[str, Node], reasons: list[Node]
+    ) -> list[Node]:
         """Sift a SELECT's WHERE, with the values of the condition as columns; return the new reasons."""
         mentioned = {part["column_names"][0] for part in expressions(node["where_clause"]) if _is_column(part)}
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
@@ -155,7 +157,7 @@ class Rewriter:
         node["where_clause"] = self._expression(_KEPT)
         return [self._expression(_FILTERED)]
 
-    def _add_casts(self, node: Node, sifter: Sifter) -> None:
+    def _add_casts(self, node: Node, sifter: FailureRemover) -> None:
         if casts := sifter.take_casts():
             self._add_columns(node, casts)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
 from airflow_lakestream.transform.process import Exceeded, SqlProcess
 
@@ -31,13 +31,13 @@ _GROWTH = 8
 _OF_VALUE = 32
 
 
-class Search:
+class RecordSearch:
     """Runner of a statement for several threads at once, with a process for each thread.
 
     Raises InvalidArgument and SqlFailed, like `SqlProcess`.
     """
 
-    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds) -> None:
+    def __init__(self, sql: str, columns: pa.Schema, bounds: ProcessBounds) -> None:
         self._sql, self._columns, self._bounds = sql, columns, bounds
         self._idle: list[SqlProcess] = []
         # The number of records that may be run at once, as far as known, and how many exceeded a bound.

@@ -29,7 +29,7 @@ _PLAIN_OPERATORS = frozenset({"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_N
 Build = Callable[..., Any]
 
 
-class Sifter:
+class FailureRemover:
     """Removal of failures from expressions.
 
     `is_exact`: all records sifted so far really fail. Not if a function may do without one of its arguments, or a cast

@@ -89,7 +89,7 @@ def with_input(sql: str) -> str:
     return replaced
 
 
-class Checker:
+class StatementChecker:
     """Checker of a parsed statement; refuses all parts that may break the rule of one row per record."""
 
     def __init__(self, functions: Mapping[str, str], columns: frozenset[str]) -> None:

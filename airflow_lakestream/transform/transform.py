@@ -11,17 +11,17 @@ import pyarrow as pa
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.bounds import ProcessBounds
 from airflow_lakestream.transform.outcome import ROW, FailedRecord, Indices, Transformed
 from airflow_lakestream.transform.raw_input import NEEDS_HEADERS, NEEDS_KEYS, RAW_SCHEMA, raw_columns
-from airflow_lakestream.transform.search import Search
+from airflow_lakestream.transform.search import RecordSearch
 
 
 class SqlTransform:
     """Transform of each record into a row, or none, by a SELECT. Can be pickled, and called from several threads.
 
     The statement runs in separate processes, one per thread that calls at the same time. They are reused, and end with
-    this object or this process. See `Bounds` for the bounds of each process.
+    this object or this process. See `ProcessBounds` for the bounds of each process.
 
     :param sql: the statement; it reads from {{ input }}.
     :param input_schema: columns of the decoded rows, metadata columns included; None for raw records.
@@ -45,8 +45,8 @@ class SqlTransform:
     ) -> None:
         self.sql = sql
         self.input_schema = input_schema
-        self.bounds = Bounds(memory_limit, threads, timeout)
-        self._search = Search(sql, RAW_SCHEMA if input_schema is None else input_schema, self.bounds)
+        self.bounds = ProcessBounds(memory_limit, threads, timeout)
+        self._search = RecordSearch(sql, RAW_SCHEMA if input_schema is None else input_schema, self.bounds)
         weakref.finalize(self, self._search.close)
         self.schema = self._search.schema
         self.input_columns = frozenset(self._search.input_columns)
@@ -108,7 +108,7 @@ def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
     return np.flatnonzero(seen == 0)
 
 
-def _rebuilt(sql: str, input_schema: pa.Schema | None, bounds: Bounds) -> SqlTransform:
+def _rebuilt(sql: str, input_schema: pa.Schema | None, bounds: ProcessBounds) -> SqlTransform:
     return SqlTransform(
         sql,
         input_schema=input_schema,

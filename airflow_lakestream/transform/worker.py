@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.transform.bounds import Bounds
-from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, Timer, be_bounded, listening, said
-from airflow_lakestream.transform.engine import Engine, Plan, error_text
+from airflow_lakestream.transform.bounds import ProcessBounds
+from airflow_lakestream.transform.child import OUT_OF_MEMORY, Asked, ProcessorTimer, be_bounded, listening, said
+from airflow_lakestream.transform.engine import StatementEngine, StatementPlan, error_text
 from airflow_lakestream.transform.failures import run
-from airflow_lakestream.transform.messages import Setup, send
+from airflow_lakestream.transform.messages import ProcessSetup, send
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
 
 _REASON = 400
@@ -25,23 +25,23 @@ def main() -> None:
     """Run the statement of the first message on all later messages."""
     asked, answers = listening()
     words, columns = asked.get()
-    setup = Setup(**words)
-    bounds = Bounds(**setup.bounds)
+    setup = ProcessSetup(**words)
+    bounds = ProcessBounds(**setup.bounds)
     be_bounded(bounds)
     made = asked.get()[1].schema if setup.plan else None
-    _Server(setup, columns.schema, made, bounds, answers).serve(asked)
+    _StatementServer(setup, columns.schema, made, bounds, answers).serve(asked)
 
 
-class _Server:
+class _StatementServer:
     def __init__(
-        self, setup: Setup, columns: pa.Schema, made: pa.Schema | None, bounds: Bounds, answers: io.FileIO
+        self, setup: ProcessSetup, columns: pa.Schema, made: pa.Schema | None, bounds: ProcessBounds, answers: io.FileIO
     ) -> None:
-        plan = Plan(**setup.plan) if setup.plan else None
+        plan = StatementPlan(**setup.plan) if setup.plan else None
         self._answers = answers
         self._bounds = bounds
-        with Timer(bounds.timeout * bounds.threads):
+        with ProcessorTimer(bounds.timeout * bounds.threads):
             try:
-                self._engine = Engine(setup.sql, columns, bounds.memory_limit, bounds.threads, plan)
+                self._engine = StatementEngine(setup.sql, columns, bounds.memory_limit, bounds.threads, plan)
             except InvalidArgument as error:
                 self._fail(invalid=[error.argument, str(error).removeprefix(f"{error.argument}: ")])
             except OUT_OF_MEMORY as error:
@@ -57,7 +57,7 @@ class _Server:
         while True:
             words, table = asked.get()
             bad: list[FailedRecord] = []
-            with Timer(words["seconds"] * self._bounds.threads):
+            with ProcessorTimer(words["seconds"] * self._bounds.threads):
                 rows = self._run(table, bad)
             size = rows.nbytes
             if size > words["rows"]:

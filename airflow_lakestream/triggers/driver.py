@@ -13,8 +13,14 @@ from airflow.providers.common.compat.sdk import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_lakestream.driver.stopping import stop_driver
-from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, OnKill
-from airflow_lakestream.driver.watch import Look, Watch
+from airflow_lakestream.driver.supervisor import (
+    BackendState,
+    OnKill,
+    SupervisionHistory,
+    SupervisionLimits,
+    SupervisorAction,
+)
+from airflow_lakestream.driver.watch import DriverLook, DriverWatch
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.metrics import measure_batches, tags_of
 from airflow_lakestream.triggers.logs import tell
@@ -31,8 +37,8 @@ class DriverTrigger(BaseTrigger):
 
     :param checkpoint_location: checkpoint of the stream.
     :param generation: the lowest lease generation of the task's driver.
-    :param limits: fields of `Limits`.
-    :param history: fields of `History`.
+    :param limits: fields of `SupervisionLimits`.
+    :param history: fields of `SupervisionHistory`.
     :param poll_interval: seconds between two looks.
     :param on_kill_action: action on the driver when somebody clears the task or marks it failed.
     :param seen: number of batches of the checkpoint that were reported already.
@@ -105,10 +111,10 @@ class DriverTrigger(BaseTrigger):
             if look.batches:
                 # In a thread: Airflow's metrics may resolve their server's name and read files.
                 await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
-            if look.decision.action is not Action.WAIT or self.wants_worker(look):
+            if look.decision.action is not SupervisorAction.WAIT or self.wants_worker(look):
                 break
             await asyncio.sleep(self.poll_interval)
-        if look.decision.action is Action.RESTART:
+        if look.decision.action is SupervisorAction.RESTART:
             await tell(log, logging.WARNING, "The driver %s. It is restarted.", look.decision.reason)
             await asyncio.sleep(max(0.0, look.decision.at - time.time()))
         yield TriggerEvent(self._told(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
@@ -119,17 +125,17 @@ class DriverTrigger(BaseTrigger):
         await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
         await asyncio.to_thread(self._relink)
 
-    def wants_worker(self, look: Look) -> bool:
+    def wants_worker(self, look: DriverLook) -> bool:
         """Return whether there is work for a worker only, although the driver needs no action."""
         return False
 
-    def job(self) -> JobState:
+    def job(self) -> BackendState:
         """Ask the backend for the driver's job; UNKNOWN if the triggerer can't ask."""
-        return JobState.UNKNOWN
+        return BackendState.UNKNOWN
 
-    def _watch(self) -> Watch:
-        history = History.parse(self.history)
-        return Watch(
+    def _watch(self) -> DriverWatch:
+        history = SupervisionHistory.parse(self.history)
+        return DriverWatch(
             self.checkpoint_location,
             self.generation,
             self._limits(),
@@ -139,8 +145,10 @@ class DriverTrigger(BaseTrigger):
             properties=store_properties(self.storage_conn_id),
         )
 
-    def _limits(self) -> Limits:
-        return Limits(**{name: value for name, value in self.limits.items() if name in asdict(Limits())})
+    def _limits(self) -> SupervisionLimits:
+        return SupervisionLimits(
+            **{name: value for name, value in self.limits.items() if name in asdict(SupervisionLimits())}
+        )
 
     def _stop(self) -> str:
         properties = store_properties(self.storage_conn_id)
@@ -157,13 +165,13 @@ class DriverTrigger(BaseTrigger):
         for key, url in self.links_afterwards.items():
             XCom.set(key=key, value=url, dag_id=ti.dag_id, task_id=ti.task_id, run_id=ti.run_id, map_index=ti.map_index)
 
-    def _tags(self, look: Look) -> dict[str, str]:
+    def _tags(self, look: DriverLook) -> dict[str, str]:
         known = dict(look.lease.inputs) if look.lease is not None else {}
         stream = {**known, "consumer_group": known.get("group")}
         # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 
-    def _told(self, look: Look) -> dict[str, Any]:
+    def _told(self, look: DriverLook) -> dict[str, Any]:
         decision = look.decision
         return {
             "action": decision.action.value,

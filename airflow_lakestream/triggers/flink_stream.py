@@ -33,8 +33,8 @@ class FlinkStreamTrigger(DriverTrigger):
             return told
         # Modules that import PyIceberg are not imported at the top: the triggerer loads all triggers.
         from airflow_lakestream.flink.job import cancel_noted
-        from airflow_lakestream.flink.rest import Address
+        from airflow_lakestream.flink.rest import FlinkAddress
 
         _, manager = FlinkHook(self.flink_conn_id).addresses()
-        cancel_noted(self.checkpoint_location, store_properties(self.storage_conn_id) or {}, Address(**manager))
+        cancel_noted(self.checkpoint_location, store_properties(self.storage_conn_id) or {}, FlinkAddress(**manager))
         return f"{told}, and its job was canceled"

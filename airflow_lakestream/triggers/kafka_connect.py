@@ -9,16 +9,16 @@ from typing import Any
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
 from airflow_lakestream.connect.driving import stop_connector
 from airflow_lakestream.connect.iceberg_sink import session_of
-from airflow_lakestream.connect.judging import Memory
-from airflow_lakestream.connect.observer import Observer
+from airflow_lakestream.connect.judging import ConnectorMemory
+from airflow_lakestream.connect.observer import ConnectorObserver
 from airflow_lakestream.connect.publishing import head_of
 from airflow_lakestream.connect.watch import ConnectorWatch
-from airflow_lakestream.driver.supervisor import History
-from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.driver.supervisor import SupervisionHistory
+from airflow_lakestream.driver.watch import DriverLook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.metrics import tags_of
 from airflow_lakestream.triggers.driver import DriverTrigger
 
@@ -44,7 +44,7 @@ class KafkaConnectTrigger(DriverTrigger):
         path, arguments = super().serialize()
         return path, {**arguments, "connect": self.connect, "handed_on": self.handed_on}
 
-    def wants_worker(self, look: Look) -> bool:
+    def wants_worker(self, look: DriverLook) -> bool:
         """Return whether a publication is due."""
         assert self._watched is not None, "it has looked"
         return self._watched.is_due(float(self.connect["publish_interval"]))
@@ -65,11 +65,11 @@ class KafkaConnectTrigger(DriverTrigger):
         if told["table"]:
             catalog = IcebergHook(told["iceberg_conn_id"]).open_catalog()
             head = partial(head_of, catalog, told["table"], told["branch"])
-        groups = None if kafka is None else Groups(kafka.configuration(), kafka.where)
-        observer = Observer(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), groups, head)
-        memory = Memory.parse(self.handed_on["memory"])
+        groups = None if kafka is None else KafkaGroups(kafka.configuration(), kafka.where)
+        observer = ConnectorObserver(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), groups, head)
+        memory = ConnectorMemory.parse(self.handed_on["memory"])
         self._watched = ConnectorWatch(
-            observer.see, limits, History.parse(self.history), memory, session_of(spec.config)
+            observer.see, limits, SupervisionHistory.parse(self.history), memory, session_of(spec.config)
         )
         return self._watched
 
@@ -77,12 +77,12 @@ class KafkaConnectTrigger(DriverTrigger):
         client = KafkaConnectHook(self.connect["connect_conn_id"]).open_client()
         return stop_connector(client, self.connect["connector"], OnKillConnector(self.on_kill_action))
 
-    def _tags(self, look: Look) -> dict[str, str]:
+    def _tags(self, look: DriverLook) -> dict[str, str]:
         # Airflow sets the trigger's task.
         stream = {name: self.connect.get(name) for name in ("topic", "table", "consumer_group")}
         return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
 
-    def _told(self, look: Look) -> dict[str, Any]:
+    def _told(self, look: DriverLook) -> dict[str, Any]:
         assert self._watched is not None, "it has looked"
         memory = self._watched.memory.to_dict()
         return {**super()._told(look), "handed_on": {**self.handed_on, "memory": memory}}

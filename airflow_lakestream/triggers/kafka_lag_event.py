@@ -97,13 +97,13 @@ class KafkaLagEventTrigger(BaseEventTrigger):
     def _opened(self) -> tuple[Any, Any, Any, Any]:
         # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
-        from airflow_lakestream.triggers.patience import Patience
-        from airflow_lakestream.watching.lag.level import Alarm, LevelWatch
+        from airflow_lakestream.triggers.patience import WatcherLooks
+        from airflow_lakestream.watching.lag.level import LevelAlarm, LevelWatch
 
         source = {name: getattr(self, name) for name in _OF_SOURCE}
         watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)
-        patience = Patience(f"What waits for {watch.subject} can't be told", self.poll_interval)
-        return watch, Alarm(self.again_after), AirflowPlaces(), patience
+        patience = WatcherLooks(f"What waits for {watch.subject} can't be told", self.poll_interval)
+        return watch, LevelAlarm(self.again_after), AirflowPlaces(), patience
 
     def _told(self, waiting: Any) -> dict[str, Any]:
         consumer = {

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.core.untold import EventCursor
 
 
-class Since(StrEnum):
+class CursorStart(StrEnum):
     """Start of a trigger without a cursor."""
 
     NOW = "now"
     EARLIEST = "earliest"
 
 
-class Cursors:
+class AssetCursors:
     """Cursors of all assets of a trigger, in Airflow's asset state store.
 
     Airflow gives each event to all of the trigger's assets in one transaction. So the cursor that is furthest behind
@@ -31,13 +31,13 @@ class Cursors:
         self._stores = list(_each(store))
         self._key = key
 
-    async def read(self) -> Cursor | None:
+    async def read(self) -> EventCursor | None:
         """Return the least cursor, or None if no asset has a cursor."""
         found = [await one.aget(self._key) for one in self._stores]
-        cursors = [Cursor.parse(one) for one in found if one is not None]
+        cursors = [EventCursor.parse(one) for one in found if one is not None]
         return min(cursors, key=lambda one: one.sequence, default=None)
 
-    async def write(self, cursor: Cursor) -> None:
+    async def write(self, cursor: EventCursor) -> None:
         """Keep the cursor for all assets."""
         for one in self._stores:
             await one.aset(self._key, cursor.to_json())
@@ -49,9 +49,9 @@ def _each(store: Any) -> Iterable[Any]:
 
 
 @dataclass
-class Subscription:
+class StreamSubscription:
     """State shared by a trigger and the producer of the stream: the cursors, and the last event taken by Airflow."""
 
-    cursors: Cursors
+    cursors: AssetCursors
     taken: int = 0
     quiet: asyncio.Event = field(default_factory=asyncio.Event)

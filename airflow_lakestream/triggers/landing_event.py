@@ -12,7 +12,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.core.names import check_group, check_location, check_table_name
 from airflow_lakestream.core.policies import TableFormat, choose, is_given, is_template
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
-from airflow_lakestream.triggers.landing_cursor import Cursors, Since, Subscription
+from airflow_lakestream.triggers.landing_cursor import AssetCursors, CursorStart, StreamSubscription
 
 if AIRFLOW_V_3_3_PLUS:
     from airflow_lakestream.triggers.landing_stream import LandingProducer
@@ -37,7 +37,7 @@ class LandingEventTrigger(BaseEventTrigger):
     """
 
     # The subscription that a stream's producer serves, by the stream's key. All run in the same event loop.
-    subscriptions: ClassVar[dict[tuple[Any, ...], Subscription]] = {}
+    subscriptions: ClassVar[dict[tuple[Any, ...], StreamSubscription]] = {}
 
     def __init__(
         self,
@@ -96,10 +96,12 @@ class LandingEventTrigger(BaseEventTrigger):
         """Return the events. Airflow creates the producer after this call."""
         key = self.shared_stream_key()
         assert key is not None, "Airflow asked for it"
-        mine = self.subscriptions[key] = Subscription(Cursors(self.asset_state_store, self.cursor_key))
+        mine = self.subscriptions[key] = StreamSubscription(AssetCursors(self.asset_state_store, self.cursor_key))
         return self._events(shared_stream, key, mine)
 
-    async def _events(self, stream: AsyncIterator[Any], key: Any, mine: Subscription) -> AsyncIterator[TriggerEvent]:
+    async def _events(
+        self, stream: AsyncIterator[Any], key: Any, mine: StreamSubscription
+    ) -> AsyncIterator[TriggerEvent]:
         """Yield the events, and note each event taken by Airflow."""
         try:
             async for number, event in stream:
@@ -130,7 +132,7 @@ class LandingEventTrigger(BaseEventTrigger):
             value = getattr(self, argument)
             if is_given(value) and is_template(str(value)):
                 raise InvalidArgument(argument, f"{value!r} is a template: Airflow renders none of a watcher.")
-        choose(Since, "since", self.since)
+        choose(CursorStart, "since", self.since)
         delta = TableFormat.of(self.table) is TableFormat.DELTA
         (check_location if delta else check_table_name)(self.table)
         if self.consumer_group is not None:

@@ -10,9 +10,9 @@ from typing import Any
 from airflow.providers.common.compat.sdk import conf
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
-from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.triggers.landing_cursor import Since, Subscription
+from airflow_lakestream.triggers.landing_cursor import CursorStart, StreamSubscription
 
 # At most this many events may wait to be stored; Airflow stores them about once a second.
 MOST_WAITING = 64
@@ -28,7 +28,7 @@ class LandingProducer(SharedStreamProducer):
     :param given: the trigger's arguments.
     """
 
-    def __init__(self, given: Mapping[str, Any], subscription: Subscription) -> None:
+    def __init__(self, given: Mapping[str, Any], subscription: StreamSubscription) -> None:
         self._given = given
         self._subscription = subscription
         self._most = min(MOST_WAITING, conf.getint("triggerer", "shared_stream_subscriber_queue_size"))
@@ -66,19 +66,19 @@ class LandingProducer(SharedStreamProducer):
     def _opened(self) -> tuple[Any, Any, Any]:
         # Imported late, neither in a DAG's parser nor in the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
-        from airflow_lakestream.triggers.patience import Patience
+        from airflow_lakestream.triggers.patience import WatcherLooks
         from airflow_lakestream.watching.streams.watch import LandingWatch
 
         names = ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id")
-        patience = Patience(f"Landings of {self._given['table']} can't be told", self._given["poll_interval"])
+        patience = WatcherLooks(f"Landings of {self._given['table']} can't be told", self._given["poll_interval"])
         return LandingWatch(**{name: self._given[name] for name in names}), AirflowPlaces(), patience
 
-    async def _begin(self, watch: Any) -> Cursor:
+    async def _begin(self, watch: Any) -> EventCursor:
         """Return the cursor. A first cursor is kept at once, or a killed triggerer would begin at a later "now"."""
         cursor = await self._subscription.cursors.read()
         while cursor is None:
-            if self._given["since"] == Since.EARLIEST:
-                cursor = Cursor()
+            if self._given["since"] == CursorStart.EARLIEST:
+                cursor = EventCursor()
             else:
                 cursor = await self._patience.look(watch.cursor(self._places))
             if cursor is None:
@@ -87,10 +87,10 @@ class LandingProducer(SharedStreamProducer):
                 await self._subscription.cursors.write(cursor)
         return cursor
 
-    async def _look(self, watch: Any, cursor: Cursor, most: int) -> Any:
+    async def _look(self, watch: Any, cursor: EventCursor, most: int) -> Any:
         return await self._patience.look(watch.after(self._places, cursor, most))
 
-    async def _pass_over(self, cursor: Cursor, head: Cursor) -> Cursor:
+    async def _pass_over(self, cursor: EventCursor, head: EventCursor) -> EventCursor:
         """Move the cursor over commits without a landing, once all events before them are stored."""
         if self._stored < self._yielded:
             return cursor

@@ -13,12 +13,12 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_lakestream.core.policies import Missing
+from airflow_lakestream.core.policies import MissingPolicy
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.triggers.logs import tell
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-from airflow_lakestream.watching.asking import Check, LookOutcome, Places, Verdict, guarded, verdict_of
+from airflow_lakestream.watching.asking import LookCheck, LookConnections, LookOutcome, Verdict, guarded, verdict_of
 from airflow_lakestream.watching.checks import make_check
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class LookTrigger(BaseTrigger):
             # Imports PyIceberg and all modules that the check needs.
             check, places = await looks.in_thread(self._check)
         except LakestreamError as e:
-            return verdict_of(e, Missing.FAIL)
+            return verdict_of(e, MissingPolicy.FAIL)
         while True:
             looking = guarded(check, places, time.time() - began, forgiving=self.forgiving)
             verdict = await looks.look(looking, self.poll_interval)
@@ -97,7 +97,7 @@ class LookTrigger(BaseTrigger):
             pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
             await asyncio.sleep(max(0.0, min(pause, left)))
 
-    def _check(self) -> tuple[Check, Places]:
+    def _check(self) -> tuple[LookCheck, LookConnections]:
         from airflow_lakestream.hooks.places import AirflowPlaces
 
         return make_check(self.check, {name: getattr(self, name) for name in self._names}), AirflowPlaces()

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _SAY_AGAIN = 30
 
 
-class Patience:
+class WatcherLooks:
     """Looks that go on after an error: a watcher has no task to fail.
 
     :param what: meaning of an error, for the log.

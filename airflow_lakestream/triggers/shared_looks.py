@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from airflow_lakestream.watching.asking import Ask, Looking, Verdict
+from airflow_lakestream.watching.asking import Looking, LookQuestion, Verdict
 
 # Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
 THREADS = 8
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Answer:
+class _SharedAnswer:
     begun: float
     future: asyncio.Future[Any]
 
@@ -33,7 +33,7 @@ class SharedLooks:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, "lakestream-look")
-        self._answers: dict[tuple[Any, ...], _Answer] = {}
+        self._answers: dict[tuple[Any, ...], _SharedAnswer] = {}
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run a blocking function in a thread."""
@@ -41,7 +41,7 @@ class SharedLooks:
 
     async def look(self, looking: Looking, interval: float) -> Verdict:
         """Run a look of a sensor with a poll every `interval` seconds."""
-        asked: list[Ask] = []
+        asked: list[LookQuestion] = []
         keep = min(SHARED_FOR, interval / 2)
         try:
             asked.append(next(looking))
@@ -58,7 +58,7 @@ class SharedLooks:
             verdict: Verdict = end.value
             return verdict
 
-    async def _answer(self, ask: Ask, keep: float) -> Any:
+    async def _answer(self, ask: LookQuestion, keep: float) -> Any:
         known = self._answers.get(ask.key)
         kept_for = keep if ask.keep is None else ask.keep
         # An answer in progress is always awaited: a hanging broker takes one thread per question.
@@ -67,8 +67,8 @@ class SharedLooks:
         # A cancelled trigger does not cancel the answer for the other triggers.
         return await asyncio.shield(known.future)
 
-    def _ask(self, ask: Ask, kept_for: float) -> _Answer:
-        begun = _Answer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
+    def _ask(self, ask: LookQuestion, kept_for: float) -> _SharedAnswer:
+        begun = _SharedAnswer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
         self._answers[ask.key] = begun
 
         def found(future: asyncio.Future[Any]) -> None:
@@ -80,11 +80,11 @@ class SharedLooks:
         begun.future.add_done_callback(found)
         return begun
 
-    def _drop(self, key: tuple[Any, ...], answer: _Answer) -> None:
+    def _drop(self, key: tuple[Any, ...], answer: _SharedAnswer) -> None:
         if self._answers.get(key) is answer:
             del self._answers[key]
 
-    def _forget(self, asked: list[Ask]) -> None:
+    def _forget(self, asked: list[LookQuestion]) -> None:
         """Forget opened connections after an error: the next look opens new connections."""
         for ask in asked:
             known = self._answers.get(ask.key)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_lakestream.core.policies import Missing as Missing
+from airflow_lakestream.core.policies import MissingPolicy as MissingPolicy
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, TopicMissing
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged
-from airflow_lakestream.watching.causes import Cause, Reason, told
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, told
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -41,7 +41,7 @@ class Verdict:
     """Result of a look; `value` is ready for JSON. `terminal`: the look fails until somebody changes something."""
 
     outcome: LookOutcome
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[StreamReason, ...] = ()
     value: Mapping[str, Any] | None = None
     terminal: bool = False
 
@@ -62,7 +62,7 @@ class Verdict:
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Verdict:
         """Read the values of `to_dict`."""
-        reasons = tuple(Reason(Cause(one["cause"]), str(one["text"])) for one in value["reasons"])
+        reasons = tuple(StreamReason(StreamCause(one["cause"]), str(one["text"])) for one in value["reasons"])
         return cls(LookOutcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
 
 
@@ -74,7 +74,7 @@ class NotThere(LakestreamError, Terminal):
 _MAY_COME = (NotThere, TopicMissing, KafkaRefused, KafkaMisconfigured, CheckpointDamaged)
 
 
-def verdict_of(error: Exception, missing: Missing) -> Verdict:
+def verdict_of(error: Exception, missing: MissingPolicy) -> Verdict:
     """Return the verdict for an error of a look.
 
     With `missing="wait"` the sensor waits, and logs the reason, if something does not exist, a connection can't be
@@ -84,9 +84,11 @@ def verdict_of(error: Exception, missing: Missing) -> Verdict:
         log.warning("The look failed.", exc_info=error)
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
     terminal = isinstance(error, Terminal)
-    waits = missing is Missing.WAIT and (not terminal or _may_come(error))
+    waits = missing is MissingPolicy.WAIT and (not terminal or _may_come(error))
     return Verdict(
-        LookOutcome.WAITING if waits else LookOutcome.FAILED, (Reason(Cause.UNUSABLE, text),), terminal=terminal
+        LookOutcome.WAITING if waits else LookOutcome.FAILED,
+        (StreamReason(StreamCause.UNUSABLE, text),),
+        terminal=terminal,
     )
 
 
@@ -96,7 +98,7 @@ def _may_come(error: Exception) -> bool:
     return isinstance(error, _MAY_COME)
 
 
-class Places(Protocol):
+class LookConnections(Protocol):
     """Opens connections. Every call may block, and keeps no connection."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
@@ -113,7 +115,7 @@ class Places(Protocol):
 
 
 @dataclass(frozen=True)
-class Ask:
+class LookQuestion:
     """A question of a look. Equal questions have the same `key`; `answer` may block.
 
     `keep`: for how many seconds the answer may be shared; None: the runner decides.
@@ -125,23 +127,23 @@ class Ask:
 
 
 # Yields questions, receives the answers, returns the result. Between two questions it only computes.
-Looking = Generator[Ask, Any, Verdict]
+Looking = Generator[LookQuestion, Any, Verdict]
 
 
-class Check(Protocol):
+class LookCheck(Protocol):
     """Condition of a sensor. Made from the sensor's arguments; holds connection ids, never secrets."""
 
-    missing: Missing
+    missing: MissingPolicy
 
     @property
     def subject(self) -> str:
         """Name of the object of the look. Checks with the same subject look at the same time."""
 
-    def look(self, places: Places, waited: float) -> Looking:
+    def look(self, places: LookConnections, waited: float) -> Looking:
         """Look once. `waited` are the seconds since the task began."""
 
 
-def guarded(check: Check, places: Places, waited: float, *, forgiving: bool = False) -> Looking:
+def guarded(check: LookCheck, places: LookConnections, waited: float, *, forgiving: bool = False) -> Looking:
     """Look once, with errors turned into verdicts.
 
     :param forgiving: wait after an error that a retry may fix.
@@ -161,7 +163,7 @@ def look_now(looking: Looking) -> Verdict:
     return verdict
 
 
-def run_now(looking: Generator[Ask, Any, Any]) -> Any:
+def run_now(looking: Generator[LookQuestion, Any, Any]) -> Any:
     """Run a look, or a part of a look, in this thread, and return the result."""
     try:
         ask = next(looking)

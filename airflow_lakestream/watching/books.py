@@ -12,15 +12,15 @@ from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
-from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
+from airflow_lakestream.spark.checkpoint import QueryCheckpoint, read_checkpoint
 from airflow_lakestream.watching.asking import NotThere
-from airflow_lakestream.watching.causes import Cause, Reason
+from airflow_lakestream.watching.causes import StreamCause, StreamReason
 from airflow_lakestream.watching.lag.waiting import backlog_of, topics_of
-from airflow_lakestream.watching.streams.landings import History
+from airflow_lakestream.watching.streams.landings import BranchHistory
 
 if TYPE_CHECKING:
     from airflow_lakestream.kafka.watch import GroupState
-    from airflow_lakestream.watching.streams.landings import Streams
+    from airflow_lakestream.watching.streams.landings import TableStreams
 
 # Batches of a checkpoint from which the speed is measured: Spark keeps 100.
 _BATCHES = 20
@@ -29,7 +29,7 @@ _STEPS_SINCE = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PastCommit:
     """A past commit: time (seconds since the epoch), run, and number of offsets by partition."""
 
     at: float
@@ -38,7 +38,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Books:
+class ConsumerProgress:
     """Offsets that a consumer has read, by `positions` or by `ledger`.
 
     `name` is for people. `newest_at` is the time of the last progress, in seconds since the epoch. `reasons` describe
@@ -51,8 +51,8 @@ class Books:
     positions: Mapping[str, Mapping[int, int]] | None = None
     ledger: Ledger | None = None
     newest_at: float | None = None
-    reasons: tuple[Reason, ...] = ()
-    steps: tuple[Step, ...] | None = None
+    reasons: tuple[StreamReason, ...] = ()
+    steps: tuple[PastCommit, ...] | None = None
     begins: int | None = field(default=None, kw_only=True)
 
     def unread(self, state: TopicState, ends: Mapping[int, int] | None = None) -> tuple[RangeSet, RangeSet]:
@@ -77,7 +77,9 @@ class Books:
         return missing - lost, lost
 
 
-def of_streams(streams: Streams | None, table: str, consumer_group: str, with_steps: bool = False) -> Books:
+def of_streams(
+    streams: TableStreams | None, table: str, consumer_group: str, with_steps: bool = False
+) -> ConsumerProgress:
     """Read the ledger of a table. Raises NotThere, and the errors in `streams.problems`.
 
     :param streams: the table, or None if it does not exist.
@@ -91,7 +93,7 @@ def of_streams(streams: Streams | None, table: str, consumer_group: str, with_st
     return _of_history(f"table {table}", ledger, history, with_steps)
 
 
-def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> Books:
+def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> ConsumerProgress:
     """Read a Spark checkpoint. Raises NotThere, CheckpointDamaged, ForeignCheckpoint."""
     checkpoint = read_checkpoint(location, properties)
     if checkpoint is None:
@@ -106,56 +108,58 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
     steps = tuple(_steps(checkpoint)) if with_steps else None
     name, reasons = f"checkpoint {location}", _of_query(location, properties)
     # Spark reads new partitions from their start.
-    return Books(name, tuple(sorted(positions)), positions, None, newest, reasons, steps, begins=0)
+    return ConsumerProgress(name, tuple(sorted(positions)), positions, None, newest, reasons, steps, begins=0)
 
 
-def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Books:
+def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> ConsumerProgress:
     """Read a consumer group's committed offsets. Raises NotThere if the group has not committed an offset."""
     wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
     if not wanted or set(topics) - set(wanted):
         of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
         known = ", ".join(sorted(state.offsets)) or "nothing at all"
         raise NotThere(f"group_id: group {group!r} has committed no offset{of}; it has of {known}.")
-    reasons = () if state.members else (Reason(Cause.STOPPED_CONSUMER, f"group {group!r} has no member"),)
-    return Books(f"consumer group {group!r}", tuple(sorted(wanted)), wanted, reasons=reasons)
+    reasons = () if state.members else (StreamReason(StreamCause.STOPPED_CONSUMER, f"group {group!r} has no member"),)
+    return ConsumerProgress(f"consumer group {group!r}", tuple(sorted(wanted)), wanted, reasons=reasons)
 
 
 def _since(with_steps: bool) -> int | None:
     return int((time.time() - _STEPS_SINCE) * 1000) if with_steps else None
 
 
-def _of_history(name: str, ledger: Ledger, history: History, with_steps: bool) -> Books:
-    reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is Cause.ROLLBACK)
+def _of_history(name: str, ledger: Ledger, history: BranchHistory, with_steps: bool) -> ConsumerProgress:
+    reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is StreamCause.ROLLBACK)
     steps = []
     for seen in history.recent if with_steps else ():
         if seen.landing is not None:
             entries = seen.landing.topics.values()
             offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
-            steps.append(Step(seen.at_ms / 1000, seen.landing.run_id, offsets))
+            steps.append(PastCommit(seen.at_ms / 1000, seen.landing.run_id, offsets))
     newest = history.newest.at_ms / 1000 if history.newest is not None else None
-    return Books(name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None)
+    return ConsumerProgress(
+        name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None
+    )
 
 
-def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reason, ...]:
+def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[StreamReason, ...]:
     """Return the reasons by the driver's lease: an empty tuple for a query without a lease or with a running driver."""
     lease = read_lease(location, properties)
     if lease is None or lease.state() is LeaseState.HELD:
         return ()
     if lease.state() is LeaseState.VANISHED:
-        return (Reason(Cause.VANISHED_QUERY, f"its driver is gone without a word: {lease}"),)
+        return (StreamReason(StreamCause.VANISHED_QUERY, f"its driver is gone without a word: {lease}"),)
     if lease.outcome is DriverOutcome.FAILED:
-        return (Reason(Cause.FAILED_QUERY, f"its driver failed: {lease.error}"),)
-    return (Reason(Cause.STOPPED_QUERY, f"its driver has ended ({lease.outcome})"),)
+        return (StreamReason(StreamCause.FAILED_QUERY, f"its driver failed: {lease.error}"),)
+    return (StreamReason(StreamCause.STOPPED_QUERY, f"its driver has ended ({lease.outcome})"),)
 
 
-def _steps(checkpoint: Checkpoint) -> Iterator[Step]:
+def _steps(checkpoint: QueryCheckpoint) -> Iterator[PastCommit]:
     known = set(checkpoint.planned)
     for batch in reversed(checkpoint.committed[-_BATCHES:]):
         at = checkpoint.begun_at(batch) if batch in known else None
         if at is None or (batch > 0 and batch - 1 not in known):
             return
         starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)
-        yield Step(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
+        yield PastCommit(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
 
 
 def _no_ledger(name: str, consumer_group: str, groups: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ _SHOWN = 4
 UNSEEN = "could_not_look"
 
 
-class Cause(StrEnum):
+class StreamCause(StrEnum):
     """Causes that a person on call has to distinguish."""
 
     STOPPED_CONSUMER = "stopped consumer"
@@ -44,10 +44,10 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class StreamReason:
     """A cause, with numbers in words."""
 
-    cause: Cause
+    cause: StreamCause
     text: str
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Reason:
         return {"cause": self.cause.value, "text": self.text}
 
 
-def told(reasons: Iterable[Reason]) -> str:
+def told(reasons: Iterable[StreamReason]) -> str:
     """Return reasons as text."""
     return "; ".join(map(str, reasons))
 

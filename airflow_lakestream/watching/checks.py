@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_lakestream.exceptions import UnknownValue
-from airflow_lakestream.watching.asking import Check
+from airflow_lakestream.watching.asking import LookCheck
 
 CHECKS = {
     "checkpoint_lag": "airflow_lakestream.watching.lag.check.LagCheck",
@@ -16,10 +16,10 @@ CHECKS = {
 }
 
 
-def make_check(name: str, arguments: Mapping[str, Any]) -> Check:
+def make_check(name: str, arguments: Mapping[str, Any]) -> LookCheck:
     """Make a check from a sensor's rendered arguments. Raises InvalidArgument if the arguments can't work."""
     if name not in CHECKS:
         raise UnknownValue("check", name, CHECKS)
     module, _, kind = CHECKS[name].rpartition(".")
-    check: Check = getattr(importlib.import_module(module), kind)(**arguments)
+    check: LookCheck = getattr(importlib.import_module(module), kind)(**arguments)
     return check

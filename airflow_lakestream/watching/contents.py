@@ -23,9 +23,9 @@ from airflow_lakestream.decode.values.outcome import excerpt
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.reject_table import newest_counting_rows
-from airflow_lakestream.iceberg.upkeep.reject_summary import Example, Reason, by_reason
+from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample, RejectReason, by_reason
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.streams.landings import Seen, newest
+from airflow_lakestream.watching.streams.landings import SnapshotRecord, newest
 
 MOST_SAMPLES = 10
 MOST_REASONS = 5
@@ -49,7 +49,7 @@ _TOTALS = {
 
 
 @dataclass(frozen=True)
-class Contents:
+class TableContents:
     """A look at an Iceberg table. Raises InvalidArgument.
 
     :param samples: rejected records shown of each reason; 0 for none.
@@ -83,7 +83,7 @@ class Contents:
         """Return the number of rejected records that count, and the reasons of the newest records, with samples."""
         ledger = ledger_store.read_ledger(main, self.consumer_group)
         count = sum(entry.counts.rejected for entry in ledger.topics.values())
-        found: list[Reason] = []
+        found: list[RejectReason] = []
         if rejects is not None and count:
             rows = newest_counting_rows(rejects, main, self.consumer_group, columns=_COLUMNS, most_bytes=READ_BYTES)
             found = by_reason(rows, arguments.count_from_zero("samples", self.samples))
@@ -111,7 +111,7 @@ def _files(table: Table) -> dict[str, int | None]:
     return {name: int(text) if text.isdecimal() else None for name, text in found.items()}
 
 
-def _snapshot(seen: Seen) -> dict[str, Any]:
+def _snapshot(seen: SnapshotRecord) -> dict[str, Any]:
     kind = "landing" if seen.landing is not None else "compaction" if seen.is_compaction else "other writer"
     return {
         # As text: browsers round 64-bit numbers.
@@ -124,7 +124,7 @@ def _snapshot(seen: Seen) -> dict[str, Any]:
     }
 
 
-def _sample(example: Example) -> dict[str, Any]:
+def _sample(example: RejectExample) -> dict[str, Any]:
     value = example.value
     text = None if value is None else without_secrets(value[:_LOOKED_AT].decode(errors="backslashreplace"))
     return {

@@ -13,13 +13,13 @@ from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.policies import choose
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import Places, run_now
+from airflow_lakestream.watching.asking import LookConnections, run_now
 from airflow_lakestream.watching.causes import some
-from airflow_lakestream.watching.freshness.completeness import Completing, Step
-from airflow_lakestream.watching.source import Source, ask_kafka
+from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step
+from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
 
 
-class Change(StrEnum):
+class ProposedChange(StrEnum):
     """Kind of change: a receipt for lost records, or the records of a time in place of the landed rows."""
 
     LOSS = "loss"
@@ -27,7 +27,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ChangeProposal:
     """The offsets to change, and the consequences in words."""
 
     ranges: RangeSet
@@ -54,18 +54,18 @@ class Proposing:
     kafka_conn_id: str = "kafka_default"
     iceberg_conn_id: str = "iceberg_default"
 
-    def propose(self, places: Places) -> Proposal:
+    def propose(self, places: LookConnections) -> ChangeProposal:
         """Look at the ledger and at Kafka without a change.
 
         Raises NotThere, RangesGone if Kafka no longer has records to be replaced, and the errors of a look.
         """
-        step = self._loss if choose(Change, "change", self.change) is Change.LOSS else self._replace
-        proposal: Proposal = run_now(step(places))
+        step = self._loss if choose(ProposedChange, "change", self.change) is ProposedChange.LOSS else self._replace
+        proposal: ChangeProposal = run_now(step(places))
         return proposal
 
     @property
-    def _source(self) -> Source:
-        return Source(
+    def _source(self) -> ConsumerSource:
+        return ConsumerSource(
             topic=self.topic,
             table=self.table,
             consumer_group=self.consumer_group,
@@ -73,7 +73,7 @@ class Proposing:
             iceberg_conn_id=self.iceberg_conn_id,
         )
 
-    def _loss(self, places: Places) -> Step:
+    def _loss(self, places: LookConnections) -> Step:
         books = yield from self._source.read_books(places)
         [(_, _, lost)] = yield from self._source.unread_ranges(places, books)
         text = (
@@ -81,14 +81,14 @@ class Proposing:
             f"Shall the ledger of {self.consumer_group} say that they are lost? The stream then goes on without them, "
             "and no run looks for them again. If there is a copy of these records, land it first."
         )
-        return Proposal(lost, text)
+        return ChangeProposal(lost, text)
 
-    def _replace(self, places: Places) -> Step:
+    def _replace(self, places: LookConnections) -> Step:
         start, end = (arguments.milliseconds(name, getattr(self, name)) for name in ("start", "end"))
         books = yield from self._source.read_books(places)
         ledger: Ledger = books.ledger
         watch = yield ask_kafka(places, self.kafka_conn_id)
-        completing = Completing(watch, self.kafka_conn_id, self.table)
+        completing = CompletenessQuestions(watch, self.kafka_conn_id, self.table)
         backlog = yield from completing.backlog(ledger, self.topic)
         lows, highs = (yield completing.boundaries(backlog, start)), (yield completing.boundaries(backlog, end))
         asked = union(RangeSet.of(self.topic, p, low.offset, highs[p].offset) for p, low in lows.items())
@@ -101,4 +101,4 @@ class Proposing:
             f"{some(landed)}. Shall their rows be taken out, and the records be read and decoded again? It is one "
             "snapshot, which a rollback takes back."
         )
-        return Proposal(landed, text)
+        return ChangeProposal(landed, text)

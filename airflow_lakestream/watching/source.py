@@ -14,16 +14,16 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 from airflow_lakestream.watching import books
-from airflow_lakestream.watching.asking import Ask, NotThere, Places
-from airflow_lakestream.watching.books import Books
-from airflow_lakestream.watching.lag.waiting import Asking, Looking
+from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
+from airflow_lakestream.watching.books import ConsumerProgress
+from airflow_lakestream.watching.lag.waiting import Asking, TopicLook
 
 # Seconds that an opened connection is used: later changes to it then take effect.
 OPENED = 600.0
 
 
 @dataclass(frozen=True)
-class Source:
+class ConsumerSource:
     """Exactly one of `checkpoint_location`, `table` and `group_id`, as given to the sensors."""
 
     topic: Any = None
@@ -63,13 +63,13 @@ class Source:
         named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topics)
         return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
 
-    def read_books(self, places: Places, *, with_steps: bool = False) -> Asking:
-        """Find the progress of the consumer. Returns `Books`; raises the errors of `books.of_...`."""
+    def read_books(self, places: LookConnections, *, with_steps: bool = False) -> Asking:
+        """Find the progress of the consumer. Returns `ConsumerProgress`; raises the errors of `books.of_...`."""
         if is_given(self.checkpoint_location):
             where = str(self.checkpoint_location)
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             return (
-                yield Ask(
+                yield LookQuestion(
                     ("checkpoint", where, conn_id, with_steps),
                     lambda: books.of_checkpoint(where, places.store_properties(conn_id), with_steps),
                 )
@@ -77,23 +77,23 @@ class Source:
         if is_given(self.group_id):
             watch = yield ask_kafka(places, self.kafka_conn_id)
             group = str(self.group_id)
-            state = yield Ask(("group", self.kafka_conn_id, group), lambda: watch.group(group))
+            state = yield LookQuestion(("group", self.kafka_conn_id, group), lambda: watch.group(group))
             return books.of_group(state, group, self.topics)
         return (yield from self._of_table(places, with_steps))
 
-    def _of_table(self, places: Places, with_steps: bool) -> Asking:
+    def _of_table(self, places: LookConnections, with_steps: bool) -> Asking:
         name, group = str(self.table), str(self.consumer_group)
         if self.lake.has_catalog:
             table = yield from ask_table(places, self.iceberg_conn_id, name)
             place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
         else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
-            storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
+            storage = yield LookQuestion(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
             place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
         key = (*place, name, group, with_steps)
-        return (yield Ask(key, lambda: books.of_streams(look(), name, group, with_steps)))
+        return (yield LookQuestion(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
-    def unread(self, places: Places, found: Books) -> Asking:
+    def unread(self, places: LookConnections, found: ConsumerProgress) -> Asking:
         """Find the unread offsets. Returns a list of `Unread`, by topic, with the first unread records.
 
         Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
@@ -103,7 +103,7 @@ class Source:
             answers.append((yield from looking.behind_holes(ranges, lost)))
         return answers
 
-    def unread_ranges(self, places: Places, found: Books) -> Asking:
+    def unread_ranges(self, places: LookConnections, found: ConsumerProgress) -> Asking:
         """Find the unread ranges. Returns a list of (`waiting.Looking`, unread, lost)."""
         watch = yield ask_kafka(places, self.kafka_conn_id)
         answers = []
@@ -118,24 +118,24 @@ class Source:
                 state = yield self._ask_topic(watch, topic, keep=0.0)
                 # A consumer of uncommitted records may also be past the first open transaction: use the log's end.
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
-                ends = yield Ask(key, partial(watch.high_watermarks, state), keep=0.0)
+                ends = yield LookQuestion(key, partial(watch.high_watermarks, state), keep=0.0)
                 ranges, lost = found.unread(state, ends)
-            answers.append((Looking(self.kafka_conn_id, watch, state), ranges, lost))
+            answers.append((TopicLook(self.kafka_conn_id, watch, state), ranges, lost))
         return answers
 
-    def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> Ask:
+    def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> LookQuestion:
         # With `keep` the key is another, or the kept answer would be returned.
-        return Ask(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
+        return LookQuestion(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
 
 
-def ask_kafka(places: Places, conn_id: str) -> Ask:
+def ask_kafka(places: LookConnections, conn_id: str) -> LookQuestion:
     """Ask for a `KafkaWatch` of a connection."""
-    return Ask(("kafka", conn_id), lambda: KafkaWatch(*places.kafka(conn_id)), keep=OPENED)
+    return LookQuestion(("kafka", conn_id), lambda: KafkaWatch(*places.kafka(conn_id)), keep=OPENED)
 
 
-def ask_table(places: Places, conn_id: str, name: str) -> Asking:
+def ask_table(places: LookConnections, conn_id: str, name: str) -> Asking:
     """Ask for the present state of an Iceberg table. Returns the table; raises NotThere, UnreadableTable."""
-    catalog = yield Ask(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
+    catalog = yield LookQuestion(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
 
     def load() -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -147,4 +147,4 @@ def ask_table(places: Places, conn_id: str, name: str) -> Asking:
         except (NoSuchTableError, NoSuchNamespaceError) as e:
             raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.") from e
 
-    return (yield Ask(("table", conn_id, name), load))
+    return (yield LookQuestion(("table", conn_id, name), load))

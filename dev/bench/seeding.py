@@ -27,7 +27,7 @@ from pyiceberg.table.snapshots import Snapshot, SnapshotLogEntry, Summary
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.lineage import Reading
+from airflow_lakestream.core.lineage import LedgerReading
 from airflow_lakestream.iceberg import ledger_store
 
 
@@ -53,7 +53,7 @@ def seed_snapshots(
         )
         snapshots.append(parent)
         value = reading.property_after(parent.snapshot_id, landing)
-        reading = Reading(value.base_id, value.base, value.journal)
+        reading = LedgerReading(value.base_id, value.base, value.journal)
     key = codec.property_key(consumer_group)
     entry = codec.encode_property(codec.LedgerProperty(reading.base_id, reading.base, reading.path))
     metadata = table.metadata

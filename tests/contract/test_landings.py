@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.core.landing.unaccounted import Asked
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import LedgerConflict
 from tests.support.replacing import GROUP, ORDERS, TOPIC, offsets_of, ranges, versions
@@ -143,12 +143,12 @@ def test_the_ledger_outlives_the_history_of_the_table_and_its_compaction(made: F
 
 def test_rows_that_no_ledger_accounts_for_are_found(made: FormatTable) -> None:
     # The ledger of a group that is not asked about does not account for them.
-    asked = Asked(TOPIC, known=ranges((0, 0, 10)), begins={0: 15})
+    asked = ForeignRowQuery(TOPIC, known=ranges((0, 0, 10)), begins={0: 15})
     found = made.run().state.look_for_rows(asked)
     assert sum(box.rows for box in found.in_the_way) == 15
     assert found.rows_beside == 5
     made.compact()
     found = made.run().state.look_for_rows(asked)
     assert (sum(box.rows for box in found.in_the_way), found.rows_beside) == (15, 5)
-    assert not made.run().state.look_for_rows(Asked(TOPIC, known=ranges((0, 0, 30)))).in_the_way
-    assert not made.run().state.look_for_rows(Asked("another")).in_the_way
+    assert not made.run().state.look_for_rows(ForeignRowQuery(TOPIC, known=ranges((0, 0, 30)))).in_the_way
+    assert not made.run().state.look_for_rows(ForeignRowQuery("another")).in_the_way

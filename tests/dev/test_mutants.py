@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.core.landing.modes import ByInterval, Look
+from airflow_lakestream.core.landing.modes import IntervalMode, PlanningLook
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ranges import RangeSet
@@ -46,23 +46,23 @@ def topic_missing_from_the_predicate(patch: Patch) -> None:
 
 def tiles_alone(patch: Patch) -> None:
     """A tile looks only at itself, and leaves the seams open."""
-    real = ByInterval.plan
+    real = IntervalMode.plan
 
-    def plan(self: ByInterval, look: Look) -> Plan:
+    def plan(self: IntervalMode, look: PlanningLook) -> Plan:
         mine = replace(look.entry, covered=(self.interval,) if self.ends_are_fixed(look.entry) else ())
         return real(self, replace(look, entry=mine))
 
-    patch.setattr(ByInterval, "plan", plan)
+    patch.setattr(IntervalMode, "plan", plan)
 
 
 def no_second_look(patch: Patch) -> None:
     """A run does not look again after it has written down that its interval is covered."""
-    real = ByInterval.plan
+    real = IntervalMode.plan
 
-    def plan(self: ByInterval, look: Look) -> Plan:
+    def plan(self: IntervalMode, look: PlanningLook) -> Plan:
         return Plan(look.state, RangeSet()) if self.ends_are_fixed(look.entry) else real(self, look)
 
-    patch.setattr(ByInterval, "plan", plan)
+    patch.setattr(IntervalMode, "plan", plan)
 
 
 def ledger_of_the_first_attempt(patch: Patch) -> None:
@@ -95,30 +95,30 @@ def failed_means_not_applied(patch: Patch) -> None:
 
 def rejects_committed_last(patch: Patch) -> None:
     """Rejected records are written down once the table has committed: whoever dies in between has lost them."""
-    write_down = reject_table.RejectingSink.write_down
+    write_down = reject_table.IcebergRejectingSink.write_down
 
-    def commit(self: reject_table.RejectingSink, landing: Landing) -> int:
+    def commit(self: reject_table.IcebergRejectingSink, landing: Landing) -> int:
         snapshot_id = self.inner.commit(landing)
         write_down(self, landing)
         return snapshot_id
 
-    patch.setattr(reject_table.RejectingSink, "commit", commit)
+    patch.setattr(reject_table.IcebergRejectingSink, "commit", commit)
 
 
 def superseded_rejects_stay(patch: Patch) -> None:
     """Nobody notes that a landing brings offsets anew that were rejected before."""
-    patch.setattr(reject_table.RejectTable, "count", lambda *_: (0, 0))
+    patch.setattr(reject_table.IcebergRejectTable, "count", lambda *_: (0, 0))
 
 
 def rejects_of_dead_landings_count(patch: Patch) -> None:
     """A rejected record counts once its offset is landed, by whichever landing."""
-    patch.setattr(reject_table.Settlement, "of", classmethod(lambda cls, *_: cls()))
+    patch.setattr(reject_table.IcebergSettlement, "of", classmethod(lambda cls, *_: cls()))
 
 
 def rejects_of_open_landings_are_removed(patch: Patch) -> None:
     """A landing whose outcome nobody knows yet is taken for dead, and does not ask before it commits."""
     patch.setattr(settlement, "_can_not_land", lambda *_: True)
-    patch.setattr(reject_table.RejectingSink, "_check_noted", lambda *_: None)
+    patch.setattr(reject_table.IcebergRejectingSink, "_check_noted", lambda *_: None)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [

@@ -10,12 +10,12 @@ import pytest
 
 from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning
 from airflow_lakestream.adopt.filled import open_filled
-from airflow_lakestream.adopt.hand_over import HandOver
-from airflow_lakestream.adopt.run import Adopt, Adoption
-from airflow_lakestream.adopt.sources.connect_sink import Connector, ConnectSink, ToConnector
+from airflow_lakestream.adopt.hand_over import LedgerHandover
+from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
+from airflow_lakestream.adopt.sources.connect_sink import ConnectorTarget, ConnectSinkPosition, SinkConnector
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.connect.client import ConnectClient, Workers
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
+from airflow_lakestream.kafka.groups import KafkaGroups
 from dev.services.connect import Connect
 from dev.stack import Stack
 from tests.integration.test_foreign_rows import PAYLOAD, POSITION
@@ -36,10 +36,10 @@ def worker(stack: Stack) -> Connect:
 class PlainSink:
     """A connector as a user makes it, with nothing of this package in it."""
 
-    def __init__(self, lake: Lake, topic: str, worker: Connect, groups: Groups) -> None:
+    def __init__(self, lake: Lake, topic: str, worker: Connect, groups: KafkaGroups) -> None:
         self.lake, self.topic, self.name = lake, topic, f"plain-{uuid.uuid4().hex[:8]}"
-        self.client = ConnectClient(Workers([worker.url], timeout=10))
-        self.connector = Connector(self.client, groups, self.name)
+        self.client = ConnectClient(ConnectWorkers([worker.url], timeout=10))
+        self.connector = SinkConnector(self.client, groups, self.name)
 
     def start(self, *, keeps_positions: bool) -> None:
         kept = [*PAYLOAD, *POSITION] if keeps_positions else PAYLOAD
@@ -85,22 +85,22 @@ class PlainSink:
         watch = self.connector.groups.watch
         poll_until(lambda: not watch.group(f"connect-{self.name}").members, f"{self.name} to stop", PATIENCE, every=0.2)
 
-    def look(self, topic: str = "") -> Adoption:
+    def look(self, topic: str = "") -> AdoptionResult:
         catalog = self.lake.catalog()
-        return self._work(topic).look(catalog, ConnectSink(self.connector, open_filled(catalog, TABLE, GROUP)))
+        return self._work(topic).look(catalog, ConnectSinkPosition(self.connector, open_filled(catalog, TABLE, GROUP)))
 
-    def adopt(self) -> Adoption:
+    def adopt(self) -> AdoptionResult:
         catalog = self.lake.catalog()
-        return self._work().write(catalog, ConnectSink(self.connector, open_filled(catalog, TABLE, GROUP)))
+        return self._work().write(catalog, ConnectSinkPosition(self.connector, open_filled(catalog, TABLE, GROUP)))
 
-    def _work(self, topic: str = "") -> Adopt:
-        return Adopt(table=TABLE, consumer_group=GROUP, topic=topic or self.topic, kafka=self.lake.kafka)
+    def _work(self, topic: str = "") -> TableAdoption:
+        return TableAdoption(table=TABLE, consumer_group=GROUP, topic=topic or self.topic, kafka=self.lake.kafka)
 
 
 @pytest.fixture
 def sink(lake: Lake, topic: Topics, worker: Connect) -> Iterator[PlainSink]:
     """Give a sink of this test; its connector goes with it."""
-    made = PlainSink(lake, topic(partitions=2), worker, Groups(lake.kafka, "the broker"))
+    made = PlainSink(lake, topic(partitions=2), worker, KafkaGroups(lake.kafka, "the broker"))
     yield made
     if made.client.config(made.name) is not None:
         worker.release(made.name)
@@ -132,14 +132,14 @@ def test_there_and_back_with_positions_in_the_rows(sink: PlainSink, produce: Pro
     assert lake.land(sink.topic).counts.written == 24
     assert_once(lake, 40)
 
-    hand = HandOver(table=TABLE, consumer_group=GROUP, topic=sink.topic, kafka=lake.kafka)
-    assert hand.run(lake.catalog(), ToConnector(sink.connector), write=True).offsets == {0: 40, 1: 40}
+    hand = LedgerHandover(table=TABLE, consumer_group=GROUP, topic=sink.topic, kafka=lake.kafka)
+    assert hand.run(lake.catalog(), ConnectorTarget(sink.connector), write=True).offsets == {0: 40, 1: 40}
     for partition in (0, 1):
         produce(sink.topic, partition, events(partition, 40, 5))
     sink.client.resume(sink.name)
     sink.await_rows(90)
     with pytest.raises(StillRunning):
-        hand.run(lake.catalog(), ToConnector(sink.connector), write=True)
+        hand.run(lake.catalog(), ConnectorTarget(sink.connector), write=True)
     sink.stop()
 
     assert sink.adopt().decision.entry.landed.width == 10

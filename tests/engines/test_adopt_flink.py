@@ -10,10 +10,10 @@ import pytest
 
 from airflow_lakestream.adopt.claim import CannotAdopt
 from airflow_lakestream.adopt.filled import open_filled
-from airflow_lakestream.adopt.run import Adopt, Adoption
+from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
 from airflow_lakestream.adopt.sources.flink_savepoint import FlinkSavepoint
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.flink.rest import Address, JobManager, SqlSession
+from airflow_lakestream.flink.rest import FlinkAddress, JobManager, SqlSession
 from dev.services.flink import Flink
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import GROUP, TABLE, Lake, events, rows_of_events
@@ -29,8 +29,8 @@ class PlainJob:
 
     def __init__(self, lake: Lake, flink: Flink, topic: str) -> None:
         self.lake, self.topic = lake, topic
-        self._gateway = Address(flink.gateway.url)
-        self.manager = JobManager(Address(flink.manager.url))
+        self._gateway = FlinkAddress(flink.gateway.url)
+        self.manager = JobManager(FlinkAddress(flink.manager.url))
         self._job = ""
 
     def start(self, savepoint: str = "") -> None:
@@ -79,9 +79,11 @@ class PlainJob:
         if self._job:
             self.manager.cancel(self._job)
 
-    def adopt(self, savepoint: str, topic: str = "") -> Adoption:
+    def adopt(self, savepoint: str, topic: str = "") -> AdoptionResult:
         catalog = self.lake.catalog()
-        work = Adopt(table=TABLE, consumer_group=GROUP, topic=topic or self.topic, kafka=self.lake.kafka, watch=0.0)
+        work = TableAdoption(
+            table=TABLE, consumer_group=GROUP, topic=topic or self.topic, kafka=self.lake.kafka, watch=0.0
+        )
         return work.write(catalog, FlinkSavepoint(savepoint, open_filled(catalog, TABLE, GROUP)))
 
 

@@ -16,10 +16,10 @@ from airflow_lakestream.connect.failures import ConnectorAtDamage
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.publishing.refusals import LandedAhead, PublicationRefused, RowsOnMain
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.supervisor import Action, DriverState
-from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.driver.supervisor import DriverState, SupervisorAction
+from airflow_lakestream.driver.watch import DriverLook
 from airflow_lakestream.exceptions import Terminal
-from airflow_lakestream.run.damaged import Forgetting
+from airflow_lakestream.run.damaged import ReceiptWriter
 from dev.services.kafka import Kafka
 from tests.support import hostile_checks
 from tests.support.broker import Producing, TopicOf, poll_until
@@ -99,12 +99,12 @@ def test_a_record_that_no_task_gets_past_is_named(
     produce(topic, 1, [value], headers=headers)
     produce(topic, 1, events(1, 9, 2))
     decision, restarts = driving.follow(lambda _: None), 0
-    while decision.action is Action.RESTART:
+    while decision.action is SupervisorAction.RESTART:
         restarts += 1
         driving.clear_away()
         driving.begin(decision.history.restarted(0.0 + decision.at))
         decision = driving.follow(lambda _: None)
-    assert (decision.action, decision.terminal) == (Action.GIVE_UP, True)
+    assert (decision.action, decision.terminal) == (SupervisorAction.GIVE_UP, True)
     assert re.search(rf"{topic}\[1\] offset 8\b.*{said}", decision.reason)
     assert 1 <= restarts <= 2
     if headers is not None:
@@ -136,7 +136,7 @@ def test_a_damaged_batch_ends_the_task_and_the_sink_goes_on_behind_its_receipt(
     assert isinstance(caught.value, Terminal)
     assert caught.value.ranges == RangeSet.of(topic, 0, 20, end)
     # What the error says.
-    forgotten = Forgetting(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([topic])
+    forgotten = ReceiptWriter(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([topic])
     assert [receipt.ranges for receipt in forgotten] == [RangeSet.of(topic, 0, 20, end)]
     lake.land(topic, **given)
     produce(topic, 0, ['{"v": 1, "pad": "x"}'] * 10)
@@ -224,7 +224,7 @@ def test_rows_that_do_not_pass_their_checks_stay_on_the_sinks_branch(
     produce(topic, 0, events(0, 5, 100))
     heads = []
 
-    def spoil_once_landed(_: Look) -> bool:
+    def spoil_once_landed(_: DriverLook) -> bool:
         if not heads and len(lake.offsets()) >= 110:
             heads.append(lake.table().current_snapshot())
             produce(topic, 1, ['{"id":-1,"name":"bad","score":0.5}', *events(1, 6, 4)])
@@ -272,10 +272,10 @@ def test_tasks_that_run_and_do_not_get_on_are_found(
     driving.begin()
     sinks.await_running()
     idle = [one_look(driving).decision.action for _ in range(3)]
-    assert idle == [Action.WAIT] * 3
+    assert idle == [SupervisorAction.WAIT] * 3
     produce(topic, 0, events(0, 5, 10))
     decision = driving.follow(lambda _: None)
-    assert decision.action is Action.RESTART
+    assert decision.action is SupervisorAction.RESTART
     assert "made no progress" in decision.reason
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.events import EventType
-from airflow_lakestream.driver.supervisor import Action, DriverState
+from airflow_lakestream.driver.supervisor import DriverState, SupervisorAction
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.stack import Stack
@@ -68,7 +68,7 @@ def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothi
     assert EventType.COMMIT_TO_TABLE not in kinds()
     # Nothing answers: the state is unknown, and nothing is created again.
     look = one_look(driving)
-    assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, Action.WAIT)
+    assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, SupervisorAction.WAIT)
     sinks.start_the_worker_again()
     made = sinks.driving(topic, run_id="another", **{"iceberg_control_commit_timeout-ms": "15000"})
     made.begin()

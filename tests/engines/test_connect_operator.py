@@ -11,8 +11,8 @@ import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.configuration import ConfigRefused
-from airflow_lakestream.connect.status import State
-from airflow_lakestream.core.ledger import Engine
+from airflow_lakestream.connect.status import ConnectorState
+from airflow_lakestream.core.ledger import LandingEngine
 from airflow_lakestream.iceberg.ledger_store import landing_of, live_ancestors
 from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
@@ -94,7 +94,7 @@ def test_the_documented_dag_lands_its_topic_until_the_connector_is_stopped(
     newest = next(live_ancestors(lake.table().metadata))
     landing = landing_of(newest, dag.dag_id)
     assert landing is not None
-    assert landing.engine is Engine.CONNECT
+    assert landing.engine is LandingEngine.CONNECT
 
 
 _DAG = """
@@ -134,7 +134,7 @@ def test_a_worker_of_airflow_that_is_killed_leaves_the_connector_and_the_retry_a
         mark(run, "failed", "sink")
         process.wait(PATIENCE)
     assert f"The task is failed by now: the connector {sinks.name} was stopped" in process.log
-    assert sinks.client.status(sinks.name).state is State.STOPPED
+    assert sinks.client.status(sinks.name).state is ConnectorState.STOPPED
     assert lake.landed(topic, "adopts") == {0: [(0, 305)], 1: [(0, 45)]}
     assert lake.offsets() == [(0, n) for n in range(305)] + [(1, n) for n in range(45)]
     assert lake.audit(group="adopts").verdict is AuditVerdict.CLEAN

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.flink.rest import JobState
-from airflow_lakestream.run.damaged import Forgetting
+from airflow_lakestream.flink.rest import FlinkJobState
+from airflow_lakestream.run.damaged import ReceiptWriter
 from dev.services.kafka import Kafka
 from tests.support import hostile_checks
 from tests.support.broker import Producing, poll_until
@@ -126,7 +126,7 @@ def test_rows_that_do_not_pass_their_checks_stay_on_the_branch_until_the_stateme
     assert landing.lease.terminal
     assert f"{landing.topic}[0] offset 100: id=-1" in landing.lease.error
     # Flink answers before it has canceled a job.
-    poll_until(lambda: landing.jobs.manager.state(job) is JobState.CANCELED, "the job to be canceled", 60)
+    poll_until(lambda: landing.jobs.manager.state(job) is FlinkJobState.CANCELED, "the job to be canceled", 60)
     landing.start(sql="SELECT * FROM source WHERE id >= 0", schema="id bigint, name string, score double")
     landing.await_landed({0: 151})
     landing.stop()
@@ -173,7 +173,7 @@ def test_a_damaged_batch_ends_the_stream_which_goes_on_behind_its_receipt(
     assert "lakestream ledger forget --damaged" in landing.lease.error
     # What the error says.
     lake = landing.lake
-    forgotten = Forgetting(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([topic])
+    forgotten = ReceiptWriter(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([topic])
     assert [receipt.ranges for receipt in forgotten] == [RangeSet.of(topic, 0, 20, end)]
     lake.land(topic, schema=landing.config["columns"])
     produce(topic, 0, ['{"v": 1, "pad": "x"}'] * 10)
@@ -223,7 +223,7 @@ def test_a_statement_that_can_not_work_is_refused_before_a_job_is_submitted(
     assert landing.start(**config, schema="id bigint, name string, score double").wait(90) == 1
     assert said in landing.log
     assert landing.note is not None
-    assert landing.jobs.manager.state(landing.note.job) is JobState.GONE
+    assert landing.jobs.manager.state(landing.note.job) is FlinkJobState.GONE
 
 
 def test_an_older_checkpoint_restored_by_hand_is_refused_with_main_unchanged(

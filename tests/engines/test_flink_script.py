@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.flink.script.bundled import flink_script
 from dev.services.flink import Flink
 from dev.services.kafka import Kafka
@@ -123,7 +123,7 @@ def test_a_job_of_bounded_sources_is_done_at_their_end(run: FlinkScriptRun, prod
     assert sorted(row["id"] for row in run.rows()) == [*range(0, 101, 2)]
     assert sorted(row["id"] for row in run.rows(f"{TABLE}_odd")) == [*range(1, 101, 2)]
     assert run.note is not None
-    assert run.jobs.manager.state(run.note.job) is JobState.FINISHED
+    assert run.jobs.manager.state(run.note.job) is FlinkJobState.FINISHED
     assert run.start().wait(60) != 0
     assert "has finished in an earlier run" in run.log
 

@@ -25,16 +25,16 @@ from pyiceberg.types import (
 )
 
 from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning, ToolPosition
-from airflow_lakestream.adopt.hand_over import HandOver, HolesBelow, ToGroup
-from airflow_lakestream.adopt.run import Adopt, Adoption
-from airflow_lakestream.adopt.sources.group import CommittedOffsets
+from airflow_lakestream.adopt.hand_over import GroupTarget, HolesBelow, LedgerHandover
+from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
+from airflow_lakestream.adopt.sources.group import GroupPosition
 from airflow_lakestream.adopt.sources.told import GivenRanges, OwnRows
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.cli.app import run as lakestream
 from airflow_lakestream.core.landing.plan import TopicReplaced
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.tables.positions import PositionColumns
 from dev.services.kafka import Kafka
 from tests.integration.test_foreign_rows import EACH, PAYLOAD, fill, written
@@ -63,16 +63,16 @@ def tool_group() -> str:
     return f"tool-{uuid.uuid4().hex[:12]}"
 
 
-def work(lake: Lake, topic: str, **more: Any) -> Adopt:
-    return Adopt(table=lake.name, consumer_group=GROUP, topic=topic, kafka=lake.kafka, **{"watch": 0.0, **more})
+def work(lake: Lake, topic: str, **more: Any) -> TableAdoption:
+    return TableAdoption(table=lake.name, consumer_group=GROUP, topic=topic, kafka=lake.kafka, **{"watch": 0.0, **more})
 
 
-def adopt(lake: Lake, topic: str, tool: ToolPosition, **more: Any) -> Adoption:
+def adopt(lake: Lake, topic: str, tool: ToolPosition, **more: Any) -> AdoptionResult:
     return work(lake, topic, **more).write(lake.catalog(), tool)
 
 
-def groups(lake: Lake) -> Groups:
-    return Groups(lake.kafka, "the broker")
+def groups(lake: Lake) -> KafkaGroups:
+    return KafkaGroups(lake.kafka, "the broker")
 
 
 def plain(counts: Mapping[int, int]) -> pa.Table:
@@ -175,7 +175,7 @@ def test_a_groups_offsets_where_rows_keep_no_positions(lake: Lake, name: str, to
     fill(lake, plain({0: 20, 1: 10}))
     groups(lake).set_committed(tool_group, name, {0: 20, 1: 10})
 
-    done = adopt(lake, name, CommittedOffsets(groups(lake), tool_group))
+    done = adopt(lake, name, GroupPosition(groups(lake), tool_group))
 
     assert done.decision.entry.adopted.width == 30
     assert any("30 rows, and no column" in line for line in done.trusted)
@@ -195,7 +195,7 @@ def test_a_groups_offsets_where_rows_keep_no_positions(lake: Lake, name: str, to
 @EACH_FORMAT
 def test_a_groups_offsets_are_checked_against_rows_that_keep_positions(lake: Lake, name: str, tool_group: str) -> None:
     fill(lake, written(name, {0: 20, 1: 10}))
-    tool = CommittedOffsets(groups(lake), tool_group)
+    tool = GroupPosition(groups(lake), tool_group)
 
     groups(lake).set_committed(tool_group, name, {0: 19, 1: 10})
     with pytest.raises(CannotAdopt, match=r"has rows at .*\[0\] \[19,20\), beyond the position.*--from rows"):
@@ -214,7 +214,7 @@ def test_positions_that_can_not_be_this_topics_are_refused(
     lake: Lake, name: str, tool_group: str, topic: Topics
 ) -> None:
     fill(lake, plain({0: 20}))
-    tool = CommittedOffsets(groups(lake), tool_group)
+    tool = GroupPosition(groups(lake), tool_group)
     with pytest.raises(CannotAdopt, match="has no committed offset on"):
         adopt(lake, name, tool)
     groups(lake).set_committed(tool_group, name, {0: EACH + 1})
@@ -223,7 +223,7 @@ def test_positions_that_can_not_be_this_topics_are_refused(
     wide = topic(partitions=3)
     groups(lake).set_committed(tool_group, wide, {2: 0})
     with pytest.raises(CannotAdopt, match="has no committed offset on"):
-        adopt(lake, name, CommittedOffsets(groups(lake), "never-seen"))
+        adopt(lake, name, GroupPosition(groups(lake), "never-seen"))
 
 
 def test_a_group_that_is_in_use_is_refused(lake: Lake, name: str, tool_group: str) -> None:
@@ -234,7 +234,7 @@ def test_a_group_that_is_in_use_is_refused(lake: Lake, name: str, tool_group: st
     try:
         assert consumer.poll(30) is not None
         with pytest.raises(StillRunning, match=f"group {tool_group} is still running: it has 1 members"):
-            adopt(lake, name, CommittedOffsets(groups(lake), tool_group))
+            adopt(lake, name, GroupPosition(groups(lake), tool_group))
     finally:
         consumer.close()
 
@@ -313,8 +313,8 @@ def test_a_table_rolled_back_to_before_is_not_adopted_any_more(lake: Lake, name:
 @EACH_FORMAT
 def test_a_group_goes_on_where_the_ledger_ends(lake: Lake, name: str, tool_group: str) -> None:
     lake.land(name, mode="ranges", ranges=[[0, 5, 20]])
-    hand = HandOver(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka)
-    to = ToGroup(groups(lake), tool_group)
+    hand = LedgerHandover(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka)
+    to = GroupTarget(groups(lake), tool_group)
 
     with pytest.raises(HolesBelow, match=r"\[0\] \[0,5\)"):
         hand.run(lake.catalog(), to, write=True)
@@ -342,9 +342,9 @@ def test_a_ledger_of_another_topic_of_the_name_is_not_handed_over(
     lake.land(name)
     topic.delete(name)
     topic(partitions=2, name=name)
-    hand = HandOver(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka)
+    hand = LedgerHandover(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka)
     with pytest.raises(TopicReplaced):
-        hand.run(lake.catalog(), ToGroup(groups(lake), tool_group), write=True)
+        hand.run(lake.catalog(), GroupTarget(groups(lake), tool_group), write=True)
 
 
 # Tables of any making
@@ -377,7 +377,7 @@ def test_a_table_with_partitions_required_columns_and_types_of_its_own(lake: Lak
     table.append(rows.cast(table.schema().as_arrow()))
     groups(lake).set_committed(tool_group, name, {0: 3})
 
-    adopt(lake, name, CommittedOffsets(groups(lake), tool_group))
+    adopt(lake, name, GroupPosition(groups(lake), tool_group))
 
     assert lake.entry(name).adopted.width == 3
     assert lake.audit().verdict is AuditVerdict.CLEAN
@@ -395,7 +395,7 @@ def test_by_the_command(
     catalog.create_namespace_if_not_exists("lake")
     rows = plain({0: 20}).append_column("p", pa.array([0] * 20, pa.int32())).append_column("o", pa.array(range(20)))
     catalog.create_table("lake.t", schema=rows.schema).append(rows)
-    Groups(kafka.client_config(), "").set_committed(tool_group, name, {0: 20, 1: 0})
+    KafkaGroups(kafka.client_config(), "").set_committed(tool_group, name, {0: 20, 1: 0})
     of = ["--table", "lake.t", "--group", GROUP, "--topic", name]
 
     def said(code: int, *arguments: str) -> str:
@@ -422,4 +422,4 @@ def test_by_the_command(
     over = ["hand-over", *of, "--to", "group", f"{tool_group}-2"]
     assert f"is not set yet; with --yes it goes on at {name}[0] 20, {name}[1] 0" in said(0, *over)
     assert json.loads(said(0, *over, "--yes", "--json"))["written"]
-    assert Groups(kafka.client_config(), "").committed(f"{tool_group}-2", name) == {0: 20, 1: 0}
+    assert KafkaGroups(kafka.client_config(), "").committed(f"{tool_group}-2", name) == {0: 20, 1: 0}

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import NoLedger
-from airflow_lakestream.audit.compare import Doubled
+from airflow_lakestream.audit.compare import DoubledRange
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
-from airflow_lakestream.audit.rows import NoPositions, UnreadableTable
+from airflow_lakestream.audit.rows import NoPositions, UnreadableRows
 from airflow_lakestream.audit.run import Audit, TableMissing
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.lineage import UndecidedLedger
@@ -205,7 +205,7 @@ def test_a_file_added_twice_is_doubled(lake: Lake, landed: str) -> None:
 
     for result in (lake.audit(), lake.audit(full=False)):
         assert result.verdict is DAMAGE
-        assert result.partitions[0].doubled == (Doubled(20, 30, 2),)
+        assert result.partitions[0].doubled == (DoubledRange(20, 30, 2),)
         assert nothing_but(result, "doubled")
     assert any(last.file_path in finding for finding in lake.audit(full=False).findings)
 
@@ -219,7 +219,7 @@ def test_rows_appended_again_are_doubled_by_how_often(lake: Lake, landed: str) -
 
     result = lake.audit()
 
-    assert result.partitions[0].doubled == (Doubled(5, 6, 2), Doubled(6, 7, 3), Doubled(7, 8, 2))
+    assert result.partitions[0].doubled == (DoubledRange(5, 6, 2), DoubledRange(6, 7, 3), DoubledRange(7, 8, 2))
     assert nothing_but(result, "doubled")
     assert verdicts(lake) == (DAMAGE, DAMAGE)
 
@@ -260,7 +260,7 @@ def test_as_many_missing_as_doubled_escape_the_counts_but_not_the_full_audit(lak
 
     result = lake.audit()
 
-    assert result.partitions[0].doubled == (Doubled(1, 2, 2),)
+    assert result.partitions[0].doubled == (DoubledRange(1, 2, 2),)
     assert found(result, "missing") == RangeSet.of(landed, 0, 2, 3)
 
 
@@ -329,7 +329,7 @@ def test_equality_deletes_are_said_to_be_in_the_way(lake: Lake, landed: str) -> 
     delete_equal(lake.table(), "id", [3])
 
     assert lake.audit(full=False).verdict is BLIND
-    with pytest.raises(UnreadableTable, match=r"equality deletes.* rewrite the data files"):
+    with pytest.raises(UnreadableRows, match=r"equality deletes.* rewrite the data files"):
         lake.audit()
 
 

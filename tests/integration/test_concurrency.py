@@ -12,7 +12,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from tests.support.broker import Producing, TopicOf, Topics
@@ -26,13 +26,13 @@ RUNS = 3
 EACH = 20
 
 
-def at_once(jobs: list[Job]) -> list[LandingReport]:
+def at_once(jobs: list[LandingJob]) -> list[LandingReport]:
     """Run the jobs in threads."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(land, jobs))
 
 
-def meeting_jobs(lake: Lake, topic: str, runs: int = RUNS, **config: Any) -> list[Job]:
+def meeting_jobs(lake: Lake, topic: str, runs: int = RUNS, **config: Any) -> list[LandingJob]:
     """Return runs that come to their first commit together."""
     barrier = threading.Barrier(runs, timeout=60)
     return [lake.job(topic, f"run-{n}", catalog=lake.failing(before(barrier.wait)), **config) for n in range(runs)]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.iceberg.upkeep import reject_summary
-from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.run.replay import RejectReplay
 from airflow_lakestream.watching import contents
-from airflow_lakestream.watching.contents import Contents
+from airflow_lakestream.watching.contents import TableContents
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, TABLE, Lake
 
@@ -19,7 +19,7 @@ ATTACK = '<img src=x onerror="taken()">\u202e'
 
 
 def told(lake: Lake, samples: int = 3) -> dict[str, Any]:
-    return Contents(TABLE, GROUP, samples).look(lake.catalog())
+    return TableContents(TABLE, GROUP, samples).look(lake.catalog())
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_is_rolled_back_or_replayed_does_not_count(lake: Lake, name: str) -
     assert counted() == (3, 3)
     lake.roll_back(first)
     assert counted() == (2, 2)
-    Replay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
+    RejectReplay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
     assert counted() == (2, 2)
 
 

@@ -12,7 +12,7 @@ from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.landing.plan import DamagedBatch
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
-from airflow_lakestream.run.damaged import DamageReceipt, Forgetting
+from airflow_lakestream.run.damaged import DamageReceipt, ReceiptWriter
 from tests.support.damaged_log import ALL, BROKEN, CHANGES, FIRST_TIME, DamagedTopics, put
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import GROUP, Lake
@@ -29,7 +29,7 @@ SILENT = ("length of a record", "unknown format")
 
 
 def forget(lake: Lake, name: str) -> list[DamageReceipt]:
-    return Forgetting(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([name])
+    return ReceiptWriter(lake.catalog(), lake.name, GROUP, lake.kafka, "the test", poll_timeout=5).forget([name])
 
 
 @EACH_FORMAT

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.run.replay import RejectReplay
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS
 from dev.services.kafka import Kafka
@@ -80,7 +80,7 @@ def test_a_delta_table_takes_them_too_and_spark_reads_it(lake: DeltaLake, name: 
 def test_a_replay_has_the_timestamps_that_no_column_takes(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
 
-    replayed = Replay(table=TABLE, consumer_group=GROUP, decoding={"schema": SCHEMA}).run(lake.catalog())
+    replayed = RejectReplay(table=TABLE, consumer_group=GROUP, decoding={"schema": SCHEMA}).run(lake.catalog())
 
     assert (replayed.counts.read, replayed.counts.rejected) == (5, 5)
     again = lake.table(rejects_of(TABLE)).scan().to_arrow().to_pylist()

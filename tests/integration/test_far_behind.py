@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from airflow_lakestream.kafka.watch import First, KafkaWatch
+from airflow_lakestream.kafka.watch import FirstRecord, KafkaWatch
 from airflow_lakestream.watching.asking import LookOutcome
-from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.watching.causes import StreamCause
 from dev.services.kafka import Kafka
 from tests.support.broker import Topics
 from tests.support.lake import Lake, events
@@ -95,7 +95,7 @@ def test_the_sensors_of_lag_and_of_retention_answer_for_it(lake: Lake, landed: s
     assert risk.outcome is LookOutcome.DONE, risk
     assert risk.value is not None
     assert risk.value["unread"] == PARTITIONS * BACKLOG
-    assert risk.reasons[0].cause is Cause.CAUGHT_UP
+    assert risk.reasons[0].cause is StreamCause.CAUGHT_UP
 
 
 def test_of_each_partition_no_more_comes_than_its_first_batches(kafka: Kafka, far_behind: str) -> None:
@@ -118,5 +118,5 @@ def test_hundreds_of_partitions_answer_by_a_batch_each(topic: Topics, kafka: Kaf
     watch = KafkaWatch(traffic.watched(kafka), "the test's broker")
     state = watch.topic(name)
     found = watch.firsts(state, dict.fromkeys(range(MANY), 1))
-    assert found == {p: First(1, DAY + 1, RECORD) for p in range(MANY)}
+    assert found == {p: FirstRecord(1, DAY + 1, RECORD) for p in range(MANY)}
     assert traffic.bytes < 3 * MANY * a_batch < MANY * OF_MANY * RECORD

@@ -17,7 +17,7 @@ from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.cli.app import run as lakestream
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
-from airflow_lakestream.core.landing.unaccounted import Box, RowsUnaccounted
+from airflow_lakestream.core.landing.unaccounted import RowBounds, RowsUnaccounted
 from airflow_lakestream.core.sharing.parallel import plan_shares
 from airflow_lakestream.iceberg import unaccounted
 from airflow_lakestream.run.topics import land_run
@@ -99,7 +99,7 @@ def test_rows_of_another_tool_are_not_doubled(lake: Lake, name: str) -> None:
     error = refused(lambda: lake.land(name))
 
     assert error.rows == 2 * EACH
-    assert error.boxes == (Box((0, 1), (0, EACH - 1), 2 * EACH),)
+    assert error.boxes == (RowBounds((0, 1), (0, EACH - 1), 2 * EACH),)
     assert f"{name}[0..1] offsets 0 to {EACH - 1} ({2 * EACH} rows)" in str(error)
     assert f"lakestream adopt --table {lake.name} --group {GROUP} --topic {name} --from rows" in str(error)
     assert lake.snapshots() == before
@@ -203,7 +203,7 @@ def test_an_offset_that_was_committed_below_the_rows_is_refused(
 
     error = refused(lambda: lake.land(name, consumer_group=group, start_offset="committed"))
 
-    assert error.boxes == (Box((0, 0), (29, 29), 1),)
+    assert error.boxes == (RowBounds((0, 0), (29, 29), 1),)
 
 
 @EACH_FORMAT
@@ -221,7 +221,7 @@ def test_a_group_that_only_has_an_origin_looks_again(lake: Lake, name: str, prod
     produce(name, 0, events(0, EACH, 5))
     fill(lake, written(name, {0: EACH + 2}))
     error = refused(lambda: lake.land(name, start_offset="latest"))
-    assert error.boxes == (Box((0, 0), (EACH, EACH + 1), 2),)
+    assert error.boxes == (RowBounds((0, 0), (EACH, EACH + 1), 2),)
 
 
 @EACH_FORMAT

@@ -16,7 +16,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
 from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
-from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.work import TableNotMaintained, own_session
 from airflow_lakestream.tables.rejects.settlement import rejects_of
@@ -66,7 +66,7 @@ WRITERS: dict[str, Callable[[Lake, str], object]] = {
     "landing": lands,
     "landing by processes": lands_with_processes,
     "replace": lambda lake, topic: lands(lake, topic, mode="ranges", ranges=[[0, 0, 4]], replace=True),
-    "repair": lambda lake, topic: Repair(
+    "repair": lambda lake, topic: TableRepair(
         audit=Audit(table=TABLE, consumer_group=GROUP, topic=topic, full=True, kafka=lake.kafka)
     ).run(lake.catalog()),
     "fan-out": fans_out,

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.errors import ReadFailed
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -133,7 +133,7 @@ class FailsOnce:
     def __init__(self) -> None:
         self.failed = 0
 
-    def __call__(self, reader: KafkaReader, plan: Plan, cancelled: Event) -> Iterator[Chunk]:
+    def __call__(self, reader: KafkaReader, plan: Plan, cancelled: Event) -> Iterator[RecordChunk]:
         for chunk in READ(reader, plan, cancelled):
             yield chunk
             if chunk.covers.from_offset == 0 and plan.ranges.width > 20_000 and not self.failed:

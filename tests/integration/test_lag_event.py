@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.triggers.kafka_lag_event import KafkaLagEventTrigger
-from airflow_lakestream.triggers.patience import Patience
+from airflow_lakestream.triggers.patience import WatcherLooks
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.event_loop import in_loop
@@ -27,14 +27,14 @@ QUIET = 4
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Give the times at which looks of triggers ended."""
     ended: list[float] = []
-    real = Patience.look
+    real = WatcherLooks.look
 
-    async def look(self: Patience, looking: Any) -> Any:
+    async def look(self: WatcherLooks, looking: Any) -> Any:
         found = await real(self, looking)
         ended.append(time.monotonic())
         return found
 
-    monkeypatch.setattr(Patience, "look", look)
+    monkeypatch.setattr(WatcherLooks, "look", look)
     return ended
 
 

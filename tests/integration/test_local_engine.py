@@ -17,7 +17,7 @@ import pytest
 from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
-from airflow_lakestream.driver.progress import Progress, read_progress
+from airflow_lakestream.driver.progress import DriverProgress, read_progress
 from tests.support.airflow_home import AirflowHome, Connections, Run, TaskProcess
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import events
@@ -79,7 +79,7 @@ class Local:
         return found
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DriverProgress:
         """What the drivers have reported."""
         return read_progress(self.location)
 

@@ -18,7 +18,7 @@ from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated, Plan, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.core.ports import RecordChunk, RecordReader
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.kafka.errors import StalledPartition, TopicMissing
@@ -50,11 +50,11 @@ def delete_below(admin: AdminClient) -> DeleteBelow:
 class Before:
     """A reader that does something before its first reading: after the plan, before the first fetch."""
 
-    def __init__(self, reader: Reader, action: Callable[[], object]) -> None:
+    def __init__(self, reader: RecordReader, action: Callable[[], object]) -> None:
         self._reader = reader
         self._action: Callable[[], object] | None = action
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
         action, self._action = self._action, None
         if action is not None:
             action()

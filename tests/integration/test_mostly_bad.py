@@ -14,13 +14,13 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.run.replay import RejectReplay
 from dev.services.registry import Registry
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
@@ -44,7 +44,7 @@ def mixed(bad: int, good: int) -> list[str]:
     return [*(BAD * bad), *numbers(good)]
 
 
-def in_chunks(job: Job, records: int) -> Job:
+def in_chunks(job: LandingJob, records: int) -> LandingJob:
     """Let each chunk of so many records be a commit."""
     return replace(job, reader=SmallChunks(job.reader, records), limits=replace(job.limits, max_batch_bytes=1))
 
@@ -235,7 +235,7 @@ def test_a_replace_that_would_put_rejected_records_in_the_place_of_rows_changes_
 def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, BAD * 20)
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
-    done = Replay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
+    done = RejectReplay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
     assert done.counts == Counts(read=20, rejected=20)
     assert number_of_rejected(lake) == 20
 

@@ -19,12 +19,12 @@ def shown(dag_id: str = DAG, table: str = TABLE) -> dict[str, Any]:
     """Return the stream of the DAG in a table, as the page has it."""
     from airflow.utils.session import create_session
 
-    from airflow_lakestream.ui.page.streams import Streams
+    from airflow_lakestream.ui.page.streams import StreamsPage
 
     readable = {dag_id, "supervise_lakestream"}
     with create_session() as session:
-        hours = [one for one in Streams().hours(session, readable)["streams"] if one["dag_id"] == dag_id]
-        found = Streams().one(session, (dag_id, "land"), readable, table)
+        hours = [one for one in StreamsPage().hours(session, readable)["streams"] if one["dag_id"] == dag_id]
+        found = StreamsPage().one(session, (dag_id, "land"), readable, table)
     assert found is not None
     return {**found, "hours": next((one["rows"] for one in hours if one["table"] == table), [])}
 

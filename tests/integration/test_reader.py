@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka import reader
-from airflow_lakestream.kafka.messages import Positions
+from airflow_lakestream.kafka.messages import ConsumerPositions
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import Lake
@@ -105,12 +105,12 @@ def test_records_are_of_the_partition_that_they_were_written_to_however_the_fetc
         produce(name, partition, [b"%d" % partition] * 500)
     answers: list[int | None] = []
 
-    class Asked(Positions):
+    class Asked(ConsumerPositions):
         def the_one_moved(self, count: int) -> int | None:
             answers.append(super().the_one_moved(count))
             return answers[-1]
 
-    monkeypatch.setattr(reader, "Positions", Asked)
+    monkeypatch.setattr(reader, "ConsumerPositions", Asked)
     monkeypatch.setattr(reader, "CONSUME", 100)
     job = Lake(tmp_path, {**kafka.client_config(), "max.partition.fetch.bytes": "4000"}).job(name)
     state = job.source.look()

@@ -18,7 +18,7 @@ from google.protobuf import message_factory
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.registry.client import RegistryClient
@@ -149,7 +149,7 @@ def test_the_columns_are_foreseen_where_no_record_has_a_say(
     registry: Registry, kind: str, text: str, settings: dict[str, Any]
 ) -> None:
     topic = f"foreseen-{kind}-{settings.get('envelope')}"
-    payload = Payload(registry=RegistryConfig(registry.url), **settings)
+    payload = PayloadFormats(registry=RegistryConfig(registry.url), **settings)
     assert payload.foreseen_columns(topic) is None
     registry.register(f"{topic}-value", text, kind)
     foreseen = payload.foreseen_columns(topic)
@@ -167,15 +167,15 @@ def test_the_columns_are_foreseen_where_no_record_has_a_say(
 def test_which_of_several_messages_it_is_only_a_record_says(registry: Registry, text: str) -> None:
     topic = f"foreseen-{text.count('} m')}-messages"
     registry.register(f"{topic}-value", f'syntax = "proto3"; {text}', "PROTOBUF")
-    assert Payload("protobuf", registry=RegistryConfig(registry.url)).foreseen_columns(topic) is None
+    assert PayloadFormats("protobuf", registry=RegistryConfig(registry.url)).foreseen_columns(topic) is None
 
 
 def test_schemas_that_are_given_and_keys_are_not_foreseen(registry: Registry) -> None:
     registry.register("foreseen-given-value", json.dumps(MONEY))
     config = RegistryConfig(registry.url)
-    assert Payload("avro", registry=config).foreseen_columns("foreseen-given") is not None
+    assert PayloadFormats("avro", registry=config).foreseen_columns("foreseen-given") is not None
     for more in ({"writer_schemas": (json.dumps(MONEY),)}, {"key_format": "json"}):
-        assert Payload("avro", registry=config, **more).foreseen_columns("foreseen-given") is None
+        assert PayloadFormats("avro", registry=config, **more).foreseen_columns("foreseen-given") is None
 
 
 def test_a_subject_that_nobody_registered(client: RegistryClient) -> None:

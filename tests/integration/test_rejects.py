@@ -183,7 +183,7 @@ def test_a_run_that_ends_between_the_two_commits_counts_as_the_table_says(
     lake.land(name, schema=SCHEMA)
     produce(name, 0, mixed(3))
     failing = FailingMain(lake.catalog(), applies=applies) if lake.name == TABLE else lake.failing(*[NO_ANSWER] * 50)
-    with pytest.raises((CommitOutcomeUnknown, delta_commits.CommitOutcomeUnknown)):
+    with pytest.raises((CommitOutcomeUnknown, delta_commits.DeltaCommitUnknown)):
         lake.land(name, schema=SCHEMA, catalog=failing)
     assert rejected(lake) == at(0, [3, 5, 7])
     assert counting(lake) == (at(0, [3, 5, 7]) if applies else [])

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.audit.result import AuditResult, AuditVerdict, Repaired
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict, RepairResult
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
@@ -23,7 +23,7 @@ from airflow_lakestream.iceberg.replace import repair as table_side
 from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.iceberg.write import parquet
-from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNowBad
+from airflow_lakestream.run.repair import NotRepaired, RowsLost, RowsNowBad, TableRepair
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import append_rows, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction
@@ -41,15 +41,15 @@ Break = Callable[[Lake, str], object]
 
 def repair(lake: Lake, catalog: Catalog | None = None, *, topic: str | None = None, **options: Any) -> AuditResult:
     look = Audit(table=TABLE, consumer_group=GROUP, topic=topic, kafka=lake.kafka)
-    return Repair(audit=look, **options).run(catalog or lake.catalog())
+    return TableRepair(audit=look, **options).run(catalog or lake.catalog())
 
 
-def repaired(result: AuditResult) -> Repaired:
+def repaired(result: AuditResult) -> RepairResult:
     assert result.repaired is not None
     return result.repaired
 
 
-def assert_repaired_in_one_snapshot(lake: Lake, topic: str, counts: dict[int, int]) -> Repaired:
+def assert_repaired_in_one_snapshot(lake: Lake, topic: str, counts: dict[int, int]) -> RepairResult:
     """Repair; the table is as if nothing had ever been wrong, and a second repair finds nothing to do."""
     before = lake.snapshots()
     result = repair(lake)

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.run.repair import Repair, RowsLost, RowsNowBad
+from airflow_lakestream.run.repair import RowsLost, RowsNowBad, TableRepair
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.registry import Registry
 from tests.support.broker import TopicOf
@@ -34,7 +34,7 @@ def name(lake: Lake, topic_of: TopicOf) -> str:
 
 def repair(lake: Lake, **options: str) -> AuditResult:
     audit = Audit(table=TABLE, consumer_group=GROUP, kafka=lake.kafka)
-    return Repair(audit=audit, tombstones="reject", **options).run(lake.catalog())
+    return TableRepair(audit=audit, tombstones="reject", **options).run(lake.catalog())
 
 
 def rejected(lake: Lake) -> list[int]:

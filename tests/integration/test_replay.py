@@ -14,7 +14,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.reject_table import pending_in
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.replay import CannotReplay, Replay, Selection
+from airflow_lakestream.run.replay import CannotReplay, RejectReplay, RejectSelection
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.integration.test_rejects import FailingMain
@@ -44,7 +44,11 @@ def name(lake: Lake, topic: Topics, produce: Producing) -> str:
 
 
 def replay(catalog: Any, *chosen: Any, **decoding: Any) -> Counts:
-    return Replay(table=TABLE, consumer_group=GROUP, chosen=Selection(*chosen), decoding=decoding).run(catalog).counts
+    return (
+        RejectReplay(table=TABLE, consumer_group=GROUP, chosen=RejectSelection(*chosen), decoding=decoding)
+        .run(catalog)
+        .counts
+    )
 
 
 def rejected(lake: Lake) -> dict[int, str]:
@@ -147,7 +151,7 @@ def test_a_fan_out_is_refused(lake: Lake, topic_of: TopicOf) -> None:
     settings = {"table": "lake.{kind}", "home_table": "lake.home", "new_tables": "create"}
     lake.land(made, schema="n bigint, kind string", **settings)
     with pytest.raises(CannotReplay, match="fan-out"):
-        Replay(table="lake.home", consumer_group=GROUP).run(lake.catalog())
+        RejectReplay(table="lake.home", consumer_group=GROUP).run(lake.catalog())
 
 
 # The commands

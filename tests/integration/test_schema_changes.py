@@ -17,7 +17,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.tables.schema.types import schema_text
 from dev.services.registry import Registry
 from tests.integration.test_formats import avro_bytes, framed
@@ -334,7 +334,7 @@ def test_audit_and_repair_over_rows_of_several_schemas(lake: Lake, name: str, pr
     lake.table().delete("id = 3 or id = 12")
     assert look.run(lake.catalog()).verdict is AuditVerdict.DAMAGE
 
-    Repair(audit=look, unknown_fields="rescue").run(lake.catalog())
+    TableRepair(audit=look, unknown_fields="rescue").run(lake.catalog())
 
     assert look.run(lake.catalog()).verdict is AuditVerdict.CLEAN
     assert lake.column("id") == [*range(15), *range(10)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
@@ -72,7 +72,7 @@ def test_a_worker_that_fails_takes_its_rejected_records_along(lake: Lake, name: 
     def fail() -> None:
         raise OSError("no space left")
 
-    def failing(job: Job) -> Job:
+    def failing(job: LandingJob) -> LandingJob:
         return replace(job, reader=InterposedReader(SmallChunks(job.reader, 50), fail, 10))
 
     with pytest.raises(OSError, match="no space"):

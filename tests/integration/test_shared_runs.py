@@ -14,9 +14,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyiceberg.transforms import BucketTransform
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import DataLoss, Plan, TopicReplaced
-from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.core.ports import RecordChunk, RecordReader
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.sharing.parallel import TableGone, plan_shares
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -43,7 +43,7 @@ class Broken(Exception):
 class Unread:
     """A reader that must not be needed."""
 
-    def read(self, plan: Plan, cancelled: Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: Event) -> Iterator[RecordChunk]:
         assert not plan.ranges, f"read again: {plan.ranges}"
         return
         yield
@@ -52,16 +52,16 @@ class Unread:
 class Recorded:
     """A reader that notes the ranges that it is asked for."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RecordReader) -> None:
         self._reader = reader
         self.asked: list[OffsetRange] = []
 
-    def read(self, plan: Plan, cancelled: Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: Event) -> Iterator[RecordChunk]:
         self.asked += plan.ranges
         return self._reader.read(plan, cancelled)
 
 
-def without_reading(job: Job) -> Job:
+def without_reading(job: LandingJob) -> LandingJob:
     return replace(job, reader=Unread())
 
 
@@ -163,7 +163,7 @@ def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake
     others = lake.live_files()
     reading: list[Recorded] = []
 
-    def recorded(job: Job) -> Job:
+    def recorded(job: LandingJob) -> LandingJob:
         reading.append(Recorded(job.reader))
         return replace(job, reader=reading[0])
 
@@ -178,7 +178,7 @@ def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake
 def test_another_landing_at_the_moment_of_the_commit_changes_nothing(lake: Lake, name: str) -> None:
     run, plan, pieces = read(SharedRun(lake, name), 4)
 
-    def raced(job: Job) -> Job:
+    def raced(job: LandingJob) -> LandingJob:
         land = lake.failing(before(lambda: lake.land(name, mode="ranges", ranges=[[0, 300, 310]])))
         return replace(job, sink=lake.job(name, run.run_id, catalog=land).sink)
 
@@ -286,7 +286,7 @@ def test_an_unknown_outcome_deletes_nothing_and_the_next_try_finds_out(lake: Lak
     files = run.files()
     assert orphans
 
-    def dying(job: Job) -> Job:
+    def dying(job: LandingJob) -> LandingJob:
         catalog = DyingCatalog(lake.catalog(), applied=applied)
         return replace(job, sink=NeverSwept(lake.job(name, run.run_id, catalog=catalog).sink))
 
@@ -301,7 +301,7 @@ def test_an_unknown_outcome_deletes_nothing_and_the_next_try_finds_out(lake: Lak
 def test_a_refused_commit_is_tried_again_with_the_same_files(lake: Lake, name: str) -> None:
     run, plan, pieces = read(SharedRun(lake, name), 2)
 
-    def refused(job: Job) -> Job:
+    def refused(job: LandingJob) -> LandingJob:
         catalog = lake.failing(*[unapplied(FAILED)] * 3)
         return replace(job, sink=lake.job(name, run.run_id, catalog=catalog).sink)
 

@@ -11,11 +11,11 @@ from airflow_lakestream.core.column_use import NoFieldHasColumn
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import Terminal
-from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.run.replay import RejectReplay
 from airflow_lakestream.run.summary import last_line
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.watching.streams import delta as delta_streams
-from airflow_lakestream.watching.streams.landings import History, IcebergStreams
+from airflow_lakestream.watching.streams.landings import BranchHistory, IcebergStreams
 from tests.support.broker import Producing
 from tests.support.cdc import change
 from tests.support.delta_lake import EACH_FORMAT, DeltaLake
@@ -40,7 +40,7 @@ def kept(count: int, start: int = 0, **more: Any) -> list[str]:
     return [json.dumps({"orderid": n, "name": "x", **more}) for n in range(start, start + count)]
 
 
-def history_of(lake: Lake) -> History:
+def history_of(lake: Lake) -> BranchHistory:
     """Return what `lakestream status` knows of the group's landings."""
     if isinstance(lake, DeltaLake):
         head = DeltaStorage().open(lake.place)
@@ -170,5 +170,5 @@ def test_rejected_records_that_a_replay_would_make_empty_rows_of_stay_rejected(
     with lake.table().update_schema() as update:
         update.make_column_optional("orderid")
     with pytest.raises(NoFieldHasColumn):
-        Replay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
+        RejectReplay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
     assert len(lake.counting()) == 12

@@ -17,7 +17,7 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
-from airflow_lakestream.run.repair import RecordsWithoutRow, Repair
+from airflow_lakestream.run.repair import RecordsWithoutRow, TableRepair
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import GROUP, TABLE, Lake
@@ -195,10 +195,10 @@ def test_an_audit_does_not_call_filtered_records_missing_and_a_repair_asks_for_t
 
     lake.table().append(lake.table().scan(row_filter="_kafka_offset = 4").to_arrow())
     with pytest.raises(InvalidArgument, match=r"sql: .* through SQL that reads raw records"):
-        Repair(audit=look).run(lake.catalog())
+        TableRepair(audit=look).run(lake.catalog())
     with pytest.raises(RecordsWithoutRow, match="1 are now filtered"):
-        Repair(audit=look, sql=ALL + " WHERE json_value(value, '$.n') <> '4'").run(lake.catalog())
-    assert Repair(audit=look, sql=EVEN).run(lake.catalog()).verdict is AuditVerdict.CLEAN
+        TableRepair(audit=look, sql=ALL + " WHERE json_value(value, '$.n') <> '4'").run(lake.catalog())
+    assert TableRepair(audit=look, sql=EVEN).run(lake.catalog()).verdict is AuditVerdict.CLEAN
     assert lake.offsets() == at(0, range(0, 10, 2))
     assert lake.column("s") == ["S0", "S2", "S4", "S6", "S8"]
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import BeginningGone, BeginningLost, TopicState
 from airflow_lakestream.core.policies import StartOffset
-from airflow_lakestream.core.ports import Boundary, Source
+from airflow_lakestream.core.ports import TimeBoundary, TopicSource
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS, KafkaSource, StartAt
 from airflow_lakestream.kafka.watch import KafkaWatch
 from dev.services.kafka import Kafka
@@ -78,10 +78,10 @@ def test_an_interval_that_begins_before_1970_begins_at_the_beginning(lake: Lake,
 class EarlierSource:
     """A source as it was: -1 meant the log's end to it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TopicSource) -> None:
         self._source = source
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         return self._source.boundaries(state, 2**50 if at_ms == -1 else at_ms)
 
     def __getattr__(self, name: str) -> Any:
@@ -243,8 +243,8 @@ def test_times_stand_where_a_look_at_each_record_finds_them(
         assert found == watch.boundaries(state, at_ms)
         for p, boundary in found.items():
             first = _first(records[p], at_ms, until_ms=int(time.time() * 1000) + CLOCK_SKEW_MS)
-            expected = Boundary(first, False) if first is not None else Boundary(state.marks[p].end, True)
-            assert boundary == (Boundary(state.marks[p].low) if at_ms <= 0 else expected), (p, at_ms)
+            expected = TimeBoundary(first, False) if first is not None else TimeBoundary(state.marks[p].end, True)
+            assert boundary == (TimeBoundary(state.marks[p].low) if at_ms <= 0 else expected), (p, at_ms)
             # Later times never stand before earlier ones, or tiles would overlap.
             assert boundary.offset >= before[p]
             before[p] = boundary.offset

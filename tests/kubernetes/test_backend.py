@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
+from airflow_lakestream.driver.backend import DriverBackend, DriverHandle, SubmitFailed
 from airflow_lakestream.driver.job_folder import DriverConfig
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.hooks.kubernetes import ClusterAway, ClusterRefuses
-from airflow_lakestream.hooks.spark_submission import Submission
+from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from dev.services.kubernetes import Kubernetes
 from tests.support.broker import poll_until
 from tests.support.pods import PATIENCE, Namespace, make_namespace
@@ -36,7 +36,7 @@ spark.stop()
 """
 
 
-def launched(namespace: Namespace, seconds: float = 600, **conf: str) -> tuple[Backend, Submission]:
+def launched(namespace: Namespace, seconds: float = 600, **conf: str) -> tuple[DriverBackend, DriverSubmission]:
     """Return the place of the namespace's drivers, and a launch there that takes a lease and looks for its secrets."""
     from airflow_lakestream.hooks.spark import SparkHook
     from airflow_lakestream.hooks.spark_cluster import backend_of
@@ -50,7 +50,7 @@ def launched(namespace: Namespace, seconds: float = 600, **conf: str) -> tuple[B
     folder.mkdir()
     (folder / "program.py").write_text(_PROGRAM.replace("CANARY", 'json.loads(open(sys.argv[-1]).read())["password"]'))
     config = {"password": CANARY, "location": location(namespace), "seconds": seconds}
-    job = Submission(
+    job = DriverSubmission(
         str(folder / "program.py"),
         folder,
         DriverConfig(config, "", {}),
@@ -66,11 +66,11 @@ def location(namespace: Namespace) -> str:
     return str(namespace.folder / "checkpoint")
 
 
-def name_of(handle: Handle) -> str:
+def name_of(handle: DriverHandle) -> str:
     return handle.job_id.partition(":")[2]
 
 
-def await_state(made: Backend, handle: Handle, state: JobState) -> None:
+def await_state(made: DriverBackend, handle: DriverHandle, state: BackendState) -> None:
     poll_until(lambda: made.state(handle) is state, f"the pod to be {state}", PATIENCE)
 
 
@@ -82,16 +82,16 @@ def test_a_driver_has_its_secrets_and_nobody_else_and_nothing_is_left(namespace:
     made, job = launched(namespace)
     planned = made.planned(job)
     assert planned is not None
-    assert made.state(planned) is JobState.UNKNOWN
+    assert made.state(planned) is BackendState.UNKNOWN
     handle = made.launch(job)
     assert handle.job_id == planned.job_id == f"{namespace.name}:{name_of(handle)}"
     await_lease(namespace)
     namespace.await_pods(1, "executor")
-    assert made.state(handle) is JobState.RUNNING
+    assert made.state(handle) is BackendState.RUNNING
     assert [*namespace.secrets()] == [name_of(handle)]
     assert namespace.shown(CANARY) == []
     made.kill(handle)
-    assert made.state(handle) is JobState.VANISHED
+    assert made.state(handle) is BackendState.VANISHED
     assert [*(namespace.folder / "uploads").iterdir()] == []
     poll_until(lambda: namespace.left() == [], "all that the pod owned to go", PATIENCE)
 
@@ -99,7 +99,7 @@ def test_a_driver_has_its_secrets_and_nobody_else_and_nothing_is_left(namespace:
 def test_a_completed_pod_is_removed_with_all_that_it_owned(namespace: Namespace) -> None:
     made, job = launched(namespace, seconds=0)
     handle = made.launch(job)
-    await_state(made, handle, JobState.FINISHED)
+    await_state(made, handle, BackendState.FINISHED)
     made.ended(handle)
     poll_until(lambda: namespace.left() == [], "all that the pod owned to go", PATIENCE)
     lease = read_lease(location(namespace))
@@ -112,7 +112,7 @@ def test_a_deleted_pod_gives_its_lease_back(namespace: Namespace) -> None:
     handle = made.launch(job)
     await_lease(namespace)
     namespace.delete(name_of(handle))
-    await_state(made, handle, JobState.VANISHED)
+    await_state(made, handle, BackendState.VANISHED)
     lease = read_lease(location(namespace))
     assert lease is not None
     assert (lease.outcome, lease.error[:16]) == (DriverOutcome.FAILED, "ended by SIGTERM")
@@ -122,7 +122,7 @@ def test_a_deleted_pod_gives_its_lease_back(namespace: Namespace) -> None:
 def test_the_next_launch_clears_away_what_a_dead_worker_left(namespace: Namespace) -> None:
     made, job = launched(namespace, seconds=0)
     stray = made.launch(job)
-    await_state(made, stray, JobState.FINISHED)
+    await_state(made, stray, BackendState.FINISHED)
     made, job = launched(namespace, seconds=0)
     handle = made.launch(job)
     assert [*namespace.pods()] == [name_of(handle)]
@@ -140,7 +140,7 @@ def test_a_quota_without_room_refuses_the_submit_and_leaves_nothing(namespace: N
 def test_an_image_that_is_missing_is_said(namespace: Namespace) -> None:
     made, job = launched(namespace, **{"spark.kubernetes.container.image": "localhost/none:1"})
     handle = made.launch(job)
-    assert made.state(handle) is JobState.RUNNING
+    assert made.state(handle) is BackendState.RUNNING
     poll_until(
         lambda: any("ErrImageNeverPull" in line for line in made.log_tail(handle)), "the image to be missed", PATIENCE
     )
@@ -152,7 +152,7 @@ def test_a_driver_without_memory_is_said(namespace: Namespace, tmp_path: Path) -
     made, job = launched(namespace, **{"spark.kubernetes.memoryOverheadFactor": "0.1", "spark.driver.memory": "450m"})
     Path(job.application).write_text("x = bytearray(3_000_000_000)\nfor n in range(0, len(x), 4096): x[n] = 1\n")
     handle = made.launch(job)
-    await_state(made, handle, JobState.FAILED)
+    await_state(made, handle, BackendState.FAILED)
     assert any("OOMKilled" in line or "137" in line for line in made.log_tail(handle)), made.log_tail(handle)
     made.kill(handle)
     poll_until(lambda: namespace.left() == [], "all to go", PATIENCE)
@@ -182,13 +182,13 @@ def test_an_api_server_that_is_away_is_borne_and_its_driver_goes_on(namespace: N
     await_lease(namespace)
     namespace.node.stop("api-server")
     try:
-        assert made.state(handle) is JobState.UNKNOWN
+        assert made.state(handle) is BackendState.UNKNOWN
         for ask in (lambda: made.kill(handle), lambda: made.launch(launched(namespace)[1])):
             with pytest.raises(ClusterAway, match="can't be used right now"):
                 ask()
     finally:
         namespace.node.start("api-server")
-    await_state(made, handle, JobState.RUNNING)
+    await_state(made, handle, BackendState.RUNNING)
     lease = read_lease(location(namespace))
     assert lease is not None
     assert lease.outcome is None

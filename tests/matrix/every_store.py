@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.driver.lease import Lease, LeaseLost, read_lease, request_stop
+from airflow_lakestream.driver.lease import HeldLease, LeaseLost, read_lease, request_stop
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog, read_progress
 from airflow_lakestream.spark.checkpoint import read_checkpoint
@@ -154,7 +154,7 @@ def test_of_two_processes_one_takes_a_lease_and_takes_it_over_only_once_it_has_e
     ends.wait(60)
     assert both() == [0, 2], "one of them takes it over"
     with pytest.raises(LeaseLost):
-        Lease(DriverFolder(store.checkpoint, known), store.checkpoint, held).beat()
+        HeldLease(DriverFolder(store.checkpoint, known), store.checkpoint, held).beat()
     ends.wait(60)
     for process in processes:
         process.join()
@@ -162,7 +162,7 @@ def test_of_two_processes_one_takes_a_lease_and_takes_it_over_only_once_it_has_e
 
 def test_a_lease_is_released_and_asked_to_stop(store: StorePlace) -> None:
     known = dict(store.properties)
-    with Lease.take(store.checkpoint, "f", "a test", properties=known) as lease:
+    with HeldLease.take(store.checkpoint, "f", "a test", properties=known) as lease:
         lease.beat(application_id="app-1")
         assert request_stop(store.checkpoint, "a person", known)
         assert lease.stop_requested()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_lakestream.driver.driver_folder import StoreOverwrites
-from airflow_lakestream.driver.lease import Lease, read_lease
-from airflow_lakestream.onramp.doctor.finding import Health
+from airflow_lakestream.driver.lease import HeldLease, read_lease
+from airflow_lakestream.onramp.doctor.finding import PartHealth
 from airflow_lakestream.onramp.doctor.lake import check_store
 from dev.stack import Stack
 from tests.matrix.every_store import *  # noqa: F403  # pytest collects the tests here, for this store
@@ -19,8 +19,8 @@ def test_a_store_without_conditional_writes_is_refused(stack: Stack) -> None:
     place, known = f"gs://{careless.bucket('careless')}/checkpoint", careless.properties()
 
     with pytest.raises(StoreOverwrites, match="two drivers could each hold the lease"):
-        Lease.take(place, "f", "a test", properties=known)
+        HeldLease.take(place, "f", "a test", properties=known)
     assert read_lease(place, known) is None
 
     [found] = check_store(place, known, read_only=False)
-    assert (found.health, "could be created again" in found.text) == (Health.WRONG, True)
+    assert (found.health, "could be created again" in found.text) == (PartHealth.WRONG, True)

@@ -11,10 +11,10 @@ from multiprocessing.synchronize import Barrier
 
 import pytest
 
-from airflow_lakestream.driver.lease import Lease, read_lease
+from airflow_lakestream.driver.lease import HeldLease, read_lease
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.write.files import data_folder, delete_unreferenced, list_files
-from airflow_lakestream.onramp.doctor.finding import Health
+from airflow_lakestream.onramp.doctor.finding import PartHealth
 from airflow_lakestream.onramp.doctor.lake import check_store
 from airflow_lakestream.stores import hdfs
 from airflow_lakestream.stores.folders import open_folder
@@ -104,7 +104,7 @@ def as_a_guest(store: StorePlace, monkeypatch: pytest.MonkeyPatch) -> StorePlace
 def test_a_user_who_may_not_write_is_told_so(as_a_guest: StorePlace) -> None:
     assert open_folder(as_a_guest.checkpoint).read("metadata") == b'{"id": "query-1"}'
     with pytest.raises(HdfsFailed, match="Permission denied: user=guest, access=WRITE") as caught:
-        Lease.take(as_a_guest.checkpoint, "f", "a test")
+        HeldLease.take(as_a_guest.checkpoint, "f", "a test")
     assert str(caught.value).startswith(as_a_guest.location)
     assert "\n" not in str(caught.value)
 
@@ -120,7 +120,7 @@ def test_a_location_without_a_name_node_is_in_the_one_of_hadoops_settings(
 
 
 def test_doctor_tries_a_folder_of_hdfs(store: StorePlace) -> None:
-    assert {found.health for found in check_store(store.checkpoint, None, read_only=False)} == {Health.OK}
+    assert {found.health for found in check_store(store.checkpoint, None, read_only=False)} == {PartHealth.OK}
     assert open_folder(store.checkpoint).names() == []
 
 
@@ -131,20 +131,20 @@ def test_other_ways_to_hdfs_are_refused_by_name(stack: Stack, store: StorePlace)
     other = f"webhdfs://127.0.0.1:{name_node.web}{path}"
     assert open_folder(other).read("metadata") == b"{}"
     with pytest.raises(InvalidArgument, match=r"webhdfs:// can't create a file on condition .* hdfs://"):
-        Lease.take(other, "f", "a test")
+        HeldLease.take(other, "f", "a test")
     assert read_lease(store.checkpoint) is None
 
 
 def test_a_name_node_that_nobody_reaches_is_told_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hdfs, "ATTEMPTS", 1)
     with pytest.raises(HdfsFailed, match=r"^hdfs://127\.0\.0\.1:1/a\.lakestream: .*refused"):
-        Lease.take("hdfs://127.0.0.1:1/a", "f", "a test")
+        HeldLease.take("hdfs://127.0.0.1:1/a", "f", "a test")
 
 
 def test_a_name_node_that_does_not_answer_is_told_and_asked_again(
     stack: Stack, store: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = Lease.take(store.checkpoint, "f", "a test")
+    lease = HeldLease.take(store.checkpoint, "f", "a test")
     monkeypatch.setattr(hdfs, "PATIENCE", 1.0)
     pid = stack.up_hdfs().pid
     # For a second, which the clients of other tests wait for.

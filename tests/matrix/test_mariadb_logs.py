@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
-from airflow_lakestream.run.resnapshot.run import Resnapshot
+from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
@@ -47,7 +47,9 @@ def stop_at_another_log(mirrors: Mirrors) -> None:
 def read_again(mirrors: Mirrors) -> None:
     mirrors.table.await_all_sent()
     for kind in KINDS:
-        work = Resnapshot(table=mirrors.place(kind), consumer_group=GROUP, kafka=mirrors.lake.kafka, by_signal=False)
+        work = MirrorResnapshot(
+            table=mirrors.place(kind), consumer_group=GROUP, kafka=mirrors.lake.kafka, by_signal=False
+        )
         work.run(mirrors.store(kind))
         assert mirrors.rows(kind) == mirrors.table.rows(), kind
 

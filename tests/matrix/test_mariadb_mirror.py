@@ -15,11 +15,11 @@ from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.source_types import SourceTypeChanged, other_meaning
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import Resnapshot
+from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.mariadb import MariaDb
@@ -224,7 +224,7 @@ def test_a_column_that_is_another_one_of_the_same_form_stops_mirrors_and_extract
     mirrors, retyped = Mirrors(lake, keyed), Retyped(keyed.run)
     told = {"iceberg": {}, "delta": TIMES}
 
-    def extract(table: str, **settings: Any) -> Job:
+    def extract(table: str, **settings: Any) -> LandingJob:
         config = ExtractConfig(
             topic=keyed.topic, table=table, consumer_group=GROUP, envelope="debezium", tombstones="skip", **settings
         )
@@ -272,7 +272,7 @@ def test_a_column_that_is_another_one_of_the_same_form_stops_mirrors_and_extract
     keyed.begin()
     keyed.await_all_sent()
     for kind in KINDS:
-        work = Resnapshot(
+        work = MirrorResnapshot(
             table=mirrors.place(kind), consumer_group=GROUP, kafka=lake.kafka, by_signal=False, decoding=told[kind]
         )
         work.run(mirrors.store(kind))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.cdc.merge.hands import Work
+from airflow_lakestream.cdc.merge.hands import MergeWork
 from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
 from airflow_lakestream.spark.crew import mirror
-from airflow_lakestream.spark.crew.mirror import Executors
+from airflow_lakestream.spark.crew.mirror import ExecutorMergePool
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import Source
@@ -29,18 +29,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.parametrize("lake", ["delta"]
 def done_by_tasks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let executors work on the smallest files; count what other processes than the driver did, by kind of work."""
     monkeypatch.setattr(mirror, "LEAST_BYTES", 1)
-    done, do = Counter[str](), Executors.do
+    done, do = Counter[str](), ExecutorMergePool.do
 
-    def told(work: Work) -> Work:
+    def told(work: MergeWork) -> MergeWork:
         return replace(work, do=lambda item: (os.getpid(), work.do(item)))
 
-    def counted(self: Executors, *works: Work) -> Any:
+    def counted(self: ExecutorMergePool, *works: MergeWork) -> Any:
         answers = do(self, *map(told, works))
         for work, of_work in zip(works, answers, strict=True):
             done[type(work.do).__name__] += sum(process != os.getpid() for process, _ in of_work)
         return [[answer for _, answer in of_work] for of_work in answers]
 
-    monkeypatch.setattr(Executors, "do", counted)
+    monkeypatch.setattr(ExecutorMergePool, "do", counted)
     return done
 
 
@@ -76,6 +76,6 @@ def test_a_mirror_in_a_delta_table_is_its_source_wherever_the_app_ends(
     run()
     assert_same()
     assert not lake.stray()
-    assert min(done_by_tasks[work] for work in ("Lookup", "Rewriting")) >= 3
+    assert min(done_by_tasks[work] for work in ("KeyLookup", "FileRewriteTask")) >= 3
     with pytest.raises(IsMirror, match="can't be landed into"):
         lake.land(read)

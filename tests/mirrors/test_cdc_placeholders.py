@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.decode.connect.unavailable import Placeholder
+from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
 from tests.support.cdc import Captured
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import Lake
@@ -100,7 +100,7 @@ def test_values_that_events_leave_out_are_known_by_the_connectors_own_placeholde
             assert not any(row["_unavailable"] for row in others)
             assert all(row["big"] == "x" * 5000 for row in others)
             # A placeholder that the connector does not write is a value, as every text is.
-            assert Placeholder(setting).text not in lake.column("big")
+            assert ValuePlaceholder(setting).text not in lake.column("big")
 
     rejecting = lake_of(Lake, "rejecting")
     rejecting.land(captured.topic, **events | {"unavailable_values": "reject"}, max_rejected=1.0)

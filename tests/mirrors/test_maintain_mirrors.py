@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.upkeep.reads import Reads
+from airflow_lakestream.iceberg.upkeep.reads import ReadCounts
 from airflow_lakestream.spark.crew import mirror
 from airflow_lakestream.spark.maintenance.work import own_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
@@ -59,7 +59,7 @@ def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
 
     assert {report.table for report in reports} == {MIRROR, MIRROR + SUFFIX}
     assert all(report.expired for report in reports)
-    assert Reads.of(lake.table(MIRROR)) == Reads(1, 0, most=0, shared=0, needless=0)
+    assert ReadCounts.of(lake.table(MIRROR)) == ReadCounts(1, 0, most=0, shared=0, needless=0)
     # What it remembers stays in files of its own.
     assert [report.after.files for report in reports] == [1, 2]
     assert mirrored(lake, "id, name") == read_by_spark(spark, lake) == rows

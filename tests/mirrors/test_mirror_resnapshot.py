@@ -16,10 +16,10 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.run.job import Lake as Tables
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import Resnapshot
+from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
 from airflow_lakestream.spark.stream import kafka_to_iceberg
@@ -92,9 +92,9 @@ class Mirrors:
             row[0]: tuple(row[1:]) for row in self.captured.sql.execute(f"select {names} from {self.captured.name}")
         }
 
-    def work(self, kind: str, **settings: Any) -> Resnapshot:
+    def work(self, kind: str, **settings: Any) -> MirrorResnapshot:
         """Return the command's work."""
-        return Resnapshot(table=self.tables[kind], consumer_group=GROUP, kafka=self.lake.kafka, **settings)
+        return MirrorResnapshot(table=self.tables[kind], consumer_group=GROUP, kafka=self.lake.kafka, **settings)
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_the_command_replaces_all_rows_in_one_commit_wherever_it_is_killed(
 
     checkpoint = str(mirrors.lake.folder / "checkpoint")
     command = ["mirror", "resnapshot", "--group", GROUP, "--table"]
-    with Lease.take(checkpoint, "f", "a test"):
+    with HeldLease.take(checkpoint, "f", "a test"):
         assert run([*command, TABLE, "--checkpoint", checkpoint]) == 2
     assert "is in use by a test" in capsys.readouterr().err
 

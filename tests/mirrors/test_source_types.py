@@ -14,7 +14,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.source_types import SourceTypeChanged, other_meaning
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.resnapshot.run import Resnapshot
+from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
 from tests.support.broker import Topics
 from tests.support.cdc import Captured
 from tests.support.delta_lake import DeltaLake
@@ -106,7 +106,7 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
         assert other_meaning({name: old[name]}, new) is None, name
 
     # The way on, after which the new types count.
-    Resnapshot(table="lake.orders", consumer_group=GROUP, kafka=lake.kafka).run(stores["lake.orders"])
+    MirrorResnapshot(table="lake.orders", consumer_group=GROUP, kafka=lake.kafka).run(stores["lake.orders"])
     assert rows("lake.orders", "a", "b", "k")[4] == captured.rows("id, a, b, k")[4][1:]
     retyped.write(5, COLUMNS, anew=True)
     captured.await_all_sent()
@@ -114,7 +114,7 @@ def test_columns_that_are_other_ones_of_the_same_form(captured: Captured, lake: 
     assert rows("lake.orders", "a", "b", "k")[5] == captured.rows("id, a, b, k")[5][1:]
     with pytest.raises(Exception, match="type-changed"):
         mirror(delta.place)
-    Resnapshot(table=delta.place, consumer_group=GROUP, kafka=lake.kafka, by_signal=False, decoding=TIMES).run(
+    MirrorResnapshot(table=delta.place, consumer_group=GROUP, kafka=lake.kafka, by_signal=False, decoding=TIMES).run(
         stores[delta.place]
     )
     assert rows(delta.place, "a", "b")[5] == captured.rows("id, a, b")[5][1:]

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.ledger import Engine
+from airflow_lakestream.core.ledger import LandingEngine
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from tests.support.broker import Producing, Topics
@@ -263,9 +263,16 @@ def test_spark_and_worker_take_over_from_each_other(
     run = SparkRun(lake, name, {"key": ["id"]}, {"app": lake.app})
     end = 0
     # By turns, each after itself, and each as the one that makes the table or finds it.
-    for engine in (Engine.EXTRACT, Engine.SPARK, Engine.SPARK, Engine.EXTRACT, Engine.EXTRACT, Engine.SPARK):
+    for engine in (
+        LandingEngine.EXTRACT,
+        LandingEngine.SPARK,
+        LandingEngine.SPARK,
+        LandingEngine.EXTRACT,
+        LandingEngine.EXTRACT,
+        LandingEngine.SPARK,
+    ):
         begin, end = end, end + len(produce(name, 0, source.changes(40)))
-        if engine is Engine.SPARK:
+        if engine is LandingEngine.SPARK:
             run.run(spark)
         else:
             assert lake.land(name).to_dict()["ranges"] == [[0, begin, end]]

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.hooks.places import AirflowPlaces
 from airflow_lakestream.watching.asking import LookOutcome, Verdict, guarded, look_now
-from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.watching.causes import StreamCause
 from airflow_lakestream.watching.checks import make_check
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
@@ -42,7 +42,7 @@ def look(connections: Connections) -> Look:
     return go
 
 
-def causes(verdict: Verdict) -> list[Cause]:
+def causes(verdict: Verdict) -> list[StreamCause]:
     return [reason.cause for reason in verdict.reasons]
 
 
@@ -76,13 +76,13 @@ def test_an_idle_topic_is_not_a_stale_table_and_a_stopped_consumer_is(
     lake.land(name)
     arguments = {"max_age": AT_ONCE, "kafka_conn_id": "kafka_default"}
     idle = look(**arguments)
-    assert (idle.outcome, causes(idle)) == (LookOutcome.DONE, [Cause.IDLE_TOPIC])
+    assert (idle.outcome, causes(idle)) == (LookOutcome.DONE, [StreamCause.IDLE_TOPIC])
     told = look(**arguments, idle_is_fresh=False)
-    assert (told.outcome, causes(told)) == (LookOutcome.WAITING, [Cause.IDLE_TOPIC])
+    assert (told.outcome, causes(told)) == (LookOutcome.WAITING, [StreamCause.IDLE_TOPIC])
 
     produce(name, 0, events(0, 7, 3))
     stopped = look(**arguments)
-    assert (stopped.outcome, causes(stopped)) == (LookOutcome.WAITING, [Cause.STOPPED_CONSUMER])
+    assert (stopped.outcome, causes(stopped)) == (LookOutcome.WAITING, [StreamCause.STOPPED_CONSUMER])
     assert f"{name}[0] [7,10)" in stopped.text
     lake.land(name)
     assert look(**arguments).outcome is LookOutcome.DONE
@@ -95,7 +95,7 @@ def test_a_compaction_is_no_landing(lake: Lake, name: str, produce: Producing, l
     landing = lake.table().current_snapshot().snapshot_id
     lake.compact()
     verdict = look(max_age=AT_ONCE)
-    assert causes(verdict) == [Cause.STOPPED_CONSUMER, Cause.COMPACTION]
+    assert causes(verdict) == [StreamCause.STOPPED_CONSUMER, StreamCause.COMPACTION]
     assert str(lake.table().current_snapshot().snapshot_id) in verdict.text
     assert verdict.value is not None
     assert verdict.value["snapshot_id"] == str(landing)
@@ -111,7 +111,7 @@ def test_other_writers_count_where_operations_are_asked_for(
     lake.append_foreign()
     foreign = lake.table().current_snapshot().snapshot_id
 
-    assert causes(look(max_age=AT_ONCE)) == [Cause.STOPPED_CONSUMER, Cause.OTHER_WRITER]
+    assert causes(look(max_age=AT_ONCE)) == [StreamCause.STOPPED_CONSUMER, StreamCause.OTHER_WRITER]
 
     def newest(**arguments: Any) -> Any:
         return look(max_age="10m", **arguments).value["snapshot_id"]  # type: ignore[index]  # it is fresh
@@ -120,7 +120,7 @@ def test_other_writers_count_where_operations_are_asked_for(
     assert newest(operations=["append"]) == str(foreign)
     assert newest(operations="append", consumer_group="g") == str(landing)
     none = look(max_age="10m", operations=["delete"])
-    assert (none.outcome, causes(none)) == (LookOutcome.WAITING, [Cause.NO_LANDING, Cause.OTHER_WRITER])
+    assert (none.outcome, causes(none)) == (LookOutcome.WAITING, [StreamCause.NO_LANDING, StreamCause.OTHER_WRITER])
 
 
 def test_a_landing_that_was_rolled_back_does_not_count(lake: Lake, name: str, produce: Producing, look: Look) -> None:
@@ -130,13 +130,13 @@ def test_a_landing_that_was_rolled_back_does_not_count(lake: Lake, name: str, pr
     first, second = lake.snapshots()
     lake.roll_back(first)
     verdict = look(max_age=AT_ONCE, kafka_conn_id="kafka_default")
-    assert causes(verdict) == [Cause.STOPPED_CONSUMER, Cause.ROLLBACK]
+    assert causes(verdict) == [StreamCause.STOPPED_CONSUMER, StreamCause.ROLLBACK]
     assert f"{name}[0] [5,10)" in verdict.text
     assert f"5 rows in snapshots {second}" in verdict.text
     assert look(max_age="10m").value["snapshot_id"] == str(first)  # type: ignore[index]  # it is fresh
 
     lake.land(name)
-    assert Cause.ROLLBACK not in causes(look(max_age=AT_ONCE))
+    assert StreamCause.ROLLBACK not in causes(look(max_age=AT_ONCE))
 
 
 def test_only_the_group_that_is_asked_for_counts(lake: Lake, name: str, produce: Producing, look: Look) -> None:
@@ -146,7 +146,7 @@ def test_only_the_group_that_is_asked_for_counts(lake: Lake, name: str, produce:
     lake.land(name, consumer_group="other", allow_group_overlap=True)
     assert look(max_age="10m", consumer_group="g").value["snapshot_id"] == str(mine)  # type: ignore[index]  # fresh
     unknown = look(max_age="10m", consumer_group="nobody")
-    assert causes(unknown)[0] is Cause.NO_LANDING
+    assert causes(unknown)[0] is StreamCause.NO_LANDING
     assert "nobody" in unknown.text
 
 
@@ -173,7 +173,7 @@ def test_landings_whose_snapshots_have_expired_are_told(lake: Lake, name: str, p
     table = lake.table()
     table.maintenance.expire_snapshots().by_id(lake.snapshots()[0]).commit()
     verdict = look(max_age="10m")
-    assert (verdict.outcome, causes(verdict)[0]) == (LookOutcome.WAITING, Cause.EXPIRED_LANDING)
+    assert (verdict.outcome, causes(verdict)[0]) == (LookOutcome.WAITING, StreamCause.EXPIRED_LANDING)
     assert look(max_age="10m", kafka_conn_id="kafka_default").outcome is LookOutcome.DONE
 
 
@@ -186,7 +186,7 @@ def test_the_newest_event_counts_whenever_it_was_landed(lake: Lake, name: str, p
     produce(name, 0, events(0, 0, 3), timestamps=[now - 3 * HOUR, now - 2 * HOUR, now - 4 * HOUR])
     lake.land(name)
     old = look(**arguments)
-    assert (old.outcome, causes(old)) == (LookOutcome.WAITING, [Cause.LATE_EVENTS])
+    assert (old.outcome, causes(old)) == (LookOutcome.WAITING, [StreamCause.LATE_EVENTS])
     assert "2.0 h old" in old.text
     produce(name, 0, events(0, 3, 1), timestamps=[now - HOUR // 2])
     lake.land(name)
@@ -249,20 +249,20 @@ def test_an_hour_is_complete_when_all_of_it_is_landed_and_each_partition_is_past
     produce(name, 1, events(1, 0, 2), timestamps=minutes(5, 15))
     lake.land(name)
     late = complete(look)
-    assert (late.outcome, causes(late)) == (LookOutcome.WAITING, [Cause.LATE_PARTITION])
+    assert (late.outcome, causes(late)) == (LookOutcome.WAITING, [StreamCause.LATE_PARTITION])
     assert f"{name}[1]" in late.text
 
     # A late record, and one that closes the hour.
     produce(name, 1, events(1, 2, 2), timestamps=minutes(59, 61))
     behind = complete(look)
-    assert (behind.outcome, causes(behind)) == (LookOutcome.WAITING, [Cause.SLOW_CONSUMER])
+    assert (behind.outcome, causes(behind)) == (LookOutcome.WAITING, [StreamCause.SLOW_CONSUMER])
     assert f"{name}[1] [2,3)" in behind.text
     lake.land(name)
     done = complete(look)
     assert (done.outcome, done.reasons) == (LookOutcome.DONE, ())
     assert done.value is not None
     assert done.value["through"] == "2025-11-20T01:00:00+00:00"
-    assert causes(complete(look, 2)) == [Cause.OPEN_INTERVAL]
+    assert causes(complete(look, 2)) == [StreamCause.OPEN_INTERVAL]
 
 
 def test_a_time_that_nobody_writes_after_is_done_when_it_is_long_over(
@@ -270,10 +270,10 @@ def test_a_time_that_nobody_writes_after_is_done_when_it_is_long_over(
 ) -> None:
     produce(name, 0, events(0, 0, 2), timestamps=minutes(10, 50))
     lake.land(name)
-    assert causes(complete(look)) == [Cause.OPEN_INTERVAL]
+    assert causes(complete(look)) == [StreamCause.OPEN_INTERVAL]
     assert complete(look, idle_after="1h").outcome is LookOutcome.DONE
     produce(name, 0, events(0, 2, 1), timestamps=minutes(55))
-    assert causes(complete(look, idle_after="1h"))[0] is Cause.SLOW_CONSUMER
+    assert causes(complete(look, idle_after="1h"))[0] is StreamCause.SLOW_CONSUMER
     soon = look(
         complete_through=int(time.time() * 1000),
         consumer_group="g",
@@ -290,8 +290,8 @@ def test_a_group_of_intervals_is_complete_where_it_has_covered(
         produce(name, partition, events(partition, 0, 4), timestamps=minutes(10, 70, 130, 190))
     lake.land(name, mode="interval", interval_start=DAY + HOUR, interval_end=DAY + 2 * HOUR)
     assert complete(look, 2).outcome is LookOutcome.DONE
-    assert causes(complete(look, 1)) == [Cause.NOT_COVERED]
-    assert causes(complete(look, 3)) == [Cause.NOT_COVERED]
+    assert causes(complete(look, 1)) == [StreamCause.NOT_COVERED]
+    assert causes(complete(look, 3)) == [StreamCause.NOT_COVERED]
 
 
 def test_a_group_that_began_later_does_not_hold_what_was_before(
@@ -300,7 +300,7 @@ def test_a_group_that_began_later_does_not_hold_what_was_before(
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, 2), timestamps=minutes(10, 70))
     lake.land(name, start_offset="latest", schema="id bigint, name string, score double")
-    assert causes(complete(look)) == [Cause.NOT_COVERED]
+    assert causes(complete(look)) == [StreamCause.NOT_COVERED]
 
 
 def test_records_that_are_gone_fail_at_once_and_are_named(
@@ -336,7 +336,7 @@ def test_what_is_not_there_is_waited_for_or_an_error_as_asked(
 ) -> None:
     for missing, outcome in (("wait", LookOutcome.WAITING), ("fail", LookOutcome.FAILED)):
         verdict = look(max_age="10m", missing=missing)
-        assert (verdict.outcome, causes(verdict)) == (outcome, [Cause.UNUSABLE])
+        assert (verdict.outcome, causes(verdict)) == (outcome, [StreamCause.UNUSABLE])
         assert TABLE in verdict.text
     produce(name, 0, events(0, 0, 1))
     lake.land(name)

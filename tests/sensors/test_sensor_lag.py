@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.asking import LookOutcome, Verdict, run_now
-from airflow_lakestream.watching.causes import Cause
-from airflow_lakestream.watching.lag.waiting import MOST_READ, Looking
+from airflow_lakestream.watching.causes import StreamCause
+from airflow_lakestream.watching.lag.waiting import MOST_READ, TopicLook
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import DeltaLake
@@ -36,7 +36,7 @@ def lag(lake: Lake, **arguments: Any) -> Verdict:
     return look(lake, "checkpoint_lag", **arguments)
 
 
-def seen(verdict: Verdict) -> tuple[LookOutcome, Cause, int]:
+def seen(verdict: Verdict) -> tuple[LookOutcome, StreamCause, int]:
     assert verdict.value is not None, verdict.text
     return verdict.outcome, verdict.reasons[0].cause, verdict.value["lag"]
 
@@ -62,10 +62,10 @@ def test_a_table_that_holds_all_is_caught_up_and_one_that_does_not_is_behind(
     lake: Lake, name: str, produce: Producing
 ) -> None:
     lake.land(name)
-    assert seen(lag(lake, **OF_TABLE)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, **OF_TABLE)) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 0)
     produce(name, 2, events(2, 0, 4), timestamps=[int((time.time() - 600) * 1000)] * 4)
     late = lag(lake, **OF_TABLE)
-    assert seen(late) == (LookOutcome.WAITING, Cause.LATE_PARTITION, 4)
+    assert seen(late) == (LookOutcome.WAITING, StreamCause.LATE_PARTITION, 4)
     assert late.value is not None
     assert late.value["worst"] == {"topic": name, "partition": 2, "lag": 4}
     assert late.value["seconds"] == pytest.approx(600, abs=60)
@@ -73,12 +73,12 @@ def test_a_table_that_holds_all_is_caught_up_and_one_that_does_not_is_behind(
     assert lag(lake, **OF_TABLE, max_lag_seconds="5m").outcome is LookOutcome.WAITING
     assert lag(lake, **OF_TABLE, max_lag_records=4).outcome is LookOutcome.DONE
     assert lag(lake, **OF_TABLE, max_batch_age="1h").outcome is LookOutcome.DONE
-    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (LookOutcome.WAITING, Cause.STOPPED_CONSUMER, 4)
+    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (LookOutcome.WAITING, StreamCause.STOPPED_CONSUMER, 4)
 
 
 def test_an_idle_topic_is_no_stopped_consumer(lake: Lake, name: str) -> None:
     lake.land(name)
-    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (LookOutcome.DONE, Cause.IDLE_TOPIC, 0)
+    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (LookOutcome.DONE, StreamCause.IDLE_TOPIC, 0)
 
 
 def test_a_hole_that_an_interval_left_is_lag_and_what_lies_above_is_not(lake: Lake, name: str) -> None:
@@ -107,7 +107,7 @@ def test_a_rollback_is_told_by_its_name(lake: Lake, name: str, produce: Producin
     produce(name, 0, events(0, 10, 5))
     lake.land(name)
     lake.table().manage_snapshots().set_current_snapshot(lake.snapshots()[0]).commit()
-    assert seen(lag(lake, **OF_TABLE)) == (LookOutcome.WAITING, Cause.ROLLBACK, 5)
+    assert seen(lag(lake, **OF_TABLE)) == (LookOutcome.WAITING, StreamCause.ROLLBACK, 5)
 
 
 def test_a_topic_that_was_made_anew_is_refused(lake: Lake, name: str, topic: Topics) -> None:
@@ -133,14 +133,14 @@ def test_a_delta_table_is_read_likewise(lake: Lake, name: str, produce: Producin
     produce(name, 0, events(0, 10, 2))
     table = {"table": delta.place, "consumer_group": GROUP, "table_format": "delta"}
     verdict = lag(lake, **table)
-    assert seen(verdict) == (LookOutcome.WAITING, Cause.LATE_PARTITION, 2)
+    assert seen(verdict) == (LookOutcome.WAITING, StreamCause.LATE_PARTITION, 2)
     assert verdict.value is not None
     assert 0 <= verdict.value["batch_age"] < 600
     # Rolled back: what was landed waits again, and the sensor says why.
     delta.land(name)
     DeltaTable(delta.place).restore(0)
     verdict = lag(lake, **table)
-    assert seen(verdict) == (LookOutcome.WAITING, Cause.ROLLBACK, 2)
+    assert seen(verdict) == (LookOutcome.WAITING, StreamCause.ROLLBACK, 2)
 
 
 # Records that wait for too long, wherever they stand
@@ -163,7 +163,7 @@ def test_a_new_record_in_front_of_old_ones_hides_none_of_them(
         produce(name, 0, ["v"] * 51, timestamps=stamps(first, *[6 * HOUR] * 50))
     for consumer in ({"group_id": group}, {"group_id": group, "topic": name}):
         verdict = lag(lake, **consumer, max_lag_seconds="10m")
-        assert seen(verdict) == (LookOutcome.WAITING, Cause.STOPPED_CONSUMER, 102)
+        assert seen(verdict) == (LookOutcome.WAITING, StreamCause.STOPPED_CONSUMER, 102)
         assert verdict.value is not None
         assert verdict.value["seconds"] == pytest.approx(6 * 3600, abs=60)
         assert lag(lake, **consumer, max_lag_seconds="7h").outcome is LookOutcome.DONE
@@ -226,7 +226,7 @@ def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
     def old() -> RangeSet:
         state = watch.topic(name)
         unread = RangeSet.of(name, 0, 0, state.marks[0].end)
-        found: RangeSet = run_now(Looking("", watch, state).waiting(unread, RangeSet(), before)).overdue
+        found: RangeSet = run_now(TopicLook("", watch, state).waiting(unread, RangeSet(), before)).overdue
         return found
 
     assert old() == old() == RangeSet.of(name, 0, 1, 2)
@@ -245,9 +245,9 @@ def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
 
 def test_a_group_is_behind_by_what_it_has_not_committed(lake: Lake, name: str, group: str, admin: AdminClient) -> None:
     commit(admin, group, name, {0: 4, 1: 10})
-    assert seen(lag(lake, group_id=group)) == (LookOutcome.WAITING, Cause.STOPPED_CONSUMER, 6)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.WAITING, StreamCause.STOPPED_CONSUMER, 6)
     commit(admin, group, name, {0: 10})
-    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 0)
 
 
 def test_a_group_with_a_member_is_slow_and_not_stopped(lake: Lake, name: str, group: str, kafka: Kafka) -> None:
@@ -257,7 +257,7 @@ def test_a_group_with_a_member_is_slow_and_not_stopped(lake: Lake, name: str, gr
     try:
         poll_until(lambda: bool(consumer.poll(0.2)), "a record")
         consumer.commit(offsets=[TopicPartition(name, 0, 1), TopicPartition(name, 1, 1)], asynchronous=False)
-        assert seen(lag(lake, group_id=group)) == (LookOutcome.WAITING, Cause.SLOW_CONSUMER, 18)
+        assert seen(lag(lake, group_id=group)) == (LookOutcome.WAITING, StreamCause.SLOW_CONSUMER, 18)
     finally:
         consumer.close()
 
@@ -271,7 +271,7 @@ def test_markers_of_transactions_at_the_end_are_no_lag(
     transaction.begin(name, 0, ["x", "y"])
     transaction.abort()
     # Two aborted records and a marker: nothing that a consumer would ever get.
-    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 0)
     transaction.begin(name, 0, ["c"])
     # Nor what is not committed.
     assert lag(lake, group_id=group).outcome is LookOutcome.DONE
@@ -290,7 +290,7 @@ def test_a_group_that_does_not_wait_for_transactions_may_be_ahead_of_an_open_one
     produce(name, 0, ["a", "b"])
     transaction.begin(name, 0, ["x", "y"])
     commit(admin, group, name, {0: 4})
-    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 0)
     commit(admin, group, name, {0: 5})
     with_more = lag(lake, group_id=group)
     assert with_more.outcome is LookOutcome.FAILED
@@ -304,7 +304,7 @@ def test_what_retention_took_is_told_apart(lake: Lake, name: str, group: str, ad
     verdict = lag(lake, group_id=group)
     assert verdict.value is not None
     assert (verdict.value["lag"], verdict.value["lost"]) == (3, 5)
-    assert Cause.LOST_RECORDS in [reason.cause for reason in verdict.reasons]
+    assert StreamCause.LOST_RECORDS in [reason.cause for reason in verdict.reasons]
     assert f"{name}[0] [2,7)" in verdict.text
 
 
@@ -315,16 +315,16 @@ def test_a_checkpoint_of_a_real_query_is_followed(lake: Lake, name: str, produce
     run = SparkRun(lake, name)
     run.run(spark, max_offsets_per_trigger=12)
     where = {"checkpoint_location": str(run.checkpoint)}
-    assert seen(lag(lake, **where)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, **where)) == (LookOutcome.DONE, StreamCause.CAUGHT_UP, 0)
     produce(name, 0, events(0, 10, 6))
     ended = lag(lake, **where)
-    assert seen(ended) == (LookOutcome.WAITING, Cause.STOPPED_QUERY, 6)
+    assert seen(ended) == (LookOutcome.WAITING, StreamCause.STOPPED_QUERY, 6)
     assert "its driver has ended (done)" in ended.text
     assert lag(lake, **where, max_lag_records=6).outcome is LookOutcome.DONE
     assert lag(lake, **where, max_lag_records=6, max_batch_age="1ms").outcome is LookOutcome.WAITING
     # Of somebody else's query there is no lease: its batches alone tell.
     shutil.rmtree(f"{run.checkpoint}.lakestream")
-    assert seen(lag(lake, **where, max_batch_age="1ms")) == (LookOutcome.WAITING, Cause.STOPPED_QUERY, 6)
+    assert seen(lag(lake, **where, max_batch_age="1ms")) == (LookOutcome.WAITING, StreamCause.STOPPED_QUERY, 6)
     assert seen(lag(lake, **where, max_batch_age="1h"))[0] is LookOutcome.DONE
     # A batch that was planned and not committed is not landed.
     last = max(int(one.name) for one in (run.checkpoint / "commits").iterdir() if one.name.isdigit())
@@ -353,7 +353,7 @@ def test_a_checkpoint_whose_old_entries_spark_has_deleted_is_read(lake: Lake, na
     given = checkpoint(tmp_path / "c", offsets__107=batch(ends, time.time()), commits__107="v1\n{}")
     assert seen(lag(lake, **given, max_batch_age="1m", max_lag_records=0)) == (
         LookOutcome.WAITING,
-        Cause.LATE_PARTITION,
+        StreamCause.LATE_PARTITION,
         1,
     )
 

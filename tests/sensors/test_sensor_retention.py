@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.watching.asking import LookOutcome, Verdict
-from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.watching.causes import StreamCause
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import EACH_FORMAT
@@ -54,14 +54,14 @@ def test_it_fires_before_a_real_topic_loses_the_first_record(
     poll_until(fires, "the sensor to fire", 120, every=0.5)
     assert len(verdicts) > 1, "it fired at once"
     fired = verdicts[-1]
-    assert fired.reasons[0].cause is Cause.EXPIRING_RECORDS
+    assert fired.reasons[0].cause is StreamCause.EXPIRING_RECORDS
     assert fired.value is not None
     assert (fired.value["unread"], fired.value["lost"]) == (40, 0)
     assert 0 < fired.value["time_left"] <= KEPT_MS / 2000
     assert lowest(lake, name) == 0
     poll_until(lambda: lowest(lake, name) == 50, "Kafka to remove the records", 120)
     gone = risk(lake, group_id=group, min_time_left="1s")
-    assert (gone.outcome, gone.reasons[0].cause) == (LookOutcome.FAILED, Cause.LOST_RECORDS)
+    assert (gone.outcome, gone.reasons[0].cause) == (LookOutcome.FAILED, StreamCause.LOST_RECORDS)
     assert f"{name}[0] [10,50)" in gone.text
 
 

@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.driver.lease import Lease, LeaseHeld, LeaseLost, read_lease, request_stop
+from airflow_lakestream.driver.lease import HeldLease, LeaseHeld, LeaseLost, read_lease, request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog, read_progress
 from airflow_lakestream.exceptions import InvalidArgument
@@ -31,10 +31,10 @@ place = checkpoint_on_s3
 def test_of_many_that_take_a_lease_at_once_one_gets_it(s3: S3, place: str) -> None:
     start = Barrier(WRITERS)
 
-    def take(number: int) -> Lease | None:
+    def take(number: int) -> HeldLease | None:
         start.wait(60)
         try:
-            return Lease.take(place, "f", f"writer {number}", properties=s3.properties())
+            return HeldLease.take(place, "f", f"writer {number}", properties=s3.properties())
         except LeaseHeld:
             return None
 
@@ -50,12 +50,12 @@ def test_of_many_that_take_a_lease_at_once_one_gets_it(s3: S3, place: str) -> No
 
 def test_a_lease_is_lost_to_one_that_took_over_and_heeds_a_request_to_stop(s3: S3, place: str) -> None:
     told = s3.properties()
-    first = Lease.take(place, "f", "first", properties=told)
+    first = HeldLease.take(place, "f", "first", properties=told)
     folder = DriverFolder(place, told)
     # As it stands when its machine is gone: of another host, and long not heard of.
     gone = replace(first.record, beat_at=0.0, process=replace(first.record.process, machine="elsewhere"))
     folder.write("lease-00000001.json", json.loads(json.dumps(gone, default=vars)))
-    second = Lease.take(place, "f", "second", properties=told)
+    second = HeldLease.take(place, "f", "second", properties=told)
     with pytest.raises(LeaseLost):
         first.beat()
     assert request_stop(place, "a test", told)
@@ -97,11 +97,11 @@ def test_keys_are_in_no_error(s3: S3, place: str) -> None:
 
 def test_a_damaged_lease_on_s3_is_nobodys_after_its_time(s3: S3, place: str) -> None:
     known = s3.properties()
-    lost = Lease.take(place, "f", "a test", properties=known)
+    lost = HeldLease.take(place, "f", "a test", properties=known)
     open_folder(f"{place}.lakestream", known).write("lease-00000001.json", b'{"gen')
     with pytest.raises(LeaseHeld, match=r"lease file lease-00000001\.json is damaged"):
-        Lease.take(place, "f", "another", properties=known)
+        HeldLease.take(place, "f", "another", properties=known)
     # Its duration is over as soon as it began.
-    assert Lease.take(place, "f", "another", ttl=0, properties=known).record.generation == 2
+    assert HeldLease.take(place, "f", "another", ttl=0, properties=known).record.generation == 2
     with pytest.raises(LeaseLost):
         lost.beat()

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from dev.services.s3 import REGION, S3
 from tests.support.broker import Producing
@@ -32,7 +32,7 @@ def test_a_table_and_its_querys_checkpoint_on_s3_are_opened_by_one_connection(
     produce(old_topic, 0, events(0, 0, 5), timestamps=old(5))
     lake.land(old_topic, catalog=storage, table=place)
     inputs = {"app": "kafka_to_delta", "topic": old_topic, "table": place, "group": GROUP}
-    with Lease.take(checkpoint, "f", "a task", inputs=inputs, properties=storage.options):
+    with HeldLease.take(checkpoint, "f", "a task", inputs=inputs, properties=storage.options):
         code, [stream] = told(LONG, "--checkpoint", checkpoint, "--storage-conn", "lake_store")
     assert (code, stream["state"], stream["engine"], stream["driver"]) == (0, "landing", "spark", "held")
     assert (stream["table"], landings(stream)) == (place, [0])

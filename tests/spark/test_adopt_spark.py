@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning
 from airflow_lakestream.adopt.filled import open_filled
-from airflow_lakestream.adopt.run import Adopt, Adoption
+from airflow_lakestream.adopt.run import AdoptionResult, TableAdoption
 from airflow_lakestream.adopt.sources.spark_checkpoint import SparkCheckpoint
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint
@@ -77,10 +77,12 @@ class Stream:
     def append(self, batch: DataFrame, _: int) -> None:
         batch.writeTo(self.name).append()
 
-    def adopt(self, **more: Any) -> Adoption:
+    def adopt(self, **more: Any) -> AdoptionResult:
         catalog = self._lake.catalog()
         tool = SparkCheckpoint(self.checkpoint, open_filled(catalog, TABLE, GROUP))
-        work = Adopt(table=TABLE, consumer_group=GROUP, topic=self._topic, kafka=self._lake.kafka, watch=0.0, **more)
+        work = TableAdoption(
+            table=TABLE, consumer_group=GROUP, topic=self._topic, kafka=self._lake.kafka, watch=0.0, **more
+        )
         return work.write(catalog, tool)
 
 
@@ -164,10 +166,10 @@ def test_another_topics_checkpoint_and_a_query_that_goes_on_are_refused(
     tool = SparkCheckpoint(stream.checkpoint, open_filled(catalog, TABLE, GROUP))
     other = topic(partitions=2)
     with pytest.raises(ForeignCheckpoint, match=f"it is of topic '{name}', not of '{other}'"):
-        Adopt(table=TABLE, consumer_group=GROUP, topic=other, kafka=lake.kafka).look(catalog, tool)
+        TableAdoption(table=TABLE, consumer_group=GROUP, topic=other, kafka=lake.kafka).look(catalog, tool)
     empty = SparkCheckpoint(str(lake.folder / "nothing"), open_filled(catalog, TABLE, GROUP))
     with pytest.raises(CannotAdopt, match="has no checkpoint"):
-        Adopt(table=TABLE, consumer_group=GROUP, topic=name, kafka=lake.kafka).look(catalog, empty)
+        TableAdoption(table=TABLE, consumer_group=GROUP, topic=name, kafka=lake.kafka).look(catalog, empty)
 
     class GoesOn(SparkCheckpoint):
         def read(self, topic: str) -> Any:
@@ -178,7 +180,9 @@ def test_another_topics_checkpoint_and_a_query_that_goes_on_are_refused(
 
     goes_on = GoesOn(stream.checkpoint, open_filled(catalog, TABLE, GROUP))
     with pytest.raises(StillRunning):
-        Adopt(table=TABLE, consumer_group=GROUP, topic=name, kafka=lake.kafka, watch=0.0).write(catalog, goes_on)
+        TableAdoption(table=TABLE, consumer_group=GROUP, topic=name, kafka=lake.kafka, watch=0.0).write(
+            catalog, goes_on
+        )
     assert not Path(stream.checkpoint, "nothing").exists()
     assert not lake.entry(name).landed
 
@@ -193,7 +197,7 @@ def test_deltas_own_transactions_tell_where_its_sink_is(lake: DeltaLake, name: s
     lake.table().restore(1)
     storage = lake.catalog()
     tool = SparkCheckpoint(checkpoint, open_filled(storage, lake.name, GROUP))
-    work = Adopt(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka, watch=0.0)
+    work = TableAdoption(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka, watch=0.0)
 
     done = work.write(storage, tool)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.spark.maintenance.calls import CompactionLost, Procedures, Size
+from airflow_lakestream.spark.maintenance.calls import CompactionLost, IcebergProcedures, TableSize
 from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.lake import TABLE, Lake
 from tests.support.landings import Landings
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 def compact_beside(lake: Lake, spark: SparkSession, folder: Path, other: Callable[[], object], tries: int) -> None:
     """Compact while another writer acts between the plan of the first try and its commit."""
     config = maintenance(lake, compact={"options": {"rewrite-all": True}, "tries": tries})
-    procedures = Procedures(own_session(config, spark), config.catalog_name, TABLE)
+    procedures = IcebergProcedures(own_session(config, spark), config.catalog_name, TABLE)
     how = config.work.compact
     assert how is not None
     beside(spark, folder, lambda: procedures.compact(how), other)
@@ -31,7 +31,7 @@ def test_it_is_begun_anew_where_another_took_its_files_out(
 ) -> None:
     landings(4)
     compact_beside(lake, spark, tmp_path, lambda: lake.compact(), tries=2)
-    assert Size.of(lake.table()).files == 1
+    assert TableSize.of(lake.table()).files == 1
     summary = lake.table().current_snapshot()
     assert summary is not None
     # The second try's, on top of the other's.
@@ -56,5 +56,5 @@ def test_a_landing_in_between_is_no_conflict(
     landings(4)
     compact_beside(lake, spark, tmp_path, lambda: landings(1), tries=1)
     # The compacted one, and that of the landing which came meanwhile.
-    assert Size.of(lake.table()).files == 2
+    assert TableSize.of(lake.table()).files == 2
     landings.assert_once()

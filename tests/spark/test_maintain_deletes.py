@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.merge.merge import Merged, Merger
+from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files
-from airflow_lakestream.iceberg.upkeep.reads import Reads, live_rows
-from airflow_lakestream.spark.maintenance.calls import Procedures
+from airflow_lakestream.iceberg.upkeep.reads import ReadCounts, live_rows
+from airflow_lakestream.spark.maintenance.calls import IcebergProcedures
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.maintenance.mirrors import of_table
 from airflow_lakestream.spark.maintenance.work import TableReport, maintain, own_session
@@ -56,8 +56,8 @@ def maintained(mirror: HandMirror, spark: SparkSession, *tables: str, **work: An
     return maintain(config_of(mirror, *tables, **work), spark)
 
 
-def procedures(mirror: HandMirror, spark: SparkSession) -> Procedures:
-    return Procedures(own_session(config_of(mirror), spark), mirror.catalog.name, TABLE)
+def procedures(mirror: HandMirror, spark: SparkSession) -> IcebergProcedures:
+    return IcebergProcedures(own_session(config_of(mirror), spark), mirror.catalog.name, TABLE)
 
 
 def by_spark(mirror: HandMirror, spark: SparkSession) -> dict[int, Values]:
@@ -74,13 +74,13 @@ def test_after_fifty_batches_a_read_opens_no_more_than_it_would_of_rewritten_fil
         deletes = changed(batch, [batch + 300], "d") if batch <= DELETED else []
         mirror.land([*changed(batch, [batch, batch + 100, batch + 200]), *deletes])
     rows, ledger = mirror.rows(), read_ledger(mirror.table(), "g")
-    before = Reads.of(mirror.table())
+    before = ReadCounts.of(mirror.table())
     assert (before.data_files > BATCHES, before.delete_files) == (True, 4)
 
     of_mirror, of_memory = maintained(mirror, spark, f"{TABLE}*", rewrite_manifests=True, expire=AT_ONCE)
 
     table = mirror.table()
-    assert Reads.of(table) == Reads(1, 0, most=0, shared=0, needless=0)
+    assert ReadCounts.of(table) == ReadCounts(1, 0, most=0, shared=0, needless=0)
     assert live_rows(table) == len(rows) == ROWS - DELETED
     assert_totals_are_right(table)
     assert mirror.rows() == by_spark(mirror, spark) == rows
@@ -111,9 +111,9 @@ def test_a_file_is_rewritten_once_rows_of_it_are_deleted_or_where_the_user_says_
     assert many.file.file_path not in files
     assert list(files.values()) == [0]
     # Nor is there a delete file that no data file needs.
-    assert Reads.of(mirror.table()) == Reads(2, 1, most=1, shared=0, needless=0)
+    assert ReadCounts.of(mirror.table()) == ReadCounts(2, 1, most=1, shared=0, needless=0)
     maintained(mirror, spark, compact={"options": ANY_SIZE})
-    assert Reads.of(mirror.table()) == Reads(2, 0, most=0, shared=0, needless=0)
+    assert ReadCounts.of(mirror.table()) == ReadCounts(2, 0, most=0, shared=0, needless=0)
     assert set(mirror.rows()) == {*range(9, 100), *range(110, 200)}
 
 
@@ -155,7 +155,7 @@ def test_deleted_rows_stay_deleted_where_a_merge_comes_between_a_compactions_pla
 
     beside(spark, tmp_path, compact(2), lambda: mirror.land(changed(4, [4], "d")))
     assert set(mirror.rows()) == by_spark(mirror, spark).keys() == {0, *range(5, 20)}
-    assert Reads.of(mirror.table()).delete_files == 0
+    assert ReadCounts.of(mirror.table()).delete_files == 0
 
 
 def test_deleted_rows_stay_deleted_where_a_merge_comes_while_position_deletes_are_rewritten(
@@ -168,10 +168,10 @@ def test_deleted_rows_stay_deleted_where_a_merge_comes_while_position_deletes_ar
     assert set(mirror.rows()) == {0, *range(4, 20)}
     beside(spark, tmp_path, lambda: rewrite(2), lambda: mirror.land(changed(4, [4], "d")))
     assert set(mirror.rows()) == by_spark(mirror, spark).keys() == {0, *range(5, 20)}
-    assert Reads.of(mirror.table()) == Reads(1, 1, most=1, shared=0, needless=0)
+    assert ReadCounts.of(mirror.table()) == ReadCounts(1, 1, most=1, shared=0, needless=0)
     # The next merge knows Spark's delete file for one that it replaces.
     mirror.land(changed(5, [5], "d"))
-    assert Reads.of(mirror.table()) == Reads(1, 1, most=1, shared=0, needless=0)
+    assert ReadCounts.of(mirror.table()) == ReadCounts(1, 1, most=1, shared=0, needless=0)
 
 
 @pytest.mark.parametrize("deletes_only", [False, True])
@@ -180,9 +180,9 @@ def test_a_merge_is_done_anew_where_maintenance_rewrote_the_files_that_it_delete
 ) -> None:
     mirror.land(created(range(20)))
     mirror.land(changed(2, [1], "d"))
-    remember, tries = Merger.remember, list[int]()
+    remember, tries = BatchMerger.remember, list[int]()
 
-    def maintain_between(self: Merger, merged: Merged) -> None:
+    def maintain_between(self: BatchMerger, merged: MergeResult) -> None:
         remember(self, merged)
         tries.append(len(merged.deleted))
         if len(tries) > 1:
@@ -192,10 +192,10 @@ def test_a_merge_is_done_anew_where_maintenance_rewrote_the_files_that_it_delete
         else:
             maintained(mirror, spark, compact={"options": {"rewrite-all": True}})
 
-    monkeypatch.setattr(Merger, "remember", maintain_between)
+    monkeypatch.setattr(BatchMerger, "remember", maintain_between)
     mirror.land(changed(3, [2, 3], "d"))
 
     assert tries == [1, 1]
     assert set(mirror.rows()) == by_spark(mirror, spark).keys() == {0, *range(4, 20)}
-    assert Reads.of(mirror.table()) == Reads(1, 1, most=1, shared=0, needless=0)
+    assert ReadCounts.of(mirror.table()) == ReadCounts(1, 1, most=1, shared=0, needless=0)
     assert_totals_are_right(mirror.table())

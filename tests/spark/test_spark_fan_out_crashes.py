@@ -14,7 +14,7 @@ from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.write.files import list_files, referenced
 from airflow_lakestream.run.topics import RunReport
 from airflow_lakestream.spark.crew import crew
-from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.crew.crew import SparkReaders
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from tests.integration.test_fan_out_crashes import COMMITS, Died, acting, die, expected, found
 from tests.support.broker import Producing, TopicOf, Topics
@@ -57,13 +57,13 @@ def assert_no_file_is_over(lake: Lake) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many offsets executors are asked for; two tasks read, although there are few."""
     monkeypatch.setattr(crew, "LEAST_WIDTH", 5)
-    asked, run = list[int](), SparkCrew._run
+    asked, run = list[int](), SparkReaders._run
 
-    def noting(self: SparkCrew, job: Any, work: Any, shares: Any) -> Any:
+    def noting(self: SparkReaders, job: Any, work: Any, shares: Any) -> Any:
         asked.append(sum(share.ranges.width for share in shares))
         return run(self, job, work, shares)
 
-    monkeypatch.setattr(SparkCrew, "_run", noting)
+    monkeypatch.setattr(SparkReaders, "_run", noting)
     return asked
 
 

@@ -14,7 +14,14 @@ from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
-from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, decide, sight_of
+from airflow_lakestream.driver.supervisor import (
+    BackendState,
+    SupervisionHistory,
+    SupervisionLimits,
+    SupervisorAction,
+    decide,
+    sight_of,
+)
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.registry import Registry
@@ -40,9 +47,9 @@ def assert_the_supervisor_gives_up(checkpoint: Path, cause: str) -> None:
     assert (lease.outcome, lease.terminal) == (DriverOutcome.FAILED, True)
     assert cause in lease.error
     now = time.time()
-    seen = sight_of(lease, lease.generation, JobState.FAILED, 0, now)
-    decision = decide(History(submitted_at=now), Limits(), seen, now)
-    assert (decision.action, decision.terminal) == (Action.GIVE_UP, True)
+    seen = sight_of(lease, lease.generation, BackendState.FAILED, 0, now)
+    decision = decide(SupervisionHistory(submitted_at=now), SupervisionLimits(), seen, now)
+    assert (decision.action, decision.terminal) == (SupervisorAction.GIVE_UP, True)
 
 
 def files_of(lake: Lake) -> set[str]:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.landing.plan import DataLoss
-from airflow_lakestream.driver.lease import Lease, LeaseHeld, request_stop
+from airflow_lakestream.driver.lease import HeldLease, LeaseHeld, request_stop
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoint
@@ -251,7 +251,7 @@ def test_a_second_driver_and_another_topic_are_refused(
     lake: Lake, landed_run: SparkRun, topic_of: TopicOf, spark: SparkSession
 ) -> None:
     snapshots = lake.snapshots()
-    held = Lease.take(str(landed_run.checkpoint), fingerprint(landed_run.config()), "the other one")
+    held = HeldLease.take(str(landed_run.checkpoint), fingerprint(landed_run.config()), "the other one")
     with held, pytest.raises(LeaseHeld, match="the other one"):
         landed_run.run(spark)
     other = topic_of(events(0, 0, 1))

@@ -22,7 +22,7 @@ from airflow_lakestream.lakes.formats import LAKES
 from airflow_lakestream.spark.frames.batches import counted_batches
 from airflow_lakestream.spark.frames.columns import spark_schema
 from airflow_lakestream.spark.frames.staged import read_by_spark
-from airflow_lakestream.spark.frames.tasks import Reading
+from airflow_lakestream.spark.frames.tasks import StagedRowsTask
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -60,11 +60,16 @@ def staged(rows: pa.Table, kind: TableFormat, folder: Path) -> tuple[Any, list[A
     outline: Any
     if kind is TableFormat.ICEBERG:
         outline, name = (
-            of_iceberg.Outline("lake.t", metadata_of(to_schema(rows.schema), f"file://{folder}", {}), PyArrowFileIO()),
+            of_iceberg.IcebergOutline(
+                "lake.t", metadata_of(to_schema(rows.schema), f"file://{folder}", {}), PyArrowFileIO()
+            ),
             "lake.t",
         )
     else:
-        outline, name = of_delta.Outline(str(folder), {}, "", rows.schema, delta_fields(rows.schema), ()), str(folder)
+        outline, name = (
+            of_delta.DeltaOutline(str(folder), {}, "", rows.schema, delta_fields(rows.schema), ()),
+            str(folder),
+        )
     design = TableDesign(metadata=pa.schema([]), evolution=SchemaEvolution.NONE)
     sink = LAKES[kind].part("sink")(outline, name, "g", design, allow_group_overlap=True)
     sink.takes_records = False
@@ -102,7 +107,7 @@ def test_all_values_are_read_as_python_reads_them(spark: SparkSession, kind: Tab
     outline, files = staged(rows, kind, tmp_path / "a lake")
     frame = by_spark(spark, rows, kind, outline, files)
     assert frame is not None
-    reading = Reading(outline, LAKES[kind], tuple(files), rows.schema)
+    reading = StagedRowsTask(outline, LAKES[kind], tuple(files), rows.schema)
     other = spark.range(0, len(files), 1, len(files)).mapInArrow(reading.__call__, spark_schema(rows.schema))
     assert frame.schema == other.schema
     assert told(frame) == told(other)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.driver.backend import Handle, SubmitFailed
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
+from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.broker import poll_until
 from tests.support.spark_submit import backend, submit
@@ -72,7 +72,7 @@ def test_yarn_submits_and_returns_without_waiting_for_the_end(
     submit(f"Submitted application {APP}")
     made, job = backend("yarn", tmp_path, conf={"spark.secret": "canary"}, env_vars={"PASSWORD": "canary"})
     handle = made.launch(job)
-    assert handle == Handle("yarn", APP)
+    assert handle == DriverHandle("yarn", APP)
     arguments = (tmp_path / "arguments.txt").read_text()
     assert "canary" not in arguments
     for expected in (
@@ -100,34 +100,34 @@ def test_yarn_submits_and_returns_without_waiting_for_the_end(
 @pytest.mark.parametrize(
     ("state", "final", "seen"),
     [
-        ("ACCEPTED", "UNDEFINED", JobState.RUNNING),
-        ("RUNNING", "UNDEFINED", JobState.RUNNING),
-        ("FINISHED", "SUCCEEDED", JobState.FINISHED),
-        ("FINISHED", "FAILED", JobState.FAILED),
-        ("KILLED", "KILLED", JobState.FAILED),
+        ("ACCEPTED", "UNDEFINED", BackendState.RUNNING),
+        ("RUNNING", "UNDEFINED", BackendState.RUNNING),
+        ("FINISHED", "SUCCEEDED", BackendState.FINISHED),
+        ("FINISHED", "FAILED", BackendState.FAILED),
+        ("KILLED", "KILLED", BackendState.FAILED),
     ],
 )
-def test_yarns_states(yarn: ResourceManager, tmp_path: Path, state: str, final: str, seen: JobState) -> None:
+def test_yarns_states(yarn: ResourceManager, tmp_path: Path, state: str, final: str, seen: BackendState) -> None:
     made, _ = backend("yarn", tmp_path)
     yarn.application(state, final)
-    assert made.state(Handle("yarn", APP)) is seen
+    assert made.state(DriverHandle("yarn", APP)) is seen
     assert yarn.asked == [("GET", f"/ws/v1/cluster/apps/{APP}", "")]
 
 
-@pytest.mark.parametrize(("code", "seen"), [(404, JobState.VANISHED), (503, JobState.UNKNOWN)])
+@pytest.mark.parametrize(("code", "seen"), [(404, BackendState.VANISHED), (503, BackendState.UNKNOWN)])
 def test_an_application_that_yarn_has_forgotten_is_told_from_a_yarn_that_is_away(
-    yarn: ResourceManager, tmp_path: Path, code: int, seen: JobState
+    yarn: ResourceManager, tmp_path: Path, code: int, seen: BackendState
 ) -> None:
     made, _ = backend("yarn", tmp_path)
     yarn.answer = (code, {})
-    assert made.state(Handle("yarn", APP)) is seen
+    assert made.state(DriverHandle("yarn", APP)) is seen
 
 
 def test_yarn_kills(yarn: ResourceManager, tmp_path: Path) -> None:
     made, _ = backend("yarn", tmp_path)
-    made.kill(Handle("yarn", APP))
+    made.kill(DriverHandle("yarn", APP))
     assert yarn.asked == [("PUT", f"/ws/v1/cluster/apps/{APP}/state", '{"state": "KILLED"}')]
-    assert made.log_tail(Handle("yarn", APP)) == [f"The driver's log: {yarn.url}/cluster/app/{APP}"]
+    assert made.log_tail(DriverHandle("yarn", APP)) == [f"The driver's log: {yarn.url}/cluster/app/{APP}"]
 
 
 def test_a_submit_that_fails_is_an_error_with_what_spark_said(
@@ -157,7 +157,7 @@ def test_a_driver_beside_the_worker_has_its_settings_in_a_file_and_its_variables
     made, job = backend("local", tmp_path, conf=conf, env_vars={"PASSWORD": "canary"})
     assert made.planned(job) is None
     handle = made.launch(job)
-    poll_until(lambda: made.state(handle) is JobState.FINISHED, "spark-submit to end", 60)
+    poll_until(lambda: made.state(handle) is BackendState.FINISHED, "spark-submit to end", 60)
     arguments = (tmp_path / "arguments.txt").read_text()
     assert "canary" not in arguments
     assert arguments.startswith("--load-spark-defaults\n--master\nlocal[2]\n")

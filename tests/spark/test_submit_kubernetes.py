@@ -14,15 +14,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from airflow_lakestream.driver.backend import Handle, SubmitFailed
-from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.driver.backend import DriverHandle, SubmitFailed
+from airflow_lakestream.driver.supervisor import BackendState
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.kubernetes import ClusterAway, ClusterRefuses
 from tests.support.spark_submit import backend, submit
 
 __all__ = ["submit"]
 
-POD = Handle("kubernetes", "lake:stream-driver")
+POD = DriverHandle("kubernetes", "lake:stream-driver")
 UPLOADS = {"spark.kubernetes.file.upload.path": "s3a://lake/uploads"}
 
 
@@ -271,19 +271,21 @@ def test_spark_submit_gets_the_file_that_airflow_uses(
 @pytest.mark.parametrize(
     ("phase", "status", "seen"),
     [
-        ("Pending", 200, JobState.RUNNING),
-        (None, 200, JobState.RUNNING),
-        ("Running", 200, JobState.RUNNING),
-        ("Succeeded", 200, JobState.FINISHED),
-        ("Failed", 200, JobState.FAILED),
-        ("Unknown", 200, JobState.UNKNOWN),
+        ("Pending", 200, BackendState.RUNNING),
+        (None, 200, BackendState.RUNNING),
+        ("Running", 200, BackendState.RUNNING),
+        ("Succeeded", 200, BackendState.FINISHED),
+        ("Failed", 200, BackendState.FAILED),
+        ("Unknown", 200, BackendState.UNKNOWN),
         # A pod that is gone; the official operator takes it for a success.
-        ("Running", 404, JobState.VANISHED),
-        ("Running", 401, JobState.UNKNOWN),
-        ("Running", 500, JobState.UNKNOWN),
+        ("Running", 404, BackendState.VANISHED),
+        ("Running", 401, BackendState.UNKNOWN),
+        ("Running", 500, BackendState.UNKNOWN),
     ],
 )
-def test_phases_of_a_pod(kubernetes: ApiServer, tmp_path: Path, phase: str | None, status: int, seen: JobState) -> None:
+def test_phases_of_a_pod(
+    kubernetes: ApiServer, tmp_path: Path, phase: str | None, status: int, seen: BackendState
+) -> None:
     made, _ = backend("kubernetes", tmp_path)
     kubernetes.phase, kubernetes.status = phase, status
     assert made.state(POD) is seen
@@ -293,9 +295,9 @@ def test_phases_of_a_pod(kubernetes: ApiServer, tmp_path: Path, phase: str | Non
 def test_a_pod_that_is_planned_may_come_yet(kubernetes: ApiServer, tmp_path: Path) -> None:
     made, _ = backend("kubernetes", tmp_path)
     kubernetes.lingers = None
-    assert made.state(replace(POD, is_planned=True)) is JobState.UNKNOWN
-    assert made.state(Handle.parse(replace(POD, is_planned=True).to_dict())) is JobState.UNKNOWN
-    assert made.state(POD) is JobState.VANISHED
+    assert made.state(replace(POD, is_planned=True)) is BackendState.UNKNOWN
+    assert made.state(DriverHandle.parse(replace(POD, is_planned=True).to_dict())) is BackendState.UNKNOWN
+    assert made.state(POD) is BackendState.VANISHED
 
 
 def test_a_kill_waits_until_the_pod_is_gone(kubernetes: ApiServer, tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_a_kill_waits_until_the_pod_is_gone(kubernetes: ApiServer, tmp_path: Pat
     made, _ = backend("kubernetes", tmp_path, conf={"spark.kubernetes.file.upload.path": uploads.parent.as_uri()})
     made.kill(POD)
     assert kubernetes.deleted == [("pods", "stream-driver"), ("secrets", "stream-driver")]
-    assert made.state(POD) is JobState.VANISHED
+    assert made.state(POD) is BackendState.VANISHED
     assert not uploads.exists()
     # Nobody minds that there is nothing left.
     made.kill(POD)
@@ -327,7 +329,7 @@ def test_an_api_server_that_is_away_is_a_state_and_an_error_with_a_name(
     connection = {"conn_type": "spark", "host": "k8s://http://127.0.0.1:1", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES", json.dumps(connection))
     made, job = backend("kubernetes", tmp_path, conf=UPLOADS)
-    assert made.state(POD) is JobState.UNKNOWN
+    assert made.state(POD) is BackendState.UNKNOWN
     for ask in (lambda: made.kill(POD), lambda: made.launch(job)):
         with pytest.raises(ClusterAway, match=r"Kubernetes at http://127.0.0.1:1 can't be used right now"):
             ask()

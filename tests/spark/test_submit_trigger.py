@@ -20,14 +20,14 @@ import pytest
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.progress import read_progress
-from airflow_lakestream.driver.supervisor import History, Limits
+from airflow_lakestream.driver.supervisor import SupervisionHistory, SupervisionLimits
 from tests.support import spark_stand_in
 from tests.support.airflow_home import DAGS
 from tests.support.broker import poll_until
 from tests.support.event_loop import in_loop
 from tests.support.spark_stream import Streams
 
-LIMITS = Limits(backoff=0.5, stall_timeout=3, start_timeout=60, unknown_timeout=2)
+LIMITS = SupervisionLimits(backoff=0.5, stall_timeout=3, start_timeout=60, unknown_timeout=2)
 
 
 class Driver:
@@ -71,7 +71,7 @@ def trigger(driver: Driver, **options: Any) -> Any:
         "checkpoint_location": str(driver.location),
         "generation": 1,
         "limits": asdict(LIMITS),
-        "history": History(submitted_at=time.time()).to_dict(),
+        "history": SupervisionHistory(submitted_at=time.time()).to_dict(),
         "poll_interval": 0.1,
         "on_kill_action": "graceful",
         "begun": {"batches": 0},

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.config.checks import auditor_of
-from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, NoSuchConnector, Workers
+from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, ConnectWorkers, NoSuchConnector
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
-from airflow_lakestream.connect.driving import ConnectDriving
-from airflow_lakestream.connect.events import Event, parse_event
-from airflow_lakestream.connect.iceberg_sink import IcebergSink, complete
+from airflow_lakestream.connect.driving import ConnectorSupervision
+from airflow_lakestream.connect.events import ControlEvent, parse_event
+from airflow_lakestream.connect.iceberg_sink import IcebergConnector, complete
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.driver.supervisor import Action, Decision, Limits
-from airflow_lakestream.driver.watch import Look
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.driver.supervisor import SupervisionDecision, SupervisionLimits, SupervisorAction
+from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.kafka.groups import KafkaGroups
 from dev.service import ServiceFolder
 from dev.services.connect import Connect
 from dev.stack import Stack
@@ -68,10 +68,10 @@ class Sinks:
         self.stack = stack
         self.connect = connect
         self.name = f"sink-{uuid.uuid4().hex[:8]}"
-        self.client = ConnectClient(Workers([connect.url], timeout=10))
-        self.groups = Groups(lake.kafka, "the broker")
+        self.client = ConnectClient(ConnectWorkers([connect.url], timeout=10))
+        self.groups = KafkaGroups(lake.kafka, "the broker")
 
-    def sink(self, topic: str, interval: float = 2.0, **settings: str) -> IcebergSink:
+    def sink(self, topic: str, interval: float = 2.0, **settings: str) -> IcebergConnector:
         """Return the sink's complete configuration."""
         return complete(self.name, sink_config(self.lake, topic, **settings), "iceberg_default", interval)
 
@@ -83,10 +83,10 @@ class Sinks:
         checks: Mapping[str, Any] | None = None,
         share: float = 1.0,
         **settings: Any,
-    ) -> ConnectDriving:
+    ) -> ConnectorSupervision:
         """Return what another task run has for the connector; `share` of its rows are compared."""
         sink = self.sink(topic, **settings)
-        bounds = Limits(**{"backoff": 0.2, "stall_timeout": 60.0, **(limits or {})})
+        bounds = SupervisionLimits(**{"backoff": 0.2, "stall_timeout": 60.0, **(limits or {})})
         spec = ConnectorSpec(
             self.name, ConnectorKind.ICEBERG_SINK, sink.config, bounds, 0.3, 1.0, sink, sink.coordinator_group
         )
@@ -95,16 +95,16 @@ class Sinks:
         publisher = BranchPublisher(
             sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run, auditor, share
         )
-        return ConnectDriving(spec, self.client, self.groups, publisher, time.sleep)
+        return ConnectorSupervision(spec, self.client, self.groups, publisher, time.sleep)
 
     def follow_until(
-        self, driving: ConnectDriving, done: Callable[[Look], bool], patience: float = PATIENCE
-    ) -> Decision:
+        self, driving: ConnectorSupervision, done: Callable[[DriverLook], bool], patience: float = PATIENCE
+    ) -> SupervisionDecision:
         """Look after the connector until something is so, and then stop it as a person does; return how that ended."""
         deadline, stopped = time.monotonic() + patience, False
         seen: list[str] = []
 
-        def tell(look: Look) -> None:
+        def tell(look: DriverLook) -> None:
             nonlocal stopped
             seen.append(f"{look.sight.doing} {look.sight.error}")
             if not stopped and done(look):
@@ -113,16 +113,16 @@ class Sinks:
             assert time.monotonic() < deadline, seen[-5:]
 
         decision = driving.follow(tell)
-        while decision.action is Action.RESTART:
+        while decision.action is SupervisorAction.RESTART:
             # What the operator does.
             print(f"restart {decision.history.restarts + 1}: it {decision.reason}")
             driving.pause(decision.at)
             driving.begin(decision.history.restarted(time.time()))
             decision = driving.follow(tell)
-        assert decision.action is Action.FINISH, decision.reason
+        assert decision.action is SupervisorAction.FINISH, decision.reason
         return decision
 
-    def run(self, topic: str, rows: int, **driving: Any) -> ConnectDriving:
+    def run(self, topic: str, rows: int, **driving: Any) -> ConnectorSupervision:
         """Let a task run until main has so many rows, and its connector is stopped."""
         made = self.driving(topic, **driving)
         made.begin()
@@ -133,7 +133,7 @@ class Sinks:
         """Land what is there by the extract."""
         return self.lake.land(topic, schema=SCHEMA)
 
-    def events(self, topic: str) -> list[Event]:
+    def events(self, topic: str) -> list[ControlEvent]:
         """Return the events in the sink's control topic."""
         records = self.groups.records(self.sink(topic).control_topic)
         return [parse_event(m.partition() or 0, m.offset() or 0, m.value() or b"") for m in records]
@@ -177,14 +177,14 @@ class Sinks:
             self.connect.release(self.name)
 
 
-def one_look(driving: ConnectDriving) -> Look:
+def one_look(driving: ConnectorSupervision) -> DriverLook:
     """Return what a task sees first of a connector that it looks after."""
-    looks: list[Look] = []
+    looks: list[DriverLook] = []
 
     class Enough(Exception):
         pass
 
-    def tell(look: Look) -> None:
+    def tell(look: DriverLook) -> None:
         looks.append(look)
         raise Enough
 

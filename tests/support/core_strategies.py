@@ -6,8 +6,16 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Noted, Streamed, TopicEntry, TopicIdentity
-from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.ledger import (
+    Counts,
+    Landing,
+    Ledger,
+    NotedLandings,
+    StreamBatch,
+    TopicEntry,
+    TopicIdentity,
+)
+from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, coalesce
 
 TOPIC = "orders"
@@ -55,9 +63,11 @@ def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
         forgotten=range_sets(topic),
         adopted=range_sets(topic),
         unproven=range_sets(topic),
-        streamed=st.none() | st.builds(Streamed, st.text(max_size=3), st.integers(0, 9), st.integers(0, 99)),
+        streamed=st.none() | st.builds(StreamBatch, st.text(max_size=3), st.integers(0, 9), st.integers(0, 99)),
         published=st.dictionaries(
-            st.text(max_size=3), st.builds(Published, st.integers(), st.integers(0, 99), by_partition()), max_size=2
+            st.text(max_size=3),
+            st.builds(PublicationMarker, st.integers(), st.integers(0, 99), by_partition()),
+            max_size=2,
         ),
     )
 
@@ -74,7 +84,9 @@ def landings() -> st.SearchStrategy[Landing]:
 
 
 def ledgers(group: str = "g") -> st.SearchStrategy[Ledger]:
-    noted = st.builds(Noted, st.lists(st.text("ab", min_size=1, max_size=3), max_size=3).map(tuple), st.booleans())
+    noted = st.builds(
+        NotedLandings, st.lists(st.text("ab", min_size=1, max_size=3), max_size=3).map(tuple), st.booleans()
+    )
     return st.builds(Ledger, st.just(group), topics(), noted)
 
 

@@ -18,10 +18,10 @@ from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
-from airflow_lakestream.delta.reject_table import DeltaBooks
+from airflow_lakestream.delta.reject_table import DeltaMainLedgers
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.tables.coordinates import is_hit
-from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, pending_of
+from airflow_lakestream.tables.rejects.settlement import PendingLanding, RejectSettlement, pending_of
 from dev.services.kafka import Kafka
 from tests.support.delta_table import GROUP, live_files, stray_files
 from tests.support.faults import Fault
@@ -101,15 +101,15 @@ class DeltaLake(Lake):
     def live_files(self) -> set[str]:
         return {str(Path(self.place, path)) for path in live_files(self.place)}
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingLanding]:
         rejects = DeltaStorage().open(f"{self.place}{REJECTED}")
         return [] if rejects is None else pending_of(rejects.properties)
 
     def counting(self, group: str = GROUP) -> list[dict[str, Any]]:
         main = DeltaStorage().open(self.place)
         assert main is not None
-        books = DeltaBooks(main, DeltaStorage().store(str(self.place)))
-        settlement, rows = Settlement.by(self.pending(), books), self.scan(REJECTED)
+        books = DeltaMainLedgers(main, DeltaStorage().store(str(self.place)))
+        settlement, rows = RejectSettlement.by(self.pending(), books), self.scan(REJECTED)
         in_doubt = pc.or_(settlement.stale(rows), settlement.undecided(rows))
         topics = self.ledger(group).topics.items()
         own = [pc.and_(settlement.is_of(rows, group, one), is_hit(rows, entry.landed)) for one, entry in topics]

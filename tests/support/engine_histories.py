@@ -22,7 +22,7 @@ from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease import request_stop
-from airflow_lakestream.driver.supervisor import Action
+from airflow_lakestream.driver.supervisor import SupervisorAction
 from airflow_lakestream.exceptions import LakestreamError
 from tests.support.broker import Producing, poll_until
 from tests.support.connecting import PATIENCE, SCHEMA, Sinks
@@ -138,7 +138,7 @@ class ByConnect(Stream):
         try:
             driving.begin()
             decision = driving.follow(tell)
-            while decision.action is Action.RESTART:
+            while decision.action is SupervisorAction.RESTART:
                 driving.pause(decision.at)
                 driving.begin(decision.history.restarted(time.time()))
                 decision = driving.follow(tell)

@@ -13,9 +13,9 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.policies import StartOffset
-from airflow_lakestream.core.ports import Reader, Source
+from airflow_lakestream.core.ports import RecordReader, TopicSource
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
@@ -94,7 +94,7 @@ class BrokerTopic(Topic):
     def client_config(self) -> Mapping[str, Any]:
         return self._broker.config
 
-    def ports(self, job: Job, run: Run, records: int) -> tuple[Source, Reader]:
+    def ports(self, job: LandingJob, run: Run, records: int) -> tuple[TopicSource, RecordReader]:
         return job.source, RunReader(SmallChunks(job.reader, records), run)
 
     def committed(self, group: str) -> Mapping[int, int]:

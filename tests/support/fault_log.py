@@ -13,9 +13,9 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from airflow_lakestream.core.landing.plan import DamagedBatch, Plan, TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import DamagedBatch, PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Boundary, Chunk, OffsetsGone
+from airflow_lakestream.core.ports import OffsetsGone, RecordChunk, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
@@ -137,15 +137,17 @@ class TopicLog:
 
     def state(self) -> TopicState:
         """Return the topic as a source sees it."""
-        return TopicState(self.identity, {p: Watermarks(log.low, log.end) for p, log in enumerate(self.partitions)})
+        return TopicState(
+            self.identity, {p: PartitionWatermarks(log.low, log.end) for p, log in enumerate(self.partitions)}
+        )
 
-    def boundaries(self, state: TopicState, at_ms: int) -> dict[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> dict[int, TimeBoundary]:
         """Return where a time stands; see `core.ports.Source`."""
         found = {}
         for p, marks in state.marks.items():
             offset = marks.low if at_ms <= 0 else self.partitions[p].first_at(at_ms)
             is_open = offset is None or (offset >= marks.end and at_ms > 0)
-            found[p] = Boundary(marks.end if is_open or offset is None else offset, is_open)
+            found[p] = TimeBoundary(marks.end if is_open or offset is None else offset, is_open)
         return found
 
     def trim(self, partition: int, low: int) -> None:
@@ -170,7 +172,7 @@ class ModelSource:
     def starts(self, state: TopicState) -> Mapping[int, int]:
         return {}
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         return self._log.boundaries(state, at_ms)
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
@@ -187,8 +189,8 @@ class ModelReader:
     def __init__(self, log: TopicLog, records: int, midway: Callable[[], object] | None = None) -> None:
         self._log, self._records, self._midway = log, records, midway
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
-        chunks: list[Chunk] = []
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
+        chunks: list[RecordChunk] = []
         error: OffsetsGone | DamagedBatch | None = None
         try:
             for number, chunk in enumerate(self._read(plan)):
@@ -201,7 +203,7 @@ class ModelReader:
         if error is not None:
             raise error
 
-    def _read(self, plan: Plan) -> Iterator[Chunk]:
+    def _read(self, plan: Plan) -> Iterator[RecordChunk]:
         for r in plan.ranges:
             log, at = self._log.partitions[r.partition], r.from_offset
             while at < r.until_offset:
@@ -220,10 +222,10 @@ class ModelReader:
                 yield self._chunk(OffsetRange(r.topic, r.partition, at, until), log, offsets)
                 at = until
 
-    def _chunk(self, covers: OffsetRange, log: PartitionLog, offsets: list[int]) -> Chunk:
+    def _chunk(self, covers: OffsetRange, log: PartitionLog, offsets: list[int]) -> RecordChunk:
         entries = [log.entries[offset] for offset in offsets]
         values = pa.array([entry.value for entry in entries], pa.binary())
         stamps = [entry.at_ms for entry in entries]
         keys, headers = (pa.nulls(len(offsets), field.type) for field in metadata_schema(("key", "headers")))
         batch = RawBatch(covers.topic, covers.partition, offsets, stamps, values, keys=keys, headers=headers)
-        return Chunk(covers, batch, len(offsets))
+        return RecordChunk(covers, batch, len(offsets))

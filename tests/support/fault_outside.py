@@ -15,7 +15,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
 )
 
-from airflow_lakestream.run.damaged import Forgetting
+from airflow_lakestream.run.damaged import ReceiptWriter
 from tests.support.fault_log import EPOCH_MS, HOSTILE_MS, READABLE, Entry, Kind, ModelReader, ModelSource, Shape
 from tests.support.fault_oracle import GROUP
 from tests.support.fault_topics import Topic
@@ -144,7 +144,7 @@ class Outside:
         """Write receipts for what nobody can read of a topic."""
         topic = topic or self._world.topic()
         if self._world.table() is not None:
-            forgetting = Forgetting(self._world.catalog, self._world.name, GROUP, {}, "the model")
+            forgetting = ReceiptWriter(self._world.catalog, self._world.name, GROUP, {}, "the model")
             receipt = forgetting.receipt(ModelSource(topic.log), ModelReader(topic.log, 4))
             self._world.tell(f"receipts for damage of {topic.log.name}: {receipt and receipt.ranges}")
 

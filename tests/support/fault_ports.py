@@ -12,7 +12,14 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
-from airflow_lakestream.core.ports import Boundary, Chunk, Decoder, Reader, Source, TableState
+from airflow_lakestream.core.ports import (
+    RecordChunk,
+    RecordDecoder,
+    RecordReader,
+    TableState,
+    TimeBoundary,
+    TopicSource,
+)
 from tests.support.fault_run import (
     APPLIED_DOWN,
     APPLIED_REFUSED,
@@ -106,7 +113,7 @@ class RunCatalog(WrappedCatalog):
 class RunSource(WrappedSource):
     """A topic as one run sees it; `looked` is told of each look."""
 
-    def __init__(self, source: Source, run: Run, looked: Callable[[Run], object]) -> None:
+    def __init__(self, source: TopicSource, run: Run, looked: Callable[[Run], object]) -> None:
         super().__init__(source)
         self._run = run
         self._looked = looked
@@ -121,7 +128,7 @@ class RunSource(WrappedSource):
         self._run.at("identity")
         return self._source.identity()
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         self._run.at("boundaries")
         return self._source.boundaries(state, at_ms)
 
@@ -133,11 +140,11 @@ class RunSource(WrappedSource):
 class RunReader:
     """A reader that does what happens in the middle of a read."""
 
-    def __init__(self, reader: Reader, run: Run) -> None:
+    def __init__(self, reader: RecordReader, run: Run) -> None:
         self._reader = reader
         self._run = run
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         for number, chunk in enumerate(self._reader.read(plan, cancelled)):
             if number == 1:
                 self._run.midway()
@@ -151,7 +158,7 @@ class RunDecoders:
         self._decoders = decoders
         self._run = run
 
-    def __call__(self, schema: Any, first: Any) -> Decoder | None:
+    def __call__(self, schema: Any, first: Any) -> RecordDecoder | None:
         if first is None:
             self._run.at("read")
         decoder = self._decoders(schema, first)
@@ -162,7 +169,7 @@ class RunDecoders:
 
 
 class _RunDecoder:
-    def __init__(self, decoder: Decoder, run: Run) -> None:
+    def __init__(self, decoder: RecordDecoder, run: Run) -> None:
         self._decoder = decoder
         self._run = run
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from tests.support.fault_turns import Killed, Turn
@@ -100,7 +100,7 @@ class Run:
 
     def __init__(self, number: int, asked: Asked, fate: Fate, trim: Callable[[], object]) -> None:
         self.number, self.asked, self.fate = number, asked, fate
-        self.job: Job | None = None
+        self.job: LandingJob | None = None
         self.report: LandingReport | None = None
         self.error: BaseException | None = None
         self.dead = self.down = False

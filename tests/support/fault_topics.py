@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Reader, Source
+from airflow_lakestream.core.ports import RecordReader, TopicSource
 from tests.support.fault_log import Entry, Kind, ModelReader, ModelSource, PartitionLog, TopicLog
 from tests.support.fault_run import Run
 
@@ -68,7 +68,7 @@ class Topic:
     def client_config(self) -> Mapping[str, Any]:
         return {}
 
-    def ports(self, job: Job, run: Run, records: int) -> tuple[Source, Reader]:
+    def ports(self, job: LandingJob, run: Run, records: int) -> tuple[TopicSource, RecordReader]:
         """Return source and reader of a run; chunks have at most so many records."""
         return ModelSource(self.log), ModelReader(self.log, records, run.midway)
 

@@ -19,7 +19,7 @@ from pyiceberg.table import CommitTableResponse, Table
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.core.ports import Chunk, Reader, Rows, Sink, Source, TableState
+from airflow_lakestream.core.ports import RecordChunk, RecordReader, Rows, Sink, TableState, TopicSource
 
 Apply = Callable[[], CommitTableResponse]
 Fault = Callable[[Apply], CommitTableResponse]
@@ -243,15 +243,15 @@ class InterposedSink(WrappedSink):
 class SmallChunks:
     """A reader that cuts the real one's chunks down to so many records, as a large topic would give them."""
 
-    def __init__(self, reader: Reader, records: int) -> None:
+    def __init__(self, reader: RecordReader, records: int) -> None:
         self._reader = reader
         self._records = records
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
         for chunk in self._reader.read(plan, cancelled):
             yield from self._cut(chunk)
 
-    def _cut(self, chunk: Chunk) -> Iterator[Chunk]:
+    def _cut(self, chunk: RecordChunk) -> Iterator[RecordChunk]:
         batch, covers = chunk.batch, chunk.covers
         at = covers.from_offset
         for start in range(0, max(1, len(batch)), self._records):
@@ -267,30 +267,30 @@ class SmallChunks:
             )
             until = covers.until_offset if is_last else batch.offsets[start + self._records]
             size = piece.values.total_values_length
-            yield Chunk(replace(covers, from_offset=at, until_offset=until), piece, size)
+            yield RecordChunk(replace(covers, from_offset=at, until_offset=until), piece, size)
             at = until
 
 
 class OnlyPartitions:
     """A reader that passes over all but some partitions of the plan."""
 
-    def __init__(self, reader: Reader, partitions: Sequence[int]) -> None:
+    def __init__(self, reader: RecordReader, partitions: Sequence[int]) -> None:
         self._reader = reader
         self._partitions = partitions
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
         return (chunk for chunk in self._reader.read(plan, cancelled) if chunk.covers.partition in self._partitions)
 
 
 class InterposedReader:
     """Does something once so many chunks have been handed on."""
 
-    def __init__(self, reader: Reader, action: Callable[[], object], chunks: int = 1) -> None:
+    def __init__(self, reader: RecordReader, action: Callable[[], object], chunks: int = 1) -> None:
         self._reader = reader
         self._action = action
         self._chunks = chunks
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
         for number, chunk in enumerate(self._reader.read(plan, cancelled), start=1):
             yield chunk
             if number == self._chunks:
@@ -300,7 +300,7 @@ class InterposedReader:
 class WrappedSource:
     """A source that hands everything on to the real one."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TopicSource) -> None:
         self._source = source
 
     def __getattr__(self, name: str) -> Any:
@@ -310,7 +310,7 @@ class WrappedSource:
 class InterposedSource(WrappedSource):
     """Does something before the looks with the given numbers, counted from 1."""
 
-    def __init__(self, source: Source, action: Callable[[], object], *looks: int) -> None:
+    def __init__(self, source: TopicSource, action: Callable[[], object], *looks: int) -> None:
         super().__init__(source)
         self._action = action
         self._when = looks

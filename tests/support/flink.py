@@ -22,9 +22,9 @@ from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.job import Jobs, Note
-from airflow_lakestream.flink.landing_job import LandingJobs
-from airflow_lakestream.flink.rest import JobState
+from airflow_lakestream.flink.job import JobNote, JobSeries
+from airflow_lakestream.flink.landing_job import LandingJobSeries
+from airflow_lakestream.flink.rest import FlinkJobState
 from airflow_lakestream.flink.script.config import ScriptConfig
 from dev.service import CHECKOUT
 from dev.services.flink import Flink
@@ -145,11 +145,11 @@ class FlinkLanding:
         return read_lease(self.location, self.properties)
 
     @property
-    def jobs(self) -> LandingJobs:
-        return LandingJobs(self.configured())
+    def jobs(self) -> LandingJobSeries:
+        return LandingJobSeries(self.configured())
 
     @property
-    def note(self) -> Note | None:
+    def note(self) -> JobNote | None:
         return self.jobs.note()
 
     def await_running(self) -> str:
@@ -157,7 +157,7 @@ class FlinkLanding:
 
         def runs() -> bool:
             note = self.note
-            return note is not None and self.jobs.manager.state(note.job) is JobState.RUNNING
+            return note is not None and self.jobs.manager.state(note.job) is FlinkJobState.RUNNING
 
         self.until(runs, "a running job")
         note = self.note
@@ -243,8 +243,8 @@ class FlinkScriptRun(FlinkLanding):
         return ScriptConfig(**(self.places | {"name": "dag.task", "script": self.script} | self.config | config))
 
     @property
-    def jobs(self) -> Jobs:  # type: ignore[override]  # a script has no landing's jobs
-        return Jobs(self.configured())
+    def jobs(self) -> JobSeries:  # type: ignore[override]  # a script has no landing's jobs
+        return JobSeries(self.configured())
 
     def rows(self, table: str = TABLE) -> list[dict[str, Any]]:
         catalog = self.lake.catalog()

@@ -18,11 +18,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
-from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.landing.job import LandingJob
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Boundary, Chunk
+from airflow_lakestream.core.ports import RecordChunk, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import NO_TIMESTAMP, metadata_schema
@@ -53,7 +53,7 @@ class GivenTopic:
     records: Sequence[Record]
 
     def look(self) -> TopicState:
-        return TopicState(TOPIC, {0: Watermarks(0, len(self.records))})
+        return TopicState(TOPIC, {0: PartitionWatermarks(0, len(self.records))})
 
     def identity(self) -> TopicIdentity:
         return TOPIC
@@ -61,13 +61,13 @@ class GivenTopic:
     def starts(self, state: TopicState) -> Mapping[int, int]:
         return {}
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         raise AssertionError("these records are landed by offsets, not by times")
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         pass
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         for r in plan.ranges:
             some = self.records[r.from_offset : r.until_offset]
             key, headers = (one.type for one in metadata_schema(("key", "headers")))
@@ -84,7 +84,7 @@ class GivenTopic:
                 keys=pa.array([one.key for one in some], key),
                 headers=pa.array(given, headers),
             )
-            yield Chunk(OffsetRange(r.topic, 0, r.from_offset, r.until_offset), batch, batch.values.nbytes)
+            yield RecordChunk(OffsetRange(r.topic, 0, r.from_offset, r.until_offset), batch, batch.values.nbytes)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class GivenLake:
         """Return a catalog client of its own."""
         return SqlCatalog("lake", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}/w")
 
-    def job(self, records: Sequence[Record | bytes | None], **config: Any) -> Job:
+    def job(self, records: Sequence[Record | bytes | None], **config: Any) -> LandingJob:
         """Return the job that lands these records."""
         given = [one if isinstance(one, Record) else Record(one) for one in records]
         wanted = {"topic": TOPIC.topic, "table": self.name, "consumer_group": GROUP, "table_format": self.table_format}

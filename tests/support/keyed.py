@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from tests.support.mirroring import IDENTITY, Event, HandMirror, landing_of
 
 Row = dict[str, Any]
@@ -91,7 +91,7 @@ class Follower:
 
     def _land(self, config: MirrorConfig, sink: Any, records: Sequence[Record]) -> None:
         state = sink.load("run")
-        decoders, places = RowDecoders(config.payload, tuple(config.metadata_columns)), list[Event]()
+        decoders, places = RowDecoderFactory(config.payload, tuple(config.metadata_columns)), list[Event]()
         for partition in sorted({one.partition for one in records}):
             own = [one for one in records if one.partition == partition]
             first = self.offsets.get(partition, 0)

@@ -14,10 +14,10 @@ from threading import Event, Semaphore
 from typing import Any
 
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.ports import Chunk, Reader, Sink
+from airflow_lakestream.core.ports import RecordChunk, RecordReader, Sink
 from tests.support.faults import InterposedReader, SmallChunks, WatchedFileIO, WrappedSource, after, before, passed
 from tests.support.lake import Lake
 
@@ -30,10 +30,10 @@ def kill() -> None:
 class KilledBeforeReading:
     """A reader that is never reached by more than the plan."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RecordReader) -> None:
         self._reader = reader
 
-    def read(self, plan: Plan, cancelled: Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: Event) -> Iterator[RecordChunk]:
         kill()
         return self._reader.read(plan, cancelled)
 
@@ -45,7 +45,7 @@ class KilledBeforeMirror(WrappedSource):
         kill()
 
 
-def _after_plan(job: Job, number: int) -> Job:
+def _after_plan(job: LandingJob, number: int) -> LandingJob:
     return replace(job, reader=KilledBeforeReading(job.reader))
 
 
@@ -65,7 +65,7 @@ class SinkThatTellsOfCommits:
         return snapshot_id
 
 
-def _while_reading(job: Job, number: int) -> Job:
+def _while_reading(job: LandingJob, number: int) -> LandingJob:
     # Reading runs ahead of the commits by some chunks: those before are waited for.
     sink = SinkThatTellsOfCommits(job.sink)
 
@@ -77,7 +77,7 @@ def _while_reading(job: Job, number: int) -> Job:
     return replace(job, sink=sink, reader=InterposedReader(job.reader, kill_after_the_commits_before, 4 * number - 1))
 
 
-def _after_data_files(job: Job, number: int) -> Job:
+def _after_data_files(job: LandingJob, number: int) -> LandingJob:
     # The first manifest of a commit is opened when all of its data files are written.
     manifests: list[str] = []
 
@@ -91,15 +91,15 @@ def _after_data_files(job: Job, number: int) -> Job:
     return job
 
 
-def _before_mirror(job: Job, number: int) -> Job:
+def _before_mirror(job: LandingJob, number: int) -> LandingJob:
     return replace(job, source=KilledBeforeMirror(job.source))
 
 
-def _as_it_is(job: Job, number: int) -> Job:
+def _as_it_is(job: LandingJob, number: int) -> LandingJob:
     return job
 
 
-POINTS: dict[str, Callable[[Job, int], Job]] = {
+POINTS: dict[str, Callable[[LandingJob, int], LandingJob]] = {
     "after the plan": _after_plan,
     "while reading": _while_reading,
     "after the data files": _after_data_files,

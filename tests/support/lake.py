@@ -28,7 +28,7 @@ from pyiceberg.types import StringType
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters
@@ -37,7 +37,7 @@ from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.iceberg.write.files import write_data_files
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.tables.rejects.settlement import Pending, pending_of, rejects_of
+from airflow_lakestream.tables.rejects.settlement import PendingLanding, pending_of, rejects_of
 from tests.support.broker import Producing, TopicOf
 from tests.support.faults import Fault, FaultyCatalog
 
@@ -72,7 +72,7 @@ class Lake:
         wanted: dict[str, Any] = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
         return self.kind(topic=topic, **(wanted | config))
 
-    def job(self, topic: str, run_id: str = "", *, catalog: Any = None, **config: Any) -> Job:
+    def job(self, topic: str, run_id: str = "", *, catalog: Any = None, **config: Any) -> LandingJob:
         """Return a job; give `run_id` to make it another try of a run."""
         made = self.settings(topic, **config)
         return build_job(made, self.kafka, catalog or self.catalog(), run_id=run_id or uuid.uuid4().hex)
@@ -139,7 +139,7 @@ class Lake:
         """Return the paths of the table's live data files."""
         return {task.file.file_path.removeprefix("file://") for task in self.table().scan().plan_files()}
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingLanding]:
         """Return the landings that the reject table notes as pending."""
         return pending_of(self.table(rejects_of(TABLE)).properties)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.core.ports import RecordChunk, RecordReader
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.tables import row_buffer
 
@@ -16,10 +16,10 @@ from airflow_lakestream.tables import row_buffer
 class LingeringReader:
     """Yields what it reads, and then waits until somebody gives up."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RecordReader) -> None:
         self._reader = reader
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
         yield from self._reader.read(plan, cancelled)
         cancelled.wait()
 

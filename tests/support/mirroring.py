@@ -24,7 +24,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import placed
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.iceberg import MirrorSink
-from airflow_lakestream.cdc.merge.hands import Hands, Threads, Work
+from airflow_lakestream.cdc.merge.hands import MergePool, MergeThreads, MergeWork
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import MergeMode
@@ -182,7 +182,7 @@ class Elsewhere:
     def __init__(self) -> None:
         self.works = set[str]()
 
-    def do(self, *works: Work) -> Sequence[list[Any]]:
+    def do(self, *works: MergeWork) -> Sequence[list[Any]]:
         return [[self._do(pickle.dumps(work.do), pickle.dumps(item)) for item in work.items] for work in works]
 
     def _do(self, what: bytes, item: bytes) -> Any:
@@ -201,14 +201,14 @@ class HandMirror:
         soft_delete: bool = False,
         kind: str = "text",
         modes: Sequence[MergeMode] = (MergeMode.AUTO,),
-        hands: Hands | None = None,
+        hands: MergePool | None = None,
         executors: int = 0,
         **properties: str,
     ) -> None:
         folder.mkdir(exist_ok=True)
         # So many write the events of a batch into files, once the mirror is there.
         self.executors = executors
-        self._modes, self._hands = itertools.cycle(modes), hands or Threads()
+        self._modes, self._hands = itertools.cycle(modes), hands or MergeThreads()
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
         self.kind = KINDS[kind]

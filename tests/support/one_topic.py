@@ -19,7 +19,7 @@ from pyarrow import types as arrow
 from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.core.ledger import union
-from airflow_lakestream.core.publishing.branch import Looked, Proof, Written
+from airflow_lakestream.core.publishing.branch import EngineOutput, ProofResult, RowProof
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
@@ -229,7 +229,7 @@ class Verdicts:
     one: OneTopic
     lake: Lake
     rows: pa.Table
-    proof: Proof
+    proof: RowProof
 
     def check(self, partitions: Sequence[int]) -> dict[str | bytes | None, str]:
         """Assert that a record is refused exactly if the extract makes something else of it; return which are, and why.
@@ -269,9 +269,9 @@ class Verdicts:
             ranges_of((self.one.name, p), np.array(sorted(offsets), np.int64)) for p, offsets in by_partition.items()
         )
 
-    def _look(self, positions: Iterable[Position]) -> Looked:
+    def _look(self, positions: Iterable[Position]) -> ProofResult:
         ranges = self._ranges(positions)
         state = KafkaSource(self.lake.kafka, self.one.name, "verdicts", StartAt(), "the broker").look()
         of_these = is_hit(self.rows, ranges)
-        written = Written(lambda: iter([self.rows.filter(of_these)]), arrow_schema(self.lake.table().schema()))
+        written = EngineOutput(lambda: iter([self.rows.filter(of_these)]), arrow_schema(self.lake.table().schema()))
         return self.proof.check(ranges, written, state, threading.Event())

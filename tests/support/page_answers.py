@@ -219,13 +219,13 @@ def ask() -> dict[str, Any]:
     said["all later"] = client.get("/lakestream/api/streams", headers=headers).json()["streams"]
     # Another server, which finds nothing among the newest events and runs.
     from airflow_lakestream.ui.page import hours, newest, runs
-    from airflow_lakestream.ui.page.streams import Streams
+    from airflow_lakestream.ui.page.streams import StreamsPage
 
     newest.WINDOW = runs.WINDOW = hours.RUNS = 0
     with create_session() as session:
         readable = manager.get_authorized_dag_ids(user=users["vera"], session=session)
-        said["all by search"] = json.loads(Streams().all(session, readable))["streams"]
-        said["hours by search"] = Streams().hours(session, {"secret"})["streams"]
+        said["all by search"] = json.loads(StreamsPage().all(session, readable))["streams"]
+        said["hours by search"] = StreamsPage().hours(session, {"secret"})["streams"]
     said["odd"] = list(_odd(client, {"Authorization": f"Bearer {given['ada']}"}))
     return said
 

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.sharing import side_by_side
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
-from airflow_lakestream.iceberg.write.handover import Outline
+from airflow_lakestream.iceberg.write.handover import IcebergOutline
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.run.topics import land_run
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.tables import row_buffer
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake
@@ -55,7 +55,7 @@ class ParallelRun:
         finally:
             process.kill()
             process.join()
-        if isinstance(answer, Failed):
+        if isinstance(answer, ChildFailure):
             raise answer.error
         report: dict[str, Any] = answer
         return report
@@ -108,15 +108,15 @@ def _main(
         processes = 0 if children is None else 2
         connection.send(report.to_dict() | {"processes": processes, "peak_mib": peak_bytes() >> 20})
     except Exception as e:  # noqa: BLE001  # raised in the test
-        connection.send(Failed(e))
+        connection.send(ChildFailure(e))
 
 
 def _put_into_children(fault: Callable[[int], None], parent: int) -> None:
     build_job = extract.build_job
 
-    def build(config: ExtractConfig, kafka: Mapping[str, Any], catalog: Any, **others: Any) -> Job:
+    def build(config: ExtractConfig, kafka: Mapping[str, Any], catalog: Any, **others: Any) -> LandingJob:
         job = build_job(config, kafka, catalog, **others)
-        if not isinstance(catalog, Outline):
+        if not isinstance(catalog, IcebergOutline):
             return replace(job, reader=_NoReader()) if fault is _let_the_parent_read_nothing else job
         if fault is _compile_nothing:
             protobuf_schema._run_protoc = _refuse_to_compile
@@ -157,7 +157,7 @@ def _refuse_to_compile(folder: Path) -> bytes:
 class _NoReader:
     """`core.ports.Reader` that nobody is to ask."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         """Refuse."""
         raise AssertionError(f"the landing itself reads {plan.ranges}")
 

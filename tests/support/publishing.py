@@ -14,14 +14,14 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.publishing.branch import BranchSnapshot, Line
-from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
+from airflow_lakestream.core.ledger import LandingEngine, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.publishing.branch import BranchSnapshot, EngineJobLine
+from airflow_lakestream.core.publishing.publish import PublicationJob, begin, begin_anew, publish
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.iceberg.ledger_store import newest_sequence, read_ledger
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
-from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.run.publication import KafkaLogView
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.fault_log import READABLE, Entry, Kind, ModelReader, ModelSource, PartitionLog, TopicLog
@@ -39,7 +39,7 @@ class SaidPositions:
 
     said: dict[str, dict[int, int]] = field(default_factory=dict)
     final: dict[int, int] | None = None
-    line: Line | None = None
+    line: EngineJobLine | None = None
     commits: set[str] = field(default_factory=set)
     has_line: bool = True
 
@@ -74,7 +74,7 @@ class World:
     def table(self) -> Table:
         return self.catalog().load_table(TABLE)
 
-    def job(self, catalog: Any = None, checks: Mapping[str, Any] | None = None, **job: Any) -> Publication:
+    def job(self, catalog: Any = None, checks: Mapping[str, Any] | None = None, **job: Any) -> PublicationJob:
         """Return a publication of its own, such as another task would have.
 
         :param checks: what has to hold of the rows before they show.
@@ -87,13 +87,13 @@ class World:
             "table": TABLE,
             "consumer_group": GROUP,
             "branch": BRANCH,
-            "engine": Engine.FLINK,
+            "engine": LandingEngine.FLINK,
             "source": ModelSource(self.log),
-            "log": LookIntoLog(ModelReader(self.log, 7)),
+            "log": KafkaLogView(ModelReader(self.log, 7)),
             "sink": PublishingSink(catalog or self.catalog(), TABLE, job.pop("group", GROUP), design, auditor),
             "positions": self.positions,
         }
-        return Publication(**(given | job))
+        return PublicationJob(**(given | job))
 
     def begin(self, **job: Any) -> dict[int, int]:
         """Let the engine start without a state of its own."""
@@ -113,7 +113,7 @@ class World:
 
     def _begin_line(self, starts: Mapping[int, int]) -> None:
         if self.positions.has_line:
-            self.positions.line = Line(newest_sequence(self.table().metadata), dict(starts))
+            self.positions.line = EngineJobLine(newest_sequence(self.table().metadata), dict(starts))
             self.positions.commits.clear()
 
     def note_passed(self) -> None:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.run.resnapshot.run import Resnapshot
+from airflow_lakestream.run.resnapshot.run import MirrorResnapshot
 from tests.support.lake import GROUP, Lake
 
 
@@ -17,5 +17,5 @@ def die_at(text: str, kind: str, lake: Lake, table: str, settings: dict[str, Any
         if text in told:
             os._exit(9)
 
-    work = Resnapshot(table=table, consumer_group=GROUP, kafka=lake.kafka, say=say, **settings)
+    work = MirrorResnapshot(table=table, consumer_group=GROUP, kafka=lake.kafka, say=say, **settings)
     work.run(DeltaStorage() if kind == "delta" else lake.catalog())

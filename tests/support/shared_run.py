@@ -12,18 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.sharing.parallel import SharedPlan, folder_of, land_pieces, plan_shares, read_share
-from airflow_lakestream.core.sharing.pieces import Piece, Share
+from airflow_lakestream.core.sharing.pieces import PlanShare, SharePiece
 from airflow_lakestream.tables import row_buffer
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake
 
-Change = Callable[[Job], Job]
+Change = Callable[[LandingJob], LandingJob]
 
 
-def as_it_is(job: Job) -> Job:
+def as_it_is(job: LandingJob) -> LandingJob:
     return job
 
 
@@ -40,26 +40,26 @@ class SharedRun:
     def folder(self) -> str:
         return folder_of(self.run_id)
 
-    def job(self) -> Job:
+    def job(self) -> LandingJob:
         return self.lake.job(self.topic, self.run_id, **self.config)
 
     def plan(self, most: int = 4) -> SharedPlan:
         """Plan; shares of any width, so that few records are enough."""
         return plan_shares(self.job(), most, least_width=1)
 
-    def read(self, share: Share, change: Change = as_it_is) -> list[Piece]:
+    def read(self, share: PlanShare, change: Change = as_it_is) -> list[SharePiece]:
         """Read one share, as a worker that was told of it by JSON; `change` puts faults into its job."""
-        told = Share.from_dict(json.loads(json.dumps(share.to_dict(), allow_nan=False)))
+        told = PlanShare.from_dict(json.loads(json.dumps(share.to_dict(), allow_nan=False)))
         return read_share(change(self.job()), told, self.folder)
 
-    def read_all(self, plan: SharedPlan) -> list[Piece]:
+    def read_all(self, plan: SharedPlan) -> list[SharePiece]:
         """Read all shares, side by side."""
         with ThreadPoolExecutor(len(plan.shares) or 1) as pool:
             return [piece for pieces in pool.map(self.read, plan.shares) for piece in pieces]
 
-    def commit(self, plan: SharedPlan, pieces: Sequence[Piece], change: Change = as_it_is) -> LandingReport:
+    def commit(self, plan: SharedPlan, pieces: Sequence[SharePiece], change: Change = as_it_is) -> LandingReport:
         """Commit what was handed over, by JSON."""
-        told = [Piece.from_dict(json.loads(json.dumps(piece.to_dict(), allow_nan=False))) for piece in pieces]
+        told = [SharePiece.from_dict(json.loads(json.dumps(piece.to_dict(), allow_nan=False))) for piece in pieces]
         return land_pieces(change(self.job()), told, plan.within, self.folder)
 
     def files(self) -> set[str]:
@@ -67,13 +67,13 @@ class SharedRun:
         return {str(path) for path in self.lake.folder.rglob(f"{self.folder}/**/*") if path.is_file()}
 
 
-def read(run: SharedRun, most: int) -> tuple[SharedRun, SharedPlan, list[Piece]]:
+def read(run: SharedRun, most: int) -> tuple[SharedRun, SharedPlan, list[SharePiece]]:
     """Plan a run for so many workers, and let them read it; return the run, its plan and what was handed over."""
     plan = run.plan(most)
     return run, plan, run.read_all(plan)
 
 
-def read_until_killed(run: SharedRun, share: Share) -> None:
+def read_until_killed(run: SharedRun, share: PlanShare) -> None:
     """Read a share in a process of its own, which dies of a SIGKILL when it has written some of its files."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -89,8 +89,8 @@ def read_until_killed(run: SharedRun, share: Share) -> None:
 def _die_reading(run: SharedRun, share: dict[str, Any]) -> None:
     row_buffer.FILE_BYTES = 1
 
-    def die(job: Job) -> Job:
+    def die(job: LandingJob) -> LandingJob:
         kill = InterposedReader(SmallChunks(job.reader, 5), lambda: os.kill(os.getpid(), signal.SIGKILL), 12)
         return replace(job, reader=kill)
 
-    run.read(Share.from_dict(share), die)
+    run.read(PlanShare.from_dict(share), die)

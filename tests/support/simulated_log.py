@@ -11,14 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from airflow_lakestream.core.landing.plan import TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.kafka.watch import First, Retention
+from airflow_lakestream.kafka.watch import FirstRecord, TopicRetention
 from airflow_lakestream.watching.asking import LookOutcome, Verdict
-from airflow_lakestream.watching.books import Books, Step
-from airflow_lakestream.watching.lag.risk import Risk, TopicSettings, every_of, risks, window_of
-from airflow_lakestream.watching.lag.waiting import Unread
+from airflow_lakestream.watching.books import ConsumerProgress, PastCommit
+from airflow_lakestream.watching.lag.risk import RetentionRisk, TopicSettings, every_of, risks, window_of
+from airflow_lakestream.watching.lag.waiting import UnreadOffsets
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
 # Seconds; the models are about spans of time, not about dates.
@@ -39,7 +39,7 @@ class Segment:
 class Log:
     """The partition. `compression` is how many times smaller records are in the log than they were sent."""
 
-    retention: Retention
+    retention: TopicRetention
     record_size: int
     compression: float
     low: int = 0
@@ -92,7 +92,7 @@ class World:
     produced: Callable[[int], int]
     landed: Callable[[int], int]
     position: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PastCommit] = field(default_factory=list)
 
     def advance(self, n: int) -> None:
         """Let a tick pass."""
@@ -101,7 +101,7 @@ class World:
         count = min(self.landed(n), self.log.end - max(self.position, self.log.low))
         if count > 0:
             self.position = max(self.position, self.log.low) + count
-            self.steps.insert(0, Step(now, str(n), {("orders", 0): count}))
+            self.steps.insert(0, PastCommit(now, str(n), {("orders", 0): count}))
         self.log.clean(now)
 
     @property
@@ -112,16 +112,20 @@ class World:
     def look(self, n: int, wanted: float) -> Verdict:
         """Look as the sensor does, by what a broker and a ledger would tell of this world."""
         now, log = BEGIN + n * self.tick, self.log
-        state = TopicState(TOPIC, {0: Watermarks(log.low, log.end)})
+        state = TopicState(TOPIC, {0: PartitionWatermarks(log.low, log.end)})
         begin = max(self.position, log.low)
         ranges, lost = RangeSet.of("orders", 0, begin, log.end), RangeSet.of("orders", 0, self.position, log.low)
-        firsts = {0: First(begin, int(log.timestamp(begin) * 1000), log.record_size)} if ranges else {}
-        unread = Unread(state, ranges, lost, firsts)
-        books = Books("table lake.orders", ("orders",), {"orders": {0: self.position}}, steps=tuple(self.steps[:20]))
+        firsts = {0: FirstRecord(begin, int(log.timestamp(begin) * 1000), log.record_size)} if ranges else {}
+        unread = UnreadOffsets(state, ranges, lost, firsts)
+        books = ConsumerProgress(
+            "table lake.orders", ("orders",), {"orders": {0: self.position}}, steps=tuple(self.steps[:20])
+        )
         every = every_of(books)
         window = window_of(log.retention, every)
         settings = TopicSettings(log.retention, {0: log.end - log.offset_at(now - window)}, window)
-        return Risk(books, [unread], risks(unread, settings, books, every, now), every).judge(wanted, None, 0.0)
+        return RetentionRisk(books, [unread], risks(unread, settings, books, every, now), every).judge(
+            wanted, None, 0.0
+        )
 
 
 def traffic(seed: int, mean: float) -> Callable[[int], int]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_lakestream.core.landing.job import Job
-from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.core.landing.job import LandingJob
+from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import app_path
-from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.crew.crew import SparkReaders
 from airflow_lakestream.spark.maintenance.work import EXTENSIONS
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
@@ -147,7 +147,7 @@ def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str,
 class InterposedCrew:
     """A crew that does something once it has read for the first time, before anything of it is committed."""
 
-    def __init__(self, crew: SparkCrew, action: Callable[[], object]) -> None:
+    def __init__(self, crew: SparkReaders, action: Callable[[], object]) -> None:
         self._crew = crew
         self._action = action
         self.reads = 0
@@ -155,7 +155,7 @@ class InterposedCrew:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._crew, name)
 
-    def read(self, job: Job, *what: Any) -> Sequence[Piece]:
+    def read(self, job: LandingJob, *what: Any) -> Sequence[SharePiece]:
         pieces = self._crew.read(job, *what)
         self.reads += 1
         if self.reads == 1:

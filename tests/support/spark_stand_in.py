@@ -20,7 +20,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.lease_record import TTL_SECONDS
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
@@ -45,7 +45,9 @@ def main() -> int:
     while "waits_for" in config and not Path(config["waits_for"]).exists():
         time.sleep(0.05)  # between two looks for the file
     ttl = config.get("ttl", TTL_SECONDS)
-    lease = Lease.take(location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI, ttl=ttl)
+    lease = HeldLease.take(
+        location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI, ttl=ttl
+    )
     ends = config.get("ends", ["done"])
     how = ends[min(lease.record.generation, len(ends)) - 1]
     with lease:
@@ -57,7 +59,7 @@ def _location(config: dict) -> str:
     return config.get("checkpoint_location") or config["lease_location"]
 
 
-def _work(config: dict, lease: Lease, how: str) -> None:
+def _work(config: dict, lease: HeldLease, how: str) -> None:
     log = ProgressLog(_location(config))
     done = 0
     while not lease.stop_requested():

@@ -20,7 +20,7 @@ import pytest
 from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseRecord
-from airflow_lakestream.driver.progress import Progress, read_progress
+from airflow_lakestream.driver.progress import DriverProgress, read_progress
 from tests.support import spark_stand_in
 from tests.support.airflow_home import DAGS, AirflowHome, Run, TaskProcess
 from tests.support.broker import poll_until
@@ -92,7 +92,7 @@ class Streams:
         return read_lease(str(self.location))
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DriverProgress:
         """What the drivers have reported."""
         return read_progress(str(self.location))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.driver.backend import Backend
+from airflow_lakestream.driver.backend import DriverBackend
 from airflow_lakestream.driver.job_folder import DriverConfig
-from airflow_lakestream.hooks.spark_submission import Submission
+from airflow_lakestream.hooks.spark_submission import DriverSubmission
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return says
 
 
-def backend(conn_id: str, folder: Path, **options: Any) -> tuple[Backend, Submission]:
+def backend(conn_id: str, folder: Path, **options: Any) -> tuple[DriverBackend, DriverSubmission]:
     """Return the place of a connection's drivers, and a launch there whose configuration has a secret."""
     from airflow_lakestream.hooks.spark import SparkHook
     from airflow_lakestream.hooks.spark_cluster import backend_of
 
     hook = SparkHook(conn_id, **options)
     config = DriverConfig({"password": "canary"}, "", {})
-    job = Submission("/app.py", folder, config, "s3://lake/checkpoint", hook.settings, hook.variables)
+    job = DriverSubmission("/app.py", folder, config, "s3://lake/checkpoint", hook.settings, hook.variables)
     return backend_of(hook), job

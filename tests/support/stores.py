@@ -20,7 +20,7 @@ from airflow_lakestream.core.sharing import side_by_side
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.driver.lease import Lease, LeaseHeld
+from airflow_lakestream.driver.lease import HeldLease, LeaseHeld
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.run.topics import land_run
@@ -206,7 +206,7 @@ def take_each_time(place: StorePlace, start: Any, ends: Any, answers: Any, times
     for _ in range(times):
         start.wait(60)
         try:
-            lease = Lease.take(place.checkpoint, "f", "a process", properties=place.properties)
+            lease = HeldLease.take(place.checkpoint, "f", "a process", properties=place.properties)
             answers.put(lease.record.generation)
         except LeaseHeld:
             answers.put(0)

@@ -29,11 +29,11 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.delta.commit import committing as delta_commits
-from airflow_lakestream.delta.reject_table import RejectingSink as RejectingDeltaSink
+from airflow_lakestream.delta.reject_table import DeltaRejectingSink as RejectingDeltaSink
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.commit import committing as iceberg_commits
-from airflow_lakestream.iceberg.reject_table import RejectingSink
+from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
@@ -222,7 +222,7 @@ class IcebergTable(FormatTable):
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
         catalog, self._next = self._next or self.catalog(), None
         inner = IcebergSink(catalog, TABLE, group, design, allow_group_overlap=overlap)
-        return RejectingSink(inner, self.catalog(), TABLE, group, RECORD_SCHEMA) if rejects else inner
+        return IcebergRejectingSink(inner, self.catalog(), TABLE, group, RECORD_SCHEMA) if rejects else inner
 
     def through(self, catalog: Any) -> IcebergTable:
         """Let the run that begins next have this catalog."""
@@ -281,8 +281,8 @@ class IcebergTable(FormatTable):
 
 class DeltaTableInFolder(FormatTable):
     commit_tries = delta_commits.COMMIT_TRIES
-    unknown = delta_commits.CommitOutcomeUnknown
-    refused = delta_commits.CommitRefused
+    unknown = delta_commits.DeltaCommitUnknown
+    refused = delta_commits.DeltaCommitRefused
     widens = False
     partitions = ("_kafka_topic", "version")
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.anchors import anchors_after
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
+from airflow_lakestream.core.lineage import LedgerReading, SnapshotFacts, TableFacts
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.restated import encode_restated
 
 GROUPS = ("a", "b")
 # One topic for each group, so that the two groups' landings never touch the same offsets.
 IDENTITIES = {group: TopicIdentity(f"topic-{group}", f"id-{group}", "cluster") for group in GROUPS}
-Reader = Callable[[Iterable[TableFacts], str], Reading]
+Reader = Callable[[Iterable[TableFacts], str], LedgerReading]
 
 
 @dataclass
@@ -61,7 +61,7 @@ class TableModel:
         yield self.facts
         yield from reversed(self.log)
 
-    def read(self, group: str) -> Reading | None:
+    def read(self, group: str) -> LedgerReading | None:
         self.readings += 1
         try:
             return self.reader(self.history(), group)
@@ -187,7 +187,7 @@ class TableModel:
         source = facts.summary.get("source-snapshot-id") if facts else None
         return int(source) if source is not None else None
 
-    def _plan(self, group: str, base: Reading) -> Landing:
+    def _plan(self, group: str, base: LedgerReading) -> Landing:
         identity = IDENTITIES[group]
         held = base.ledger.entry(identity).landed
         partition = self.rng.randint(0, 1)
@@ -197,7 +197,7 @@ class TableModel:
         entry = TopicEntry(landed=ranges, counts=Counts(ranges.width, ranges.width), origin={0: 0, 1: 0})
         return Landing(f"{self.rng.getrandbits(48):x}", "run", {identity: entry})
 
-    def _commit_landing(self, group: str, landing: Landing, base: Reading) -> None:
+    def _commit_landing(self, group: str, landing: Landing, base: LedgerReading) -> None:
         if not landing.held[IDENTITIES[group]]:
             return
         new = self._next_id()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from airflow_lakestream.cli.app import app
 from airflow_lakestream.config import arguments
-from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.decoding import DECODING, DecodingSettings
 from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -29,7 +29,7 @@ from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.replay import LakestreamReplayOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.operators.table_contents import TableContentsOperator
-from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
 
@@ -88,11 +88,13 @@ def test_the_mirror_operator_takes_what_a_mirror_is_told_with_its_defaults_or_re
 
 def test_the_audit_takes_all_that_says_how_records_are_decoded_with_the_same_defaults() -> None:
     given = parameters(LakestreamAuditOperator)
-    assert {name: given[name].default for name in DECODING} == {one.name: one.default for one in fields(Decoding)}
+    assert {name: given[name].default for name in DECODING} == {
+        one.name: one.default for one in fields(DecodingSettings)
+    }
     assert {name: given[name].default for name in ("tombstones", "on_data_loss")} == {
         name: LANDING[name] for name in ("tombstones", "on_data_loss")
     }
-    assert set(DECODING) < {one.name for one in fields(Repair)}
+    assert set(DECODING) < {one.name for one in fields(TableRepair)}
 
 
 def test_a_replay_takes_what_says_what_becomes_of_a_record_with_the_defaults_of_a_landing() -> None:

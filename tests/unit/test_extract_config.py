@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.core.landing.batch import Limits
-from airflow_lakestream.core.landing.modes import ByInterval, ByRanges, Resume
+from airflow_lakestream.core.landing.batch import RunLimits
+from airflow_lakestream.core.landing.modes import IntervalMode, RangesMode, ResumeMode
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.registry.config import RegistryConfig
@@ -21,7 +21,7 @@ def config(**settings: Any) -> ExtractConfig:
 
 
 def test_the_defaults() -> None:
-    assert config().limits == Limits(
+    assert config().limits == RunLimits(
         max_records=None, max_batch_bytes=256 * 2**20, checkpoint_interval=60, idle_timeout=0
     )
     assert config().start.offset is StartOffset.EARLIEST
@@ -31,7 +31,7 @@ def test_the_defaults() -> None:
 
 def test_numbers_as_templates_render_them() -> None:
     limits = config(max_records="100", max_batch_bytes="1MiB", checkpoint_interval="5m", idle_timeout="10").limits
-    assert limits == Limits(max_records=100, max_batch_bytes=2**20, checkpoint_interval=300, idle_timeout=10)
+    assert limits == RunLimits(max_records=100, max_batch_bytes=2**20, checkpoint_interval=300, idle_timeout=10)
 
 
 @pytest.mark.parametrize("nothing", [None, "", "None"])
@@ -151,10 +151,10 @@ def test_a_mode_needs_what_says_its_offsets(argument: str, given: dict[str, obje
 
 
 def test_the_modes() -> None:
-    assert config(start_offset="latest").coverage == Resume(start_moves=True)
+    assert config(start_offset="latest").coverage == ResumeMode(start_moves=True)
     times = {"interval_start": "2026-11-20T05:00:00+01:00", "interval_end": 1_763_614_800_000 + 365 * 86_400_000}
-    assert config(mode="interval", **times).coverage == ByInterval(1_795_147_200_000, 1_795_150_800_000)
-    assert config(mode="ranges", ranges="[[0, 5, 9], [1, 0, 2]]").coverage == ByRanges(((0, 5, 9), (1, 0, 2)))
+    assert config(mode="interval", **times).coverage == IntervalMode(1_795_147_200_000, 1_795_150_800_000)
+    assert config(mode="ranges", ranges="[[0, 5, 9], [1, 0, 2]]").coverage == RangesMode(((0, 5, 9), (1, 0, 2)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.freshness.freshness import Freshness
+from airflow_lakestream.watching.freshness.freshness import FreshnessResult
 
 
 @given(st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)))
@@ -27,4 +27,4 @@ def test_a_time_of_pythons_is_written_as_python_does(at: datetime) -> None:
 )
 def test_an_event_of_any_year_has_a_text(at_ms: int, text: str) -> None:
     assert iso(at_ms) == text
-    assert Freshness(True, "lake.t", (), through_ms=at_ms).to_dict()["through"] == text
+    assert FreshnessResult(True, "lake.t", (), through_ms=at_ms).to_dict()["through"] == text

@@ -12,12 +12,12 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing import story
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.batch import Limits
-from airflow_lakestream.core.landing.modes import ByInterval
+from airflow_lakestream.core.landing.batch import RunLimits
+from airflow_lakestream.core.landing.modes import IntervalMode
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import Progress
+from airflow_lakestream.core.landing.story import ReadProgress
 from airflow_lakestream.core.ledger import Counts, TopicEntry
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.summary import last_line
@@ -79,7 +79,7 @@ def test_a_run_says_what_there_is_and_what_was_committed_and_a_second_one_contra
 
 
 def test_a_commit_says_what_is_left_of_the_plan(lines: Lines) -> None:
-    land(job(FakeTopic({0: (0, 1200)}, chunk_size=600), FakeTable(), limits=Limits(max_batch_bytes=1000)))
+    land(job(FakeTopic({0: (0, 1200)}, chunk_size=600), FakeTable(), limits=RunLimits(max_batch_bytes=1000)))
     first, second = (line for line in lines.take() if line.startswith("Committed"))
     assert first.endswith("orders[0] [0,600). Of the plan 600 offsets are left.")
     assert second.endswith("orders[0] [600,1200).")
@@ -94,11 +94,11 @@ def test_many_ranges_are_counted_not_listed(lines: Lines) -> None:
 
 def test_a_backfill_names_its_time(lines: Lines) -> None:
     class Timed(FakeTopic):
-        def boundaries(self, state: Any, at_ms: int) -> dict[int, Boundary]:
-            return {0: Boundary(2 if at_ms == 9 * HOUR else 5, is_open=False)}
+        def boundaries(self, state: Any, at_ms: int) -> dict[int, TimeBoundary]:
+            return {0: TimeBoundary(2 if at_ms == 9 * HOUR else 5, is_open=False)}
 
     topic, table = Timed({0: (0, 7)}), FakeTable()
-    done = land(job(topic, table, mode=ByInterval(9 * HOUR, 10 * HOUR)))
+    done = land(job(topic, table, mode=IntervalMode(9 * HOUR, 10 * HOUR)))
     time = "from 1970-01-01T09:00:00+00:00 to 1970-01-01T10:00:00+00:00"
     assert lines.take()[0] == f"To land: orders {time} into lake.orders, 3 offsets: orders[0] [2,5)."
     config = ExtractConfig(topic="orders", table="lake.orders", consumer_group="g", **TO_TEN)
@@ -158,7 +158,7 @@ def test_the_last_line_says_what_is_left_and_why(left: dict[str, Any], arguments
 def test_a_long_run_says_each_half_minute_how_far_it_is(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(story.time, "monotonic", lambda: now[0])
-    progress = Progress("orders", width=1_000_000)
+    progress = ReadProgress("orders", width=1_000_000)
     for now[0] in (110.0, 120.0, 129.9):
         progress.add(OffsetRange("orders", 0, 0, 100_000), 90_000)
     assert lines.take() == []

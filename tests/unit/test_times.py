@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_lakestream.config import arguments
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.job import ExtractConfig
-from airflow_lakestream.watching.freshness.freshness import Wanted
+from airflow_lakestream.watching.freshness.freshness import FreshnessConditions
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
@@ -65,7 +65,7 @@ def test_what_is_no_time_is_refused_in_every_argument_that_takes_one(value: obje
         ("start_timestamp", lambda: ExtractConfig(**known, start_offset="timestamp", start_timestamp=value)),
         ("interval_start", lambda: ExtractConfig(**known, mode="interval", interval_start=value, interval_end=2**40)),
         ("interval_end", lambda: ExtractConfig(**known, mode="interval", interval_start=0, interval_end=value)),
-        ("complete_through", lambda: Wanted.of({"table": "lake.t", "complete_through": value})),
+        ("complete_through", lambda: FreshnessConditions.of({"table": "lake.t", "complete_through": value})),
     ):
         with pytest.raises(InvalidArgument, match=f"^{argument}: ") as caught:
             make()

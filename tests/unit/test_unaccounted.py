@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 
-from airflow_lakestream.core.landing.unaccounted import Asked, Box, Found
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, RowBounds, UnaccountedRows
 from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.unaccounted import look_for_rows as look_for_rows_of_iceberg
-from airflow_lakestream.tables.unaccounted import FileToJudge, FileUnreadable, find
+from airflow_lakestream.tables.unaccounted import CandidateFile, FileUnreadable, find
 
 SCHEMA = pa.schema([("_kafka_topic", pa.string()), ("_kafka_partition", pa.int32()), ("_kafka_offset", pa.int64())])
 GREATEST = 2**63 - 1
@@ -43,11 +43,11 @@ def table(rows: list) -> pa.Table:
     return pa.table(dict(zip(SCHEMA.names, map(list, columns), strict=True)), schema=SCHEMA)
 
 
-def file(rows: list, *, with_bounds: bool) -> FileToJudge:
+def file(rows: list, *, with_bounds: bool) -> CandidateFile:
     columns = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
     bounds = [(min(values), max(values)) if values and with_bounds else None for values in columns]
     whole = all(None not in row for row in rows) and with_bounds
-    return FileToJudge("f", len(rows), bounds[0], bounds[1], bounds[2], whole, lambda: [table(rows)])
+    return CandidateFile("f", len(rows), bounds[0], bounds[1], bounds[2], whole, lambda: [table(rows)])
 
 
 @given(
@@ -59,7 +59,7 @@ def file(rows: list, *, with_bounds: bool) -> FileToJudge:
 def test_what_is_in_the_way_is_what_a_look_at_each_row_says(
     files: list, known: set, begins: dict[int, int], given_ranges: set | None
 ) -> None:
-    asked = Asked("t", ranges(known), begins, None if given_ranges is None else ranges(given_ranges))
+    asked = ForeignRowQuery("t", ranges(known), begins, None if given_ranges is None else ranges(given_ranges))
 
     found = find("lake.t", [file(rows, with_bounds=bounds) for rows, bounds in files], asked)
 
@@ -82,9 +82,9 @@ def test_rows_that_a_deletion_vector_takes_do_not_count(tmp_path: Path) -> None:
     write_deltalake(str(place), table([("t", 0, n) for n in range(10)]))
     delete_by_vector(place, [0, 1, 7])
 
-    found = look_for_rows(DeltaStorage().open(str(place)), Asked("t", begins={0: 5}))
+    found = look_for_rows(DeltaStorage().open(str(place)), ForeignRowQuery("t", begins={0: 5}))
 
-    assert found == Found((Box((0, 0), (5, 9), 4),), (Box((0, 0), (2, 4), 3),))
+    assert found == UnaccountedRows((RowBounds((0, 0), (5, 9), 4),), (RowBounds((0, 0), (2, 4), 3),))
 
 
 def test_a_head_whose_files_went_while_it_was_looked_at_is_looked_at_anew(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_a_head_whose_files_went_while_it_was_looked_at_is_looked_at_anew(tmp_pa
     catalog.load_table("lake.t").append(table([("t", 0, 2)]))
     manifests.unlink()
     with pytest.raises(HeadMoved):
-        look_for_rows_of_iceberg(seen, Asked("t"))
+        look_for_rows_of_iceberg(seen, ForeignRowQuery("t"))
 
     now = catalog.load_table("lake.t")
     Path(now.current_snapshot().manifest_list.removeprefix("file://")).unlink()
     with pytest.raises(FileUnreadable, match=r"lakestream audit"):
-        look_for_rows_of_iceberg(now, Asked("t"))
+        look_for_rows_of_iceberg(now, ForeignRowQuery("t"))
 
 
 def delete_by_vector(place: Path, positions: list[int]) -> None:

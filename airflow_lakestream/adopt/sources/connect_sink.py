@@ -6,25 +6,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
-from airflow_lakestream.adopt.filled import Filled, newest
+from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
+from airflow_lakestream.adopt.filled import FilledTable, newest
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ICEBERG_SINK
 from airflow_lakestream.connect.events import ends_below, events_of
-from airflow_lakestream.connect.status import State
+from airflow_lakestream.connect.status import ConnectorState
 from airflow_lakestream.kafka.errors import TopicMissing
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 
 # The sink's own default, and the prefix of the summary's key with the sink's position in that topic.
 _CONTROL, _OFFSETS = "control-iceberg", "kafka.connect.offsets."
 
 
 @dataclass(frozen=True)
-class Connector:
+class SinkConnector:
     """A sink of Kafka Connect: configuration, and consumer group of the tasks."""
 
     client: ConnectClient
-    groups: Groups
+    groups: KafkaGroups
     name: str
 
     @property
@@ -46,25 +46,25 @@ class Connector:
     def check_stopped(self, config: Mapping[str, str]) -> None:
         """Raise StillRunning unless the connector is stopped, and all tasks have left the group."""
         status = self.client.status(self.name)
-        if status.state is not State.STOPPED:
+        if status.state is not ConnectorState.STOPPED:
             raise StillRunning(self.text, f"it is {status}. Stop it (PUT /connectors/{self.name}/stop)")
         if members := self.groups.watch.group(self.group(config)).members:
             raise StillRunning(self.text, f"its group has {members} members")
 
 
 @dataclass(frozen=True)
-class ConnectSink:
+class ConnectSinkPosition:
     """`adopt.claim.ToolPosition` of a connector.
 
     The group's offsets are committed before the table is: an upper bound, never proof. Iceberg's sink notes in its
     snapshots its position in its control topic; events below that position have the offsets that its tasks had reached.
     """
 
-    connector: Connector
-    filled: Filled
+    connector: SinkConnector
+    filled: FilledTable
     has_sign_of_life: bool = True
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return the position of the sink.
 
         Raises StillRunning, CannotAdopt, ConnectUnknown and ConnectRefused, and the errors of requests.
@@ -77,7 +77,7 @@ class ConnectSink:
             raise CannotAdopt(f"{self.connector.text} has never read {topic}: its group has no offset of it.")
         proved = f"{self.connector.text} is stopped, and nobody is in its group"
         if config.get("connector.class") != ICEBERG_SINK:
-            return Claim(
+            return PositionClaim(
                 source=self.connector.text,
                 ends=upper,
                 proved=(proved,),
@@ -90,10 +90,12 @@ class ConnectSink:
                 f"{self.connector.text}: no snapshot of the table and no event in the control topic says how far the "
                 "table goes. The offsets of its group are committed before the table is, so they prove nothing"
             )
-            return Claim(source=self.connector.text, ends={}, maybe=upper, open_end=why, proved=(proved,))
+            return PositionClaim(source=self.connector.text, ends={}, maybe=upper, open_end=why, proved=(proved,))
         account = "the last snapshot of the sink names the events in its control topic that say how far it had read"
         lost = "that no round of the sink was lost: killed before the first commit of its life, it loses one silently"
-        return Claim(source=self.connector.text, ends=exact, maybe=upper, proved=(proved, account), trusted=(lost,))
+        return PositionClaim(
+            source=self.connector.text, ends=exact, maybe=upper, proved=(proved, account), trusted=(lost,)
+        )
 
     def _check_config(self, config: Mapping[str, str], topic: str) -> None:
         topics = [one.strip() for one in config.get("topics", "").split(",") if one.strip()]
@@ -125,10 +127,10 @@ class ConnectSink:
 
 
 @dataclass(frozen=True)
-class ToConnector:
+class ConnectorTarget:
     """`adopt.hand_over.Takes` of a stopped sink."""
 
-    connector: Connector
+    connector: SinkConnector
 
     @property
     def name(self) -> str:

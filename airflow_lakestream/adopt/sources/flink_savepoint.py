@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
-from airflow_lakestream.adopt.filled import Filled, newest
+from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
+from airflow_lakestream.adopt.filled import FilledTable, newest
 from airflow_lakestream.flink.checkpoints import CHECKPOINT, JOB
 from airflow_lakestream.flink.savepoint import read_savepoint
 
@@ -19,11 +19,11 @@ class FlinkSavepoint:
     """
 
     location: str
-    filled: Filled
+    filled: FilledTable
     properties: Mapping[str, str] | None = None
     has_sign_of_life: bool = False
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return the position of the job's sources. Raises StillRunning, CannotAdopt and SavepointUnreadable."""
         source = f"flink-savepoint {self.location}"
         found = read_savepoint(self.location, topic, self.properties)
@@ -61,4 +61,4 @@ class FlinkSavepoint:
                     f"that checkpoints {committed + 1} to {found.number} of job {job} brought no rows, or that "
                     "these are in the table: its last snapshot of Flink is older than the savepoint"
                 )
-        return Claim(source=source, ends=found.ends, proved=tuple(proved), trusted=tuple(trusted))
+        return PositionClaim(source=source, ends=found.ends, proved=tuple(proved), trusted=tuple(trusted))

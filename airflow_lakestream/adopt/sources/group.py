@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
+from airflow_lakestream.kafka.groups import KafkaGroups
 
 
 @dataclass(frozen=True)
-class CommittedOffsets:
+class GroupPosition:
     """`adopt.claim.ToolPosition` of any tool with offsets committed in Kafka after the rows."""
 
-    groups: Groups
+    groups: KafkaGroups
     group: str
     has_sign_of_life: bool = True
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return the committed offsets. Raises StillRunning, CannotAdopt and the errors of requests."""
         if members := self.groups.watch.group(self.group).members:
             raise StillRunning(f"group {self.group}", f"it has {members} members")
@@ -26,7 +26,7 @@ class CommittedOffsets:
                 f"consumer group {self.group!r} has no committed offset on {topic}: it read another topic, its offsets "
                 "have expired, or the name is wrong. Nothing was written."
             )
-        return Claim(
+        return PositionClaim(
             source=f"group {self.group}",
             ends=ends,
             proved=(f"no consumer is in the group {self.group}",),

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
-from airflow_lakestream.adopt.filled import Filled, newest
+from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim, StillRunning
+from airflow_lakestream.adopt.filled import FilledTable, newest
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseState
-from airflow_lakestream.spark.checkpoint import Checkpoint, Offsets, read_checkpoint
+from airflow_lakestream.spark.checkpoint import Offsets, QueryCheckpoint, read_checkpoint
 
 # Written by Spark's Iceberg sink into the summary of each batch's snapshot.
 _QUERY, _EPOCH = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
@@ -25,11 +25,11 @@ class SparkCheckpoint:
     """
 
     location: str
-    filled: Filled
+    filled: FilledTable
     properties: Mapping[str, str] | None = None
     has_sign_of_life: bool = False
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return the end of the query's rows. Raises StillRunning, CannotAdopt, and a checkpoint's read errors."""
         lease = read_lease(self.location, self.properties)
         if lease is not None and lease.state() is LeaseState.HELD:
@@ -51,14 +51,14 @@ class SparkCheckpoint:
         found = newest(of_query, (_EPOCH,))
         return None if found is None else int(found[_EPOCH])
 
-    def _claim(self, checkpoint: Checkpoint, topic: str, batch: int) -> Claim:
+    def _claim(self, checkpoint: QueryCheckpoint, topic: str, batch: int) -> PositionClaim:
         proved = [f"the table's own commits have the query {checkpoint.query_id} up to batch {batch}"]
         if checkpoint.committed and batch < checkpoint.committed[-1]:
             proved.append(
                 f"batches up to {checkpoint.committed[-1]} are in the checkpoint, but not in the table (rolled back, "
                 "or without rows): the next run lands what they read"
             )
-        return Claim(
+        return PositionClaim(
             source=self._source,
             ends=_of(topic, checkpoint.ends(batch)),
             starts=_of(topic, checkpoint.start or {}),
@@ -66,7 +66,7 @@ class SparkCheckpoint:
             trusted=(self._stands_still(checkpoint),),
         )
 
-    def _by_its_word(self, checkpoint: Checkpoint, topic: str) -> Claim:
+    def _by_its_word(self, checkpoint: QueryCheckpoint, topic: str) -> PositionClaim:
         replayed = checkpoint.replayed
         if not checkpoint.committed:
             ends: Mapping[int, int] = _of(topic, checkpoint.starts(checkpoint.planned[-1]))
@@ -77,7 +77,9 @@ class SparkCheckpoint:
             f"{checkpoint.query_id} (foreachBatch, or these snapshots have expired)",
             self._stands_still(checkpoint),
         ]
-        claim = Claim(source=self._source, ends=ends, starts=_of(topic, checkpoint.start or {}), trusted=tuple(trusted))
+        claim = PositionClaim(
+            source=self._source, ends=ends, starts=_of(topic, checkpoint.start or {}), trusted=tuple(trusted)
+        )
         if replayed is None:
             return claim
         open_batch = (
@@ -90,7 +92,7 @@ class SparkCheckpoint:
     def _source(self) -> str:
         return f"spark-checkpoint {self.location}"
 
-    def _stands_still(self, checkpoint: Checkpoint) -> str:
+    def _stands_still(self, checkpoint: QueryCheckpoint) -> str:
         begun = checkpoint.begun_at(checkpoint.planned[-1])
         age = "" if begun is None else f"; its last batch began {time.time() - begun:,.0f} s ago"
         return f"that the query was stopped: a checkpoint shows no sign of life{age}"

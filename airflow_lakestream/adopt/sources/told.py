@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_lakestream.adopt.claim import Claim
+from airflow_lakestream.adopt.claim import PositionClaim
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -30,9 +30,11 @@ class OwnRows:
 
     has_sign_of_life: bool = False
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return a claim without offsets: the rows decide."""
-        return Claim(source="rows", trusted=("that no other tool still writes: the table stood still for a while",))
+        return PositionClaim(
+            source="rows", trusted=("that no other tool still writes: the table stood still for a while",)
+        )
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,11 @@ class GivenRanges:
     texts: Sequence[str]
     has_sign_of_life: bool = False
 
-    def read(self, topic: str) -> Claim:
+    def read(self, topic: str) -> PositionClaim:
         """Return the ranges. Raises InvalidArgument for ranges of another topic."""
         ranges = parse_ranges(self.texts, "--from ranges")
         if not ranges:
             raise InvalidArgument("--from ranges", "needs ranges.", 'Write --from ranges "orders[0]:0-250".')
         if others := sorted({name for name, _ in ranges.partitions} - {topic}):
             raise InvalidArgument("--from ranges", f"{', '.join(others)} is not the topic {topic!r}.")
-        return Claim(source="ranges", ranges=ranges, trusted=("that the table has exactly these ranges",))
+        return PositionClaim(source="ranges", ranges=ranges, trusted=("that the table has exactly these ranges",))

@@ -52,7 +52,7 @@ class ValuesApart(Exception):
 
 
 @dataclass(frozen=True)
-class Numbered:
+class EventNumbers:
     """Row numbers of events, in any order, with versions if different from the events' own versions."""
 
     numbers: npt.NDArray[np.int32]
@@ -60,7 +60,7 @@ class Numbered:
 
 
 @dataclass(frozen=True)
-class EventFiles:
+class EventRowReader:
     """Reader of rows of a batch's events. Each process caches the events of a single batch, for several tasks.
 
     :param open_file: opens a file, given the outline.
@@ -74,7 +74,7 @@ class EventFiles:
     columns: Sequence[str]
     _batch: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def __call__(self, wanted: Numbered) -> pa.Table:
+    def __call__(self, wanted: EventNumbers) -> pa.Table:
         """Return the rows in the order of the numbers."""
         rows = _held.of(self._batch, self._read).take(pa.array(wanted.numbers))
         if wanted.versions is None:
@@ -90,7 +90,7 @@ class EventFiles:
         return bare(whole_events(self.open_file, self.outline, file).select(self.columns))
 
 
-class _Held:
+class _EventCache:
     """Cache for the events of the last batch."""
 
     def __init__(self) -> None:
@@ -110,12 +110,12 @@ class _Held:
             self._held = None
 
 
-_held = _Held()
+_held = _EventCache()
 forget = _held.forget
 
 
 @dataclass(frozen=True)
-class Apart:
+class StagedEvents:
     """Events with the values of rows in executors' files.
 
     :param columns: all of the events.
@@ -123,7 +123,7 @@ class Apart:
     :param row_bytes: how much memory a row takes, on average.
     """
 
-    files: EventFiles
+    files: EventRowReader
     columns: pa.Schema
     versions: pa.Table
     row_bytes: int
@@ -137,15 +137,15 @@ class Apart:
         changed = any((rows[name].to_numpy() != self.versions[name].to_numpy()[places]).any() for name in VERSION)
         return rows.select([*key, PLACE, *(VERSION if changed else ())])
 
-    def numbered(self, needed: pa.Table) -> Numbered:
+    def numbered(self, needed: pa.Table) -> EventNumbers:
         """Return the numbers and versions of events for executors, from the columns of `needed`."""
         has_versions = VERSION[0] in needed.column_names
-        return Numbered(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
+        return EventNumbers(needed[PLACE].to_numpy(), needed.select(VERSION).combine_chunks() if has_versions else None)
 
 
 def apart(
     open_file: OpenFile, outline: Any, files: Sequence[Mapping[str, Any]], key: Sequence[str]
-) -> tuple[Apart, pa.Table]:
+) -> tuple[StagedEvents, pa.Table]:
     """Return the events in files, and the columns of each event for decisions, including `PLACE`.
 
     Raises ValuesApart. At least one file must be given.
@@ -179,8 +179,8 @@ def apart(
     _check_notes(events)
     events = events.drop_columns(list(NOTES)).append_column(PLACE, pa.array(np.arange(len(events), dtype=np.int32)))
     own = [name for name in schema.names if name not in OF_EVENTS]
-    of_rows = EventFiles(open_file, outline, files, own)
-    return Apart(of_rows, schema, events.select(VERSION), size // max(1, len(events))), events
+    of_rows = EventRowReader(open_file, outline, files, own)
+    return StagedEvents(of_rows, schema, events.select(VERSION), size // max(1, len(events))), events
 
 
 def _check_notes(events: pa.Table) -> None:

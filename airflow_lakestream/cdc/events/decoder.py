@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST, SOURCE, is_kept
 from airflow_lakestream.cdc.events import binlog
-from airflow_lakestream.cdc.events.misfits import ExplainedEvents
+from airflow_lakestream.cdc.events.misfits import BadEventExplainer
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.events.notes import with_notes
 from airflow_lakestream.cdc.events.provenance import told, with_image
@@ -23,20 +23,20 @@ from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.stops import name_not_free, place_not_told
-from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.formats import ValueEnvelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, Naming, row_of
+from airflow_lakestream.decode.connect.debezium import FLATTENED, IMAGES, NO_EVENT, EventNaming, row_of
 from airflow_lakestream.decode.connect.debezium_own import op_in_json, own_record
-from airflow_lakestream.decode.connect.leaving_out import Unavailable
-from airflow_lakestream.decode.connect.unavailable import Placeholder
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.connect.leaving_out import UnavailablePolicy
+from airflow_lakestream.decode.connect.unavailable import ValuePlaceholder
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.header_ids import KEY, VALUE
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.growing import grow
-from airflow_lakestream.decode.keys import Decoder
-from airflow_lakestream.decode.values.outcome import Decoded, pick
+from airflow_lakestream.decode.keys import ColumnDecoder
+from airflow_lakestream.decode.values.outcome import DecoderResult, pick
 
 # The fields of an event's source with its position: in PostgreSQL's log, and in MySQL's and MariaDB's.
 _SOURCE_TYPE = pa.struct(
@@ -52,7 +52,7 @@ _LAST_OF_TABLE = pa.array(["last", "last_in_data_collection"])
 
 
 @dataclass(frozen=True)
-class EventPayload(Payload):
+class EventPayload(PayloadFormats):
     """Payloads of change events, decoded into a mirror's columns.
 
     :param names: the names of the mirror's columns.
@@ -128,11 +128,11 @@ class EventPayload(Payload):
 
     def decoder(self, schema: pa.Schema) -> Any:
         """Return the decoder of events for the columns of a row, with or without the columns of its event."""
-        events = _GrowingEvents(self, event_columns(schema))
-        return ExplainedEvents(events, self.columns, self.names.table, self.out_of_range, self.stops)
+        events = _EventDecoder(self, event_columns(schema))
+        return BadEventExplainer(events, self.columns, self.names.table, self.out_of_range, self.stops)
 
-    def of_columns(self, schema: pa.Schema) -> Decoder:
-        """Return the decoder for exactly these columns; see `_GrowingEvents`."""
+    def of_columns(self, schema: pa.Schema) -> ColumnDecoder:
+        """Return the decoder for exactly these columns; see `_EventDecoder`."""
         return super().decoder(schema)
 
     def record_schemas(self) -> RecordSchemas:
@@ -141,7 +141,7 @@ class EventPayload(Payload):
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
         row = self.record_schemas().row(first)
-        if Envelope.CONNECT in self.row.envelopes and row:
+        if ValueEnvelope.CONNECT in self.row.envelopes and row:
             return self._of_row(row)
         # Take the records' columns: the registry's newest schema may have more, and bare JSON has no schema.
         return grown(super()._value_columns(first), self._of_row(row))
@@ -153,21 +153,21 @@ class EventPayload(Payload):
         return event_columns(pa.schema(self.names.columns(row)))
 
     @property
-    def _unavailable(self) -> Unavailable:
+    def _unavailable(self) -> UnavailablePolicy:
         # The merge recognizes the default placeholder.
-        return Unavailable(Placeholder(self.unavailable_placeholder), None)
+        return UnavailablePolicy(ValuePlaceholder(self.unavailable_placeholder), None)
 
     @property
-    def _naming(self) -> Naming:
+    def _naming(self) -> EventNaming:
         return self.names.naming
 
-    def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
+    def documents(self, schema: pa.Schema, unknown_fields: str) -> ColumnDecoder:
         """Return the decoder of plain JSON. While decoding, WithoutColumn is raised for unknown fields."""
         policy = OutOfRange(self.out_of_range)
         return WatchingDecoder(schema, IMAGES, out_of_range=policy, finer=self.finer)
 
 
-class _GrowingEvents:
+class _EventDecoder:
     """Decoder of events with log positions, which adds new columns of the database.
 
     Each thread and process decodes with its own columns, which are joined together with the rows.
@@ -184,7 +184,7 @@ class _GrowingEvents:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._payload, self._schema)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch.
 
         Raises MirrorStopped for columns that the mirror can't have, SchemaRefused, and the registry's errors.
@@ -206,14 +206,14 @@ class _GrowingEvents:
             key = self._payload.key
             return replace(decoded, rows=with_notes(placed(told(decoded.rows, key, names)), key))
 
-    def _check_places(self, batch: RawBatch, decoded: Decoded) -> None:
+    def _check_places(self, batch: RawBatch, decoded: DecoderResult) -> None:
         """Refuse events of a binary log without a position. Raises MirrorStopped."""
         at = binlog.without_place(decoded.rows[SOURCE].combine_chunks())
         if at is not None:
             place = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])[at]
             raise place_not_told(self._payload.names.table, batch.topic, batch.partition, batch.offsets[place])
 
-    def _key_names(self, batch: RawBatch, decoded: Decoded) -> pa.Array:
+    def _key_names(self, batch: RawBatch, decoded: DecoderResult) -> pa.Array:
         """Return the columns of each event record's key."""
         keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
         if decoded.bad:

@@ -119,7 +119,7 @@ def _ints(column: pa.Array | pa.ChunkedArray) -> Ints:
     return np.asarray(pc.fill_null(column, -1)).astype(np.int64)
 
 
-class _Running:
+class _RunningMaximum:
     """Running maximum of values: before each event and after the last event, with a second value at each rise."""
 
     def __init__(self, values: Ints, start: int) -> None:
@@ -136,14 +136,14 @@ class _Running:
         return np.where(last < 0, start, np.concatenate([other, [0]])[last])
 
 
-class _OfSource:
+class _GtidHistory:
     """State of a source of GTIDs before each event."""
 
     def __init__(self, places: EventPlaces, name: str, seen: GtidState) -> None:
         self.name, self.own = name, places.source == name
         self.is_of_mariadb = np.bool_(name.isdigit())
         numbers, millis = (np.where(self.own, one, -1) for one in (places.number, places.millis))
-        self.numbers, self.millis = _Running(numbers, seen.number), _Running(millis, seen.millis)
+        self.numbers, self.millis = _RunningMaximum(numbers, seen.number), _RunningMaximum(millis, seen.millis)
         self.begin, self.since = (
             self.numbers.at_rise(places.place, seen.begin),
             self.millis.at_rise(places.number, seen.since),
@@ -151,7 +151,8 @@ class _OfSource:
         servers = {*seen.servers, *set(places.of_server[self.own].tolist())}
         of_server = {one: self.own & (places.of_server == one) for one in servers}
         self.servers = {
-            one: _Running(np.where(own, places.number, -1), seen.servers.get(one, -1)) for one, own in of_server.items()
+            one: _RunningMaximum(np.where(own, places.number, -1), seen.servers.get(one, -1))
+            for one, own in of_server.items()
         }
         self.is_strange = np.zeros(len(self.own), np.bool_)
         for one, own in of_server.items():
@@ -170,20 +171,20 @@ class LogComparison:
     def __init__(self, places: EventPlaces, seen: LogState, starts: Sequence[Mapping[str, int]]) -> None:
         self._events, self._seen, self._starts = places, seen, starts
         self._streamed = streamed = places.says & ~places.is_read
-        self._places = _Running(np.where(streamed, places.place, -1), seen.place)
-        self._times = _Running(np.where(streamed, places.millis, -1), seen.millis)
+        self._places = _RunningMaximum(np.where(streamed, places.place, -1), seen.place)
+        self._times = _RunningMaximum(np.where(streamed, places.millis, -1), seen.millis)
         self._since = self._times.at_rise(places.place, seen.since)
-        self._reads = _Running(np.where(places.says & places.is_read, places.place, -1), seen.read)
+        self._reads = _RunningMaximum(np.where(places.says & places.is_read, places.place, -1), seen.read)
         self._read_at = self._reads.at_rise(places.millis, seen.read_millis)
         names = {*seen.gtids, *(one for one in set(places.source.tolist()) if one is not None)}
-        self._sources = {one: _OfSource(places, one, seen.gtids.get(one, GtidState())) for one in names}
+        self._sources = {one: _GtidHistory(places, one, seen.gtids.get(one, GtidState())) for one in names}
         self._bare = streamed & (places.number < 0)
         self._servers = self._bare & (places.server > 0)
         at = np.where(self._servers, np.arange(len(self._servers)), -1)
         last = np.maximum.accumulate(np.concatenate([[-1], at]))
         self._last_server = np.where(last < 0, seen.server, np.concatenate([places.server, [0]])[last])
 
-    def _of_sources(self, of: Callable[[_OfSource], npt.NDArray[Any]]) -> Mask:
+    def _of_sources(self, of: Callable[[_GtidHistory], npt.NDArray[Any]]) -> Mask:
         found = np.zeros(len(self._streamed), np.bool_)
         for one in self._sources.values():
             found |= one.own & of(one)

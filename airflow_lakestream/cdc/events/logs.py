@@ -47,7 +47,7 @@ Stop = Callable[[int, str], Exception]
 
 
 @dataclass(frozen=True)
-class Logs:
+class BinaryLogs:
     """Binary logs of a mirror's source, as noted in the table.
 
     :param seen: by table and partition.
@@ -67,7 +67,7 @@ class Logs:
         return asdict(self) if self.seen else None
 
     @classmethod
-    def of_note(cls, note: Mapping[str, Any] | None) -> Logs:
+    def of_note(cls, note: Mapping[str, Any] | None) -> BinaryLogs:
         """Return the logs of a note."""
         if note is None:
             return cls()
@@ -78,7 +78,7 @@ class Logs:
         return cls(seen, note["starts"])
 
 
-def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Logs]:
+def in_one_order(events: pa.Table, logs: BinaryLogs, stop: Stop) -> tuple[pa.Table, BinaryLogs]:
     """Return the events with growing places across logs, without copies, and the logs after the events.
 
     Raises the error of `stop` if the order of the logs is unknown.
@@ -91,7 +91,7 @@ def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Lo
     while before != (before := repr(starts)):
         # A partition may have events of an era that a later partition has shown: walk again until nothing changes.
         walks = [
-            _Walk(places.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()
+            _LogWalk(places.take(at), at, logs.seen.get(name, new), starts, several, stop) for name, at in parts.items()
         ]
         for walk in walks:
             walk.go()
@@ -102,7 +102,7 @@ def in_one_order(events: pa.Table, logs: Logs, stop: Stop) -> tuple[pa.Table, Lo
     if eras.any():
         commits = pa.chunked_array([pa.array(places.place + eras * ERA)])
         events = events.set_column(events.column_names.index(COMMIT), events.schema.field(COMMIT), commits)
-    return (events if kept.all() else events.filter(pa.array(kept))), Logs(seen, starts)
+    return (events if kept.all() else events.filter(pa.array(kept))), BinaryLogs(seen, starts)
 
 
 def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
@@ -117,7 +117,7 @@ def _parts(events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
 
 
 @dataclass
-class _Walk:
+class _LogWalk:
     """Walk through the events of a table in a partition."""
 
     places: EventPlaces

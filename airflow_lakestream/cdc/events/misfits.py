@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.cdc.stops import MirrorStopped, StopReason, TypeSeen, type_changed
+from airflow_lakestream.cdc.stops import ColumnTypeOrigin, MirrorStopped, StopReason, type_changed
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.tables.schema.value_ranges import is_of_range, is_time_out_of_range
 
@@ -25,7 +25,7 @@ _NO_POLICY = (
 
 
 @dataclass
-class ExplainedEvents:
+class BadEventExplainer:
     """Decoder of events by `inner`, with an explanation if a bad record ends the run.
 
     :param columns: finds the columns of an event in its content.
@@ -44,14 +44,14 @@ class ExplainedEvents:
         held: pa.Schema = self.inner.schema
         return held
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch. Raises MirrorStopped."""
-        decoded: Decoded = self.inner.decode(batch)
+        decoded: DecoderResult = self.inner.decode(batch)
         if self.stops and decoded.bad and (stop := self._stop(batch, decoded)) is not None:
             raise stop
         return decoded
 
-    def _stop(self, batch: RawBatch, decoded: Decoded) -> MirrorStopped | None:
+    def _stop(self, batch: RawBatch, decoded: DecoderResult) -> MirrorStopped | None:
         bad = decoded.bad[0]
         name = _column(bad, decoded.rows.schema.names)
         # NULL has no type.
@@ -62,7 +62,9 @@ class ExplainedEvents:
         # A number may be too large because the database's column has become larger.
         is_of_type = is_time_out_of_range(bad.reason) or (is_of_range(bad.reason) and (seen is None or seen == held))
         if seen is not None and not is_of_type and seen != held:
-            return type_changed(self.table, name, TypeSeen(held, "in the mirror"), TypeSeen.at(seen, *place))
+            return type_changed(
+                self.table, name, ColumnTypeOrigin(held, "in the mirror"), ColumnTypeOrigin.at(seen, *place)
+            )
         if not is_of_range(bad.reason):
             return None
         problem = (

@@ -12,7 +12,7 @@ import pyarrow as pa
 from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
 from airflow_lakestream.cdc.stops import name_garbled, name_not_free
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.decode.connect.debezium import Naming
+from airflow_lakestream.decode.connect.debezium import EventNaming
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 
@@ -38,9 +38,9 @@ class ColumnNames:
     lake: LakeFormat = LAKES[TableFormat.ICEBERG]
 
     @property
-    def naming(self) -> Naming:
+    def naming(self) -> EventNaming:
         """The new names and the names of the event's parts, for the decoder of events."""
-        return Naming(_BESIDE, self.renamed)
+        return EventNaming(_BESIDE, self.renamed)
 
     @property
     def reserved(self) -> frozenset[str]:

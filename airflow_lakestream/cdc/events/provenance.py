@@ -19,7 +19,7 @@ from airflow_lakestream.tables.schema.required import cast_to
 _NAMES = ("db", "schema", "table")
 
 
-class Old(StrEnum):
+class OldKeyState(StrEnum):
     """State of the row's key before an update: another key, or unknown."""
 
     # The key was another one: the row before is part of the event.
@@ -68,7 +68,7 @@ def expanded(rows: pa.Table) -> pa.Table:
     beside = [name for name in rows.column_names if name.startswith(BEFORE)]
     if not beside:
         return rows
-    moved = pc.equal(rows[OLD], str(Old.OTHER)).fill_null(False)
+    moved = pc.equal(rows[OLD], str(OldKeyState.OTHER)).fill_null(False)
     old = rows.filter(moved)
     for name in beside:
         own = name.removeprefix(BEFORE)
@@ -92,8 +92,8 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
         there &= old.is_valid().to_numpy(zero_copy_only=False)
     moved &= there
     unknown = is_update & ~there & _may_hide_a_change(rows[KEY_NAMES].combine_chunks(), key)
-    marks = pc.if_else(pa.array(moved), str(Old.OTHER), pa.scalar(None, pa.string()))
-    rows = rows.append_column(OLD, pc.if_else(pa.array(unknown), str(Old.UNKNOWN), marks))
+    marks = pc.if_else(pa.array(moved), str(OldKeyState.OTHER), pa.scalar(None, pa.string()))
+    rows = rows.append_column(OLD, pc.if_else(pa.array(unknown), str(OldKeyState.UNKNOWN), marks))
     if not moved.any():
         return rows
     for field in image.type:

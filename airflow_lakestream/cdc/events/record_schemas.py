@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from airflow_lakestream.cdc.events.widening import joined_type
-from airflow_lakestream.cdc.stops import TypeSeen, type_changed
+from airflow_lakestream.cdc.stops import ColumnTypeOrigin, type_changed
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect import schema as connect_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES, is_event, row_of
@@ -36,7 +36,7 @@ class RecordSchemas:
     table: str
     _prefixes: dict[bytes, str] = field(default_factory=dict)
     _rows: dict[Writer, Row] = field(default_factory=dict)
-    _found: dict[str, tuple[pa.Field, TypeSeen]] = field(default_factory=dict)
+    _found: dict[str, tuple[pa.Field, ColumnTypeOrigin]] = field(default_factory=dict)
 
     def row(self, batch: RawBatch) -> Row:
         """Return all columns of the schemas of all records until now, each with a type for all values.
@@ -45,7 +45,7 @@ class RecordSchemas:
         """
         for row, place in sorted(self._of_batch(batch), key=lambda one: one[1]):
             for one in row:
-                seen = TypeSeen.at(one.type, batch.partition, batch.offsets[place])
+                seen = ColumnTypeOrigin.at(one.type, batch.partition, batch.offsets[place])
                 there, first = self._found.get(one.name, (one, seen))
                 kind = joined_type(there.type, one.type)
                 if kind is None:

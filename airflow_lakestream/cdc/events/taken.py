@@ -28,12 +28,12 @@ from airflow_lakestream.cdc.events.apart import bare, each
 from airflow_lakestream.cdc.events.notes import note_columns
 from airflow_lakestream.cdc.events.provenance import expanded
 from airflow_lakestream.cdc.events.widening import joined_type
-from airflow_lakestream.cdc.stops import TypeSeen, type_changed
+from airflow_lakestream.cdc.stops import ColumnTypeOrigin, type_changed
 from airflow_lakestream.tables.no_rows import no_rows
 
 
 @dataclass
-class TakenEvents:
+class CommitEvents:
     """Change events: `rows` of this process, and `files` of executors."""
 
     rows: list[pa.Table] = field(default_factory=list)
@@ -94,9 +94,9 @@ def _of_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else None
 
 
-def _seen(rows: pa.Table, name: str) -> TypeSeen:
+def _seen(rows: pa.Table, name: str) -> ColumnTypeOrigin:
     at = pc.index(rows[name].is_valid(), True).as_py()
-    return TypeSeen.at(rows.schema.field(name).type, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
+    return ColumnTypeOrigin.at(rows.schema.field(name).type, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
 
 
 def _column(rows: pa.Table, one: pa.Field, length: int) -> pa.Table:

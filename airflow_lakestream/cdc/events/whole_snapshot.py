@@ -15,11 +15,11 @@ from airflow_lakestream.cdc.columns import OP, READ, RECORD_KEY, SOURCE
 from airflow_lakestream.cdc.design import key_of
 from airflow_lakestream.cdc.events import binlog
 from airflow_lakestream.core.landing.plan import Plan, TopicState
-from airflow_lakestream.core.ports import Reader
+from airflow_lakestream.core.ports import RecordReader
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.values.outcome import DecoderResult
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Without the row, which may have any columns.
@@ -39,7 +39,7 @@ _FIRST, _LAST = ("first", "first_in_data_collection"), ("last", "last_in_data_co
 
 
 @dataclass(frozen=True)
-class Origin:
+class ConnectorTable:
     """Sender of events: the connector's topic.prefix, and the table's name as in a signal."""
 
     prefix: str
@@ -47,7 +47,7 @@ class Origin:
 
 
 @dataclass
-class Snapshot:
+class DebeziumSnapshot:
     """Rows read by a single transaction of Debezium: the number, and start and end offsets by partition."""
 
     rows: int = 0
@@ -70,14 +70,14 @@ class SnapshotSearch:
     :param payload: the format of its values; not `EventPayload`, which would look for columns in them.
     """
 
-    payload: Payload
-    reader: Reader
+    payload: PayloadFormats
+    reader: RecordReader
     # By partition: the offset at which the search continues.
     at: dict[int, int]
-    found: dict[tuple[int, int], Snapshot] = field(default_factory=dict)
-    origin: Origin | None = None
+    found: dict[tuple[int, int], DebeziumSnapshot] = field(default_factory=dict)
+    origin: ConnectorTable | None = None
 
-    def look(self, state: TopicState, stop: threading.Event) -> Snapshot | None:
+    def look(self, state: TopicState, stop: threading.Event) -> DebeziumSnapshot | None:
         """Search up to the topic's current end; return the last complete snapshot, or None."""
         topic = state.identity.topic
         starts = {p: max(self.at.get(p, 0), marks.low) for p, marks in state.marks.items()}
@@ -98,7 +98,7 @@ class SnapshotSearch:
         """The number of snapshot rows seen."""
         return sum(one.rows for one in self.found.values())
 
-    def _take(self, batch: RawBatch, decoded: Decoded) -> None:
+    def _take(self, batch: RawBatch, decoded: DecoderResult) -> None:
         rows, bad = decoded.rows, [one.index for one in decoded.bad]
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
@@ -111,7 +111,7 @@ class SnapshotSearch:
             own = source["lsn"] if own is None else own
             if op != READ or own is None or source["snapshot"] == "incremental":
                 continue
-            one = self.found.setdefault((own, source["txId"] or 0), Snapshot())
+            one = self.found.setdefault((own, source["txId"] or 0), DebeziumSnapshot())
             one.rows += 1
             one.starts.setdefault(batch.partition, batch.offsets[place])
             one.ends[batch.partition] = batch.offsets[place] + 1
@@ -120,20 +120,20 @@ class SnapshotSearch:
                 one.has_last, one.key = True, _key(batch, place)
 
 
-def origin_of_topic(topic: str) -> Origin:
+def origin_of_topic(topic: str) -> ConnectorTable:
     """Return prefix.schema.table from a topic's name, if the topic was not renamed."""
     parts = topic.split(".")
     if len(parts) < 3:
         raise InvalidArgument(
             "topic", f"{topic!r} is not prefix.schema.table, and has no event that tells it.", "Change a row."
         )
-    return Origin(".".join(parts[:-2]), re.escape(".".join(parts[-2:])))
+    return ConnectorTable(".".join(parts[:-2]), re.escape(".".join(parts[-2:])))
 
 
-def _origin(source: Mapping[str, str]) -> Origin:
+def _origin(source: Mapping[str, str]) -> ConnectorTable:
     # MySQL's and MariaDB's databases have no schemas, and signals name the database.
     space = source["schema"] or (source["db"] if source[binlog.FILE] else None)
-    return Origin(source["name"], re.escape(".".join(part for part in (space, source["table"]) if part)))
+    return ConnectorTable(source["name"], re.escape(".".join(part for part in (space, source["table"]) if part)))
 
 
 def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:

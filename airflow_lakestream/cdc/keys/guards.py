@@ -13,7 +13,7 @@ from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 Place = tuple[int, int]
 
 
-class Guarded(StrEnum):
+class GuardKind(StrEnum):
     """Requirement of an event on the table."""
 
     # A row from before the transaction stays: the transaction has deleted another, equal row.
@@ -27,14 +27,14 @@ class Guarded(StrEnum):
 
 
 @dataclass(frozen=True)
-class Guard:
+class DeletionGuard:
     """Check for the table's row of a key, if the row's place is before `since`.
 
     `image` are the values of the deletion. `before` is the version of the key's event before the transaction, if the
     batch has one with a row.
     """
 
-    kind: Guarded
+    kind: GuardKind
     since: Place
     partition: int
     offset: int
@@ -43,7 +43,7 @@ class Guard:
 
 
 @dataclass
-class Judge:
+class GuardCheck:
     """Judge of guards by the table's rows; `done` has the ids of guards answered by a row."""
 
     table: str
@@ -51,7 +51,7 @@ class Judge:
     key: Sequence[str]
     done: set[int] = field(default_factory=set)
 
-    def keeps(self, guards: Iterable[Guard], place: Place, row: Image) -> bool:
+    def keeps(self, guards: Iterable[DeletionGuard], place: Place, row: Image) -> bool:
         """Return whether an existing row stays in spite of the deletion. Raises MirrorStopped.
 
         :param place: the place of the row's last event in the source.
@@ -59,23 +59,23 @@ class Judge:
         """
         kept = False
         for guard in guards:
-            if guard.kind is Guarded.SENT:
+            if guard.kind is GuardKind.SENT:
                 self.done.add(id(guard))
                 # The row has had a later event: the deletion is late.
                 if place < guard.since and not fits(row, guard.image):
                     # An event of the same transaction may be about a second row of the key.
                     raise self.unknown(guard) if place[0] == guard.since[0] else self.not_sent(guard)
             elif place < guard.since:
-                if guard.kind is not Guarded.KEEP:
+                if guard.kind is not GuardKind.KEEP:
                     raise self.unknown(guard)
                 kept = True
         return kept
 
-    def is_gone(self, guards: Iterable[Guard], place: Place) -> None:
+    def is_gone(self, guards: Iterable[DeletionGuard], place: Place) -> None:
         """Mark guards as done if a row is already marked as deleted: a repeated deletion means the same row."""
-        self.done.update(id(guard) for guard in guards if guard.kind is Guarded.SENT and place >= guard.since)
+        self.done.update(id(guard) for guard in guards if guard.kind is GuardKind.SENT and place >= guard.since)
 
-    def check_before(self, guards: Iterable[Guard], truncated: Version | None) -> None:
+    def check_before(self, guards: Iterable[DeletionGuard], truncated: Version | None) -> None:
         """Refuse guards of a key with an earlier row in the batch, unless truncated since. Raises MirrorStopped.
 
         :param truncated: the last known truncation; a row before it is gone.
@@ -84,16 +84,16 @@ class Judge:
             if guard.before is not None and (truncated is None or guard.before >= truncated):
                 raise self.unknown(guard)
 
-    def unknown(self, guard: Guard) -> MirrorStopped:
+    def unknown(self, guard: DeletionGuard) -> MirrorStopped:
         """Return the error for a transaction with several rows of the same key."""
         return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, self._at(guard) + _UNKNOWN, _REMEDY_UNKNOWN)
 
-    def not_sent(self, guard: Guard) -> MirrorStopped:
+    def not_sent(self, guard: DeletionGuard) -> MirrorStopped:
         """Return the error for a deletion of an unknown row."""
         key = ", ".join(self.key)
         return MirrorStopped(self.table, StopReason.KEY_NOT_SENT, self._at(guard) + _NOT_SENT.format(key), _REMEDY_SENT)
 
-    def _at(self, guard: Guard) -> str:
+    def _at(self, guard: DeletionGuard) -> str:
         return f"{self.topic}[{guard.partition}] offset {guard.offset}: "
 
 

@@ -117,7 +117,7 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))
 
 
-class Among:
+class KeySearch:
     """Search for the rows with a key of a batch. The batch has each key once.
 
     A mirror's files are mostly sorted by key: in a sorted column of integers, the batch's keys are looked up, and not

@@ -96,7 +96,7 @@ def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
     return found
 
 
-class Earlier:
+class PreviousEvents:
     """Index from an event to the previous event of the same key."""
 
     def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:

@@ -20,9 +20,16 @@ from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITI
 from airflow_lakestream.cdc.events.apart import is_apart
 from airflow_lakestream.cdc.events.provenance import is_serial
 from airflow_lakestream.cdc.events.repeated import without_repeated
-from airflow_lakestream.cdc.keys.guards import Guard, Guarded
+from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardKind
 from airflow_lakestream.cdc.keys.identity import by_place
-from airflow_lakestream.cdc.keys.images import Earlier, Image, image_columns, images, is_placeholder, say_something
+from airflow_lakestream.cdc.keys.images import (
+    Image,
+    PreviousEvents,
+    image_columns,
+    images,
+    is_placeholder,
+    say_something,
+)
 from airflow_lakestream.cdc.merge.snapshots import versions
 
 Places = npt.NDArray[np.int64]
@@ -31,34 +38,36 @@ _NUMBER, _GROUP = "_cdc_number", "_cdc_group"
 
 
 @dataclass
-class Settled:
+class OrderedEvents:
     """Events with each key's last event deciding about the row; `guards` are checks against the table.
 
     `guards` are by the place of an event.
     """
 
     rows: pa.Table
-    guards: dict[int, Guard] = field(default_factory=dict)
+    guards: dict[int, DeletionGuard] = field(default_factory=dict)
 
 
-def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settled:
+def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> OrderedEvents:
     """Return events with each key's last event deciding about the row. Raises ValuesApart.
 
     :param rows: in the order of their versions.
     :param not_in: columns of the database's key, which every deletion carries.
     """
     if TRANSACTION not in rows.column_names or not len(rows) or is_serial(rows):
-        return Settled(rows)
+        return OrderedEvents(rows)
     kept = without_repeated(rows, key, _transactions(rows))
     if len(kept) < len(rows):
         rows = rows.take(kept).combine_chunks()
     groups = sorted(_suspects(rows, key), key=lambda group: int(group[0]))
     unfinished = sorted(_unfinished(rows, key), key=lambda group: int(group[0]))
     if not groups and not unfinished:
-        return Settled(rows)
+        return OrderedEvents(rows)
     columns = [name for name in image_columns(rows, key) if name not in not_in]
     told = _DeletedValues(rows, columns)
-    work = _Work(rows, key, columns, told, Earlier(rows, key, [int(group[0]) for group in (*groups, *unfinished)]))
+    work = _KeySettlement(
+        rows, key, columns, told, PreviousEvents(rows, key, [int(group[0]) for group in (*groups, *unfinished)])
+    )
     for group in groups:
         work.settle(group)
     for group in unfinished:
@@ -144,7 +153,7 @@ class _DeletedValues:
 
 
 @dataclass
-class _Followed:
+class _KeyState:
     """State after a key's events: remaining rows of the transaction, and maybe a row from before.
 
     With `is_open`, an update may have changed either.
@@ -158,16 +167,16 @@ class _Followed:
 
 
 @dataclass
-class _Work:
+class _KeySettlement:
     rows: pa.Table
     key: Sequence[str]
     columns: Sequence[str]
     told: _DeletedValues
-    earlier: Earlier
+    earlier: PreviousEvents
     # New versions of events, and dropped events.
     versions: dict[int, int] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
-    guards: dict[int, Guard] = field(default_factory=dict)
+    guards: dict[int, DeletionGuard] = field(default_factory=dict)
 
     def settle(self, group: Places) -> None:
         """Decide the result of a key's events in a transaction."""
@@ -182,18 +191,18 @@ class _Work:
         found = self._follow(group)
         first, last = int(group[0]), int(group[-1])
         if len(found.live) > 1:
-            self._guard(last, first, Guarded.UNKNOWN)
+            self._guard(last, first, GuardKind.UNKNOWN)
         elif found.live and found.may_be_old:
             is_settled = int(group[found.live[0]]) in self.versions
-            self._guard(int(group[found.live[0]]) if is_settled else last, first, Guarded.STOP)
+            self._guard(int(group[found.live[0]]) if is_settled else last, first, GuardKind.STOP)
 
-    def _follow(self, group: Places) -> _Followed:
+    def _follow(self, group: Places) -> _KeyState:
         part = self.rows.take(pa.array(group))
         ops, values, positions = part[OP].to_pylist(), images(part, self.columns), part[POSITION].to_pylist()
         # An update or deletion that comes first is about the existing row.
-        found = _Followed(may_be_old=ops[0] == "c")
+        found = _KeyState(may_be_old=ops[0] == "c")
         if "t" in ops:
-            return _Followed(may_be_old=False)
+            return _KeyState(may_be_old=False)
         live, seen = found.live, set[tuple[int, str]]()
         is_told = _transactions(part)[0].as_py() in self.told.saying
         for number, op in enumerate(ops):
@@ -222,15 +231,15 @@ class _Work:
         return found
 
     def _is_of_old(
-        self, found: _Followed, is_told: bool, live: Sequence[int], values: Sequence[Image], number: int
+        self, found: _KeyState, is_told: bool, live: Sequence[int], values: Sequence[Image], number: int
     ) -> bool:
         """Return whether a deletion means the row from before: all rows of the transaction have different values."""
         return found.may_be_old and is_told and all(self._differs(values[one], values[number]) for one in live)
 
-    def _conclude(self, group: Places, live: Sequence[int], kind: Guarded | None) -> None:
+    def _conclude(self, group: Places, live: Sequence[int], kind: GuardKind | None) -> None:
         first, last = int(group[0]), int(group[-1])
-        if len(live) > 1 or (live and kind is not Guarded.KEEP):
-            self._guard(last, first, Guarded.UNKNOWN)
+        if len(live) > 1 or (live and kind is not GuardKind.KEEP):
+            self._guard(last, first, GuardKind.UNKNOWN)
         elif live:
             # The old row is deleted, the new row stays: its event gets the version of the last event.
             self.versions[int(group[live[0]])] = last
@@ -241,22 +250,22 @@ class _Work:
     def _differs(self, row: Image, image: Image) -> bool:
         return any(name in row and name in image and row[name] != image[name] for name in self.told.varying)
 
-    def _guard(self, at: int, first: int, kind: Guarded, group: Places | None = None) -> None:
+    def _guard(self, at: int, first: int, kind: GuardKind, group: Places | None = None) -> None:
         before = self.earlier.of(first)
         # An event that was dropped from an earlier transaction has left its row in the table.
         is_there = before in self.dropped or (before is not None and self.rows[OP][before].as_py() not in ("d", "t"))
-        if before is not None and not is_there and kind is not Guarded.UNKNOWN:
+        if before is not None and not is_there and kind is not GuardKind.UNKNOWN:
             return
-        if before is not None and kind is Guarded.KEEP and group is not None:
+        if before is not None and kind is GuardKind.KEEP and group is not None:
             # The row from before is in this batch, and stays as it is.
             self.dropped |= set(group.tolist())
             return
         since = (self.rows[COMMIT][first].as_py(), self.rows[POSITION][first].as_py())
         partition, offset = self.rows[PARTITION][at].as_py(), self.rows[OFFSET][at].as_py()
         version = None if before is None else versions(self.rows.slice(before, 1))[0]
-        self.guards[at] = Guard(kind, since, partition, offset, before=version)
+        self.guards[at] = DeletionGuard(kind, since, partition, offset, before=version)
 
-    def done(self) -> Settled:
+    def done(self) -> OrderedEvents:
         """Return the events with new versions, without dropped events."""
         rows = self.rows
         if self.versions:
@@ -268,14 +277,14 @@ class _Work:
         kept = np.setdiff1d(np.arange(len(rows)), np.array(sorted(self.dropped), np.int64))
         place_of = {int(at): number for number, at in enumerate(kept)}
         guards = {place_of[at]: guard for at, guard in self.guards.items()}
-        return Settled(rows.take(pa.array(kept)).combine_chunks(), guards)
+        return OrderedEvents(rows.take(pa.array(kept)).combine_chunks(), guards)
 
 
-def _kind(*, is_sure: bool, says: bool) -> Guarded | None:
+def _kind(*, is_sure: bool, says: bool) -> GuardKind | None:
     if is_sure:
-        return Guarded.KEEP
+        return GuardKind.KEEP
     # If deletions have only the key, a key never occurs twice: the database prevents it.
-    return Guarded.STOP if says else None
+    return GuardKind.STOP if says else None
 
 
 def _is_same(row: Mapping[str, Any], image: Mapping[str, Any]) -> bool:

@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION
 from airflow_lakestream.cdc.events.apart import is_apart
 from airflow_lakestream.cdc.events.provenance import is_serial
-from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge, fits
+from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind, fits
 from airflow_lakestream.cdc.keys.identity import keys_of
-from airflow_lakestream.cdc.keys.images import Earlier, image_columns, images, is_placeholder, zero_keys
+from airflow_lakestream.cdc.keys.images import PreviousEvents, image_columns, images, is_placeholder, zero_keys
 
 Keyed = tuple[object, ...]
 
 
-def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed, Guard]:
+def sent_guards(rows: pa.Table, key: Sequence[str], judge: GuardCheck) -> dict[Keyed, DeletionGuard]:
     """Return guards by key, to check against the table. Raises MirrorStopped for a problem within the events.
 
     With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
@@ -34,11 +34,11 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed,
     is_zero = zero_keys(rows.select(list(key)).take(pa.array(doubtful)), key)
     if not is_zero.any():
         return {}
-    found: dict[Keyed, Guard] = {}
+    found: dict[Keyed, DeletionGuard] = {}
     columns = image_columns(rows, key)
     # Checked one by one: the replica identity may change between transactions.
     wanted: list[int] = doubtful[is_zero].tolist()
-    events = Earlier(rows, key, wanted)
+    events = PreviousEvents(rows, key, wanted)
     for at in wanted:
         row = rows.slice(at, 1)
         image = images(row, columns)[0]
@@ -46,7 +46,7 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed,
             # As of the default replica identity, which sends the key and nothing else.
             continue
         since = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
-        guard = Guard(Guarded.SENT, since, row[PARTITION][0].as_py(), row[OFFSET][0].as_py(), image)
+        guard = DeletionGuard(GuardKind.SENT, since, row[PARTITION][0].as_py(), row[OFFSET][0].as_py(), image)
         own = keys_of(row, key)[0]
         earlier = events.of(at)
         if earlier is None:

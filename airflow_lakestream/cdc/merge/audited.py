@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_lakestream.core.checks import Auditor, Written
+from airflow_lakestream.core.checks import RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.tables.examiner import Examiner
+from airflow_lakestream.tables.examiner import LandingExaminer
 
 Look = Callable[[pa.Table], None]
 Conform = Callable[[pa.Table], pa.Table]
@@ -20,21 +20,21 @@ NOT_KEPT = (
 )
 
 
-def look_of(auditor: Auditor | None, table: str, landing: Landing, conform: Conform) -> Look | None:
+def look_of(auditor: RowChecker | None, table: str, landing: Landing, conform: Conform) -> Look | None:
     """Return a function that raises ChecksFailed for bad rows, or None without an auditor.
 
     :param conform: returns rows with the mirror's columns.
     """
     if auditor is None:
         return None
-    examiner = Examiner(auditor, table)
+    examiner = LandingExaminer(auditor, table)
 
     def look(rows: pa.Table) -> None:
         rows, sink = conform(rows), pa.BufferOutputStream()
         pq.write_table(rows, sink)
         data = sink.getvalue()
         files = {"rows": data.size} if rows.num_rows else {}
-        written = Written(rows.schema, files, lambda _: pa.BufferReader(data), rows.num_rows)
+        written = StagedRows(rows.schema, files, lambda _: pa.BufferReader(data), rows.num_rows)
         examiner.examine(landing, written, None, NOT_KEPT)
 
     return look

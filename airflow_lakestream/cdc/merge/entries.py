@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
-from airflow_lakestream.cdc.keys.identity import Among, by_place
-from airflow_lakestream.cdc.merge.hands import Work
-from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.keys.identity import KeySearch, by_place
+from airflow_lakestream.cdc.merge.hands import MergeWork
+from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.lookup import may_hold
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 from airflow_lakestream.decode.connect.unavailable import Mask
@@ -49,7 +49,7 @@ class EntryFile:
     read: Callable[[Sequence[str]], Iterable[pa.Table]]
 
 
-def entry_files(head: Head, key: Sequence[str]) -> list[EntryFile]:
+def entry_files(head: MirrorHead, key: Sequence[str]) -> list[EntryFile]:
     """Return the files of a table of entries.
 
     :param key: the columns of the mirror's key.
@@ -70,11 +70,11 @@ class EntryFiles:
     files: Sequence[EntryFile]
     columns: pa.Schema
 
-    def wanted(self, key: tuple[str, ...], among: Among) -> Work:
+    def wanted(self, key: tuple[str, ...], among: KeySearch) -> MergeWork:
         """Return the work for a batch's entries: entries of these keys, and entries for every batch."""
         ordered = among.rising if any(file.bounds is not None for file in self.files) else []
         files = [file for file in self.files if file.has_others or may_hold(file.bounds, ordered)]
-        return Work(Wanted(key, among), files, sum(file.rows for file in files) * ENTRY_BYTES)
+        return MergeWork(EntrySearch(key, among), files, sum(file.rows for file in files) * ENTRY_BYTES)
 
     def joined(self, parts: Iterable[pa.Table]) -> pa.Table:
         """Return parts of the entries as a single table."""
@@ -86,11 +86,11 @@ class EntryFiles:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EntrySearch:
     """Search in a file for a batch's entries: with these keys, without a key, or with a row."""
 
     key: tuple[str, ...]
-    among: Among
+    among: KeySearch
 
     def __call__(self, file: EntryFile) -> list[pa.Table]:
         """Return the entries."""
@@ -103,7 +103,7 @@ class Wanted:
         return wanted
 
 
-def anew(head: Head, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
+def anew(head: MirrorHead, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
     """Compact a table's small files of entries; return the new files, or None if small files are few.
 
     See `condensed`.

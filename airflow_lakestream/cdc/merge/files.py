@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.cdc.merge.head import File, Head
-from airflow_lakestream.cdc.merge.lookup import Change, among, joined, with_numbers
+from airflow_lakestream.cdc.merge.head import File, MirrorHead
+from airflow_lakestream.cdc.merge.lookup import FileChange, among, joined, with_numbers
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.cdc.merge.values import as_bytes, marked_where
 from airflow_lakestream.tables.no_rows import no_rows
@@ -26,7 +26,7 @@ RowsOf = Callable[[Any], pa.Table]
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedRows:
     """Rows for another process, pickled with compression: the bytes pass through the memory of two JVMs."""
 
     rows: pa.Table
@@ -36,21 +36,21 @@ class Packed:
         return _unpacked, (as_bytes(self.rows, "lz4"),)
 
 
-def rows_of(packed: Packed) -> pa.Table:
+def rows_of(packed: PackedRows) -> pa.Table:
     """Return the packed rows."""
     return packed.rows
 
 
-def _unpacked(stream: bytes) -> Packed:
+def _unpacked(stream: bytes) -> PackedRows:
     rows = pa.ipc.open_stream(stream).read_all()
-    return Packed(rows if len(rows) else no_rows(rows.schema))
+    return PackedRows(rows if len(rows) else no_rows(rows.schema))
 
 
 @dataclass(frozen=True)
-class Taking:
+class RowReadTask:
     """Task for reading whole rows of a file."""
 
-    head: Head
+    head: MirrorHead
 
     def __call__(self, wanted: tuple[File, Numbers]) -> list[pa.Table]:
         """Return the rows with these rising numbers."""
@@ -60,25 +60,25 @@ class Taking:
 
 
 @dataclass(frozen=True)
-class Deleting:
+class RowDeleteTask:
     """Task for deleting rows of a file in place."""
 
-    head: Head
+    head: MirrorHead
 
-    def __call__(self, change: Change) -> list[File]:
+    def __call__(self, change: FileChange) -> list[File]:
         """Return the delete file for the commit."""
         assert self.head.delete is not None, "the file would be rewritten"
         return [self.head.delete(change.file, change.out)]
 
 
 @dataclass(frozen=True)
-class Writing:
+class RowWriteTask:
     """Task for writing new rows into new files.
 
     :param rows_of: returns the rows of an item.
     """
 
-    head: Head
+    head: MirrorHead
     rows_of: RowsOf
 
     def __call__(self, new: Any) -> Sequence[File]:
@@ -94,17 +94,17 @@ def in_parts(rows: pa.Table, size: int) -> list[pa.Table]:
 
 
 @dataclass(frozen=True)
-class Rewriting:
+class FileRewriteTask:
     """Task for rewriting files together: the remaining rows, and the new versions of changed rows.
 
     :param rows_of: returns the new rows of a file.
     """
 
-    head: Head
+    head: MirrorHead
     truncated: Version | None
     rows_of: RowsOf
 
-    def __call__(self, bundle: Sequence[tuple[Change, Any]]) -> list[File]:
+    def __call__(self, bundle: Sequence[tuple[FileChange, Any]]) -> list[File]:
         """Return the new files for a bundle of files, each given with new rows."""
         files: list[File] = []
         held: list[pa.Table] = []
@@ -118,7 +118,7 @@ class Rewriting:
                     held = []
         return [*files, *self._write(held)]
 
-    def _staying(self, change: Change) -> Iterator[pa.Table]:
+    def _staying(self, change: FileChange) -> Iterator[pa.Table]:
         for rows, here in with_numbers(self.head.read(change.file)):
             if change.marked is not None and change.marked[here].any():
                 rows = marked_where(rows, change.marked[here], self.truncated)

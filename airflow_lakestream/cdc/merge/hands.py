@@ -11,7 +11,7 @@ FILES_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class Work:
+class MergeWork:
     """The same function for several items. Function, items and results can be pickled.
 
     :param size: the bytes of the files that are worked on.
@@ -22,17 +22,17 @@ class Work:
     size: int
 
 
-class Hands(Protocol):
+class MergePool(Protocol):
     """A pool for independent works at the same time."""
 
-    def do(self, *works: Work) -> Sequence[list[Any]]:
+    def do(self, *works: MergeWork) -> Sequence[list[Any]]:
         """Return each work's results, in the order of the items. Raises the error of a work."""
 
 
-class Threads:
-    """`Hands` with threads of this process."""
+class MergeThreads:
+    """`MergePool` with threads of this process."""
 
-    def do(self, *works: Work) -> Sequence[list[Any]]:
+    def do(self, *works: MergeWork) -> Sequence[list[Any]]:
         """Work on two items at a time."""
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-merge") as pool:
             waiting = [[pool.submit(work.do, item) for item in work.items] for work in works]

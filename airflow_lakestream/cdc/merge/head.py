@@ -13,7 +13,7 @@ from airflow_lakestream.tables.rising import Numbers
 File = Any
 
 
-class Head(Protocol):
+class MirrorHead(Protocol):
     """The rows of a mirror at a head, with the mirror's columns after the commit.
 
     The rows of a file are numbered from 0, without rows that are deleted already. A head can be pickled, for `Hands` in

@@ -11,24 +11,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, POSITION
-from airflow_lakestream.cdc.keys.guards import Guarded, Judge
+from airflow_lakestream.cdc.keys.guards import GuardCheck, GuardKind
 from airflow_lakestream.cdc.keys.images import Image, images
-from airflow_lakestream.cdc.merge.head import File, Head
-from airflow_lakestream.cdc.merge.lookup import Found, with_numbers
-from airflow_lakestream.cdc.merge.memory import Memory
-from airflow_lakestream.cdc.merge.newest import Newest, is_before, is_gone
+from airflow_lakestream.cdc.merge.head import File, MirrorHead
+from airflow_lakestream.cdc.merge.lookup import LookupResult, with_numbers
+from airflow_lakestream.cdc.merge.memory import MirrorMemory
+from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.rising import Numbers
 
 
 @dataclass
-class Judged:
+class GuardedRows:
     """Check for rows to keep in spite of a deletion of the key."""
 
-    batch: Newest
-    judge: Judge
+    batch: NewestEvents
+    judge: GuardCheck
 
-    def stay(self, head: Head, file: File, found: Found) -> Mask:
+    def stay(self, head: MirrorHead, file: File, found: LookupResult) -> Mask:
         """Return a mask of a file's hits to keep. Raises MirrorStopped."""
         rows, at = found.rows, found.at
         if rows is None:
@@ -48,11 +48,11 @@ class Judged:
             stays[place] |= self.judge.keeps(guards, where, values)
         return stays
 
-    def check_others(self, memory: Memory) -> None:
+    def check_others(self, memory: MirrorMemory) -> None:
         """Check the guards not answered by a row. Raises MirrorStopped."""
         for place, guards in self.batch.guards.items():
             for guard in guards:
-                if guard.kind is not Guarded.SENT or id(guard) in self.judge.done:
+                if guard.kind is not GuardKind.SENT or id(guard) in self.judge.done:
                     continue
                 row = self.batch.rows.slice(place, 1)
                 for name, value in zip((COMMIT, POSITION), guard.since, strict=True):
@@ -86,7 +86,7 @@ class Judged:
         stays: Mask = same & (self._places[POSITION][at] != 0) & self._is_live(rows)
         return stays
 
-    def _values(self, head: Head, file: File, number: int, names: set[str]) -> Image:
+    def _values(self, head: MirrorHead, file: File, number: int, names: set[str]) -> Image:
         for part, here in with_numbers(head.read(file)):
             if number < here.stop:
                 columns = [name for name in part.column_names if name in names]

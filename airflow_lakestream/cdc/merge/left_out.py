@@ -24,7 +24,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ValueOrigin:
     """A row outside of the batch as a source: the table's row of a key, or a deleted row with `moved`.
 
     The table's row has the value if its last event is between `since` and `until`, both included; without `since` from
@@ -46,31 +46,31 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ValueSource:
     """Source of a value: the first of `origins` with the value, or else `value` from the batch."""
 
-    origins: tuple[Origin, ...]
+    origins: tuple[ValueOrigin, ...]
     value: pa.Scalar | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ValueState:
     """State of a value of a key's row within a batch: the event with the value, if any, and the version `since`."""
 
     key: Key
     since: Version | None
     event: int | None = None
-    earlier: tuple[Origin, ...] = ()
+    earlier: tuple[ValueOrigin, ...] = ()
 
-    def origins(self, until: Version) -> tuple[Origin, ...]:
-        return (Origin(self.key, self.since, until), *self.earlier)
+    def origins(self, until: Version) -> tuple[ValueOrigin, ...]:
+        return (ValueOrigin(self.key, self.since, until), *self.earlier)
 
 
-_State = dict[str, _Known]
+_State = dict[str, _ValueState]
 
 
 @dataclass(slots=True)
-class _Row:
+class _RowState:
     """A row after the last followed event of the key."""
 
     state: _State
@@ -79,7 +79,7 @@ class _Row:
 
 
 @dataclass
-class LeftOut:
+class LeftOutValues:
     """Rows of a batch's keys, followed through the batch and through earlier keys of the rows.
 
     :param events: of these keys, in the order of their versions.
@@ -89,7 +89,7 @@ class LeftOut:
     events: pa.Table
     key: Sequence[str]
     names: Sequence[str]
-    _rows: dict[Key, _Row] = field(default_factory=dict)
+    _rows: dict[Key, _RowState] = field(default_factory=dict)
     # By the place of a deletion: the row's values, for the row that gets another key there.
     _moved: dict[Place, _State] = field(default_factory=dict)
 
@@ -99,36 +99,38 @@ class LeftOut:
         lacking = {name: left_out(self.events[name]) if name in there else nothing for name in self.names}
         every = zip(keys_of(self.events, self.key), versions(self.events), self.events[OP].to_pylist(), strict=True)
         for at, (own, version, op) in enumerate(every):
-            row = self._rows.setdefault(own, _Row(self._in_table(own, None)))
+            row = self._rows.setdefault(own, _RowState(self._in_table(own, None)))
             if op in ("d", "t"):
                 self._delete(row, own, version)
                 continue
             before = self._before(row, own, version, op)
-            row.state = {name: before[name] if mask[at] else _Known(own, version, at) for name, mask in lacking.items()}
+            row.state = {
+                name: before[name] if mask[at] else _ValueState(own, version, at) for name, mask in lacking.items()
+            }
             row.gone = None
 
-    def source(self, own: Key, name: str, until: Version) -> Source:
+    def source(self, own: Key, name: str, until: Version) -> ValueSource:
         """Return the source of a row's value, after the row's last event."""
         return self._source(self._rows[own].state[name], name, until)
 
-    def before(self, version: Version) -> dict[str, Source]:
+    def before(self, version: Version) -> dict[str, ValueSource]:
         """Return the sources of the values of a row before its deletion."""
         return {name: self._source(known, name, version) for name, known in self._moved[version[:2]].items()}
 
-    def _source(self, known: _Known, name: str, until: Version) -> Source:
-        return Source(known.origins(until), None if known.event is None else self.events[name][known.event])
+    def _source(self, known: _ValueState, name: str, until: Version) -> ValueSource:
+        return ValueSource(known.origins(until), None if known.event is None else self.events[name][known.event])
 
     def _in_table(self, own: Key, since: Version | None) -> _State:
-        return {name: _Known(own, since) for name in self.names}
+        return {name: _ValueState(own, since) for name in self.names}
 
-    def _delete(self, row: _Row, own: Key, version: Version) -> None:
+    def _delete(self, row: _RowState, own: Key, version: Version) -> None:
         """Keep the values for a change of key: at the same place, the row is created with the new key."""
         if row.gone is None or row.gone[:2] != version[:2]:
             # Before a second deletion, the row was created by an event that is not in the batch.
             self._moved[version[:2]] = row.state if row.gone is None else self._in_table(own, row.gone)
         row.gone = version
 
-    def _before(self, row: _Row, own: Key, version: Version, op: str) -> _State:
+    def _before(self, row: _RowState, own: Key, version: Version, op: str) -> _State:
         """Return the state of a row before a creating or changing event."""
         place = version[:2]
         # If the creation is sent twice, the row exists already, made from the deleted row with the earlier key.
@@ -140,12 +142,12 @@ class LeftOut:
         return row.state if row.gone is None else self._in_table(own, row.gone)
 
 
-def _created(own: Key, version: Version, moved: _Known | None) -> _Known:
+def _created(own: Key, version: Version, moved: _ValueState | None) -> _ValueState:
     """Return the state of a value of a row created under a key, from the state under the earlier key."""
-    remembered = Origin(moved=version[:2])
+    remembered = ValueOrigin(moved=version[:2])
     if moved is None:
-        return _Known(own, version, None, (remembered,))
-    return _Known(own, version, moved.event, (remembered, *moved.origins(version)))
+        return _ValueState(own, version, None, (remembered,))
+    return _ValueState(own, version, moved.event, (remembered, *moved.origins(version)))
 
 
 def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numbers:
@@ -165,7 +167,9 @@ def related(rows: pa.Table, key: Sequence[str], wanted: Collection[Key]) -> Numb
             return np.array(sorted(found), np.int64)
 
 
-def sources(rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[str]) -> dict[tuple[int, str], Source]:
+def sources(
+    rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[str]
+) -> dict[tuple[int, str], ValueSource]:
     """Return the sources of left-out values, by a row's index and a column's name.
 
     :param rows: all events, in the order of their versions; the values of `found` are from the events at `contents`.
@@ -177,14 +181,14 @@ def sources(rows: pa.Table, found: pa.Table, contents: Numbers, key: Sequence[st
     keys = dict(zip(at.tolist(), keys_of(found.take(pa.array(at)), key), strict=True))
     ends = dict(zip(at.tolist(), versions(rows.take(pa.array(contents[at]))), strict=True))
     own = related(rows, key, set(keys.values()))
-    known = LeftOut(rows.take(pa.array(own)), key, list(lacking))
+    known = LeftOutValues(rows.take(pa.array(own)), key, list(lacking))
     places = ((at, name) for name, mask in lacking.items() for at in np.flatnonzero(mask).tolist())
     return {(at, name): known.source(keys[at], name, ends[at]) for at, name in places}
 
 
 def befores(
     rows: pa.Table, deletes: Mapping[int, int], key: Sequence[str], columns: Iterable[pa.Field]
-) -> dict[int, Mapping[str, Source]]:
+) -> dict[int, Mapping[str, ValueSource]]:
     """Return the sources of rows' values before a deletion. Raises ValuesApart.
 
     :param deletes: the indices of the deletions among the rows, by the key of each in the result.
@@ -197,7 +201,7 @@ def befores(
     own = related(rows, key, set(keys_of(rows.take(at), key)))
     if len(own) > len(deletes):
         check_values(rows, "the batch ends with a deletion, and has an earlier event of the row")
-    known = LeftOut(rows.take(pa.array(own)), key, names)
+    known = LeftOutValues(rows.take(pa.array(own)), key, names)
     return {name: known.before(one) for name, one in zip(deletes, versions(rows.take(at)), strict=True)}
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, VERSION, version_schema
-from airflow_lakestream.cdc.keys.identity import Among
-from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.keys.identity import KeySearch
+from airflow_lakestream.cdc.merge.head import File, MirrorHead
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.decode.connect.unavailable import Mask
@@ -27,7 +27,7 @@ Narrow = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupResult:
     """Result of a lookup in a file with `live` rows.
 
     :param hits: the numbers of the rows whose key has an event, rising; `at` has the events' places in the batch.
@@ -46,22 +46,22 @@ class Found:
         return _found, (self.live, self.hits.astype(np.int32), self.at.astype(np.int32), self.rows, self.gone)
 
 
-def _found(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mask | None) -> Found:
-    return Found(live, hits.astype(np.int64), at.astype(np.int64), rows, gone)
+def _found(live: int, hits: Narrow, at: Narrow, rows: pa.Table | None, gone: Mask | None) -> LookupResult:
+    return LookupResult(live, hits.astype(np.int64), at.astype(np.int64), rows, gone)
 
 
 @dataclass(frozen=True)
-class Lookup:
+class KeyLookup:
     """Lookup of a batch's keys in a file.
 
     :param among: the keys of the batch's events.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
-    :param since: the first commit of the batch's events: `Found.rows` is None if all rows are older. None to keep rows.
+    :param since: first commit of the batch's events: `LookupResult.rows` is None if all rows are older; None keeps all.
     """
 
-    head: Head
-    among: Among
+    head: MirrorHead
+    among: KeySearch
     key: tuple[str, ...]
     soft_delete: bool
     truncated: Version | None
@@ -75,13 +75,13 @@ class Lookup:
         ordered = self.among.rising if any(bounds for _, bounds in known) else []
         return [file for file, bounds in known if may_hold(bounds, ordered)]
 
-    def __call__(self, file: File) -> Found:
+    def __call__(self, file: File) -> LookupResult:
         """Return the result for a file."""
         parts = [self._in(rows) for rows in _gathered(self.head.read(file, [*self.key, *self._told]))]
         starts = np.cumsum([0, *(part.live for part in parts)])
         hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
         cut = [part.gone for part in parts if part.gone is not None]
-        return Found(
+        return LookupResult(
             int(starts[-1]),
             np.concatenate([np.zeros(0, np.int64), *hits]),
             np.concatenate([np.zeros(0, np.int64), *(part.at for part in parts)]),
@@ -99,9 +99,9 @@ class Lookup:
     def _told(self) -> list[str]:
         return [*VERSION, *([DELETED] if self.soft_delete else [])]
 
-    def _in(self, rows: pa.Table) -> Found:
+    def _in(self, rows: pa.Table) -> LookupResult:
         hits, at = self.among(rows)
-        return Found(len(rows), hits, at, rows.select(self._told).take(pa.array(hits)), self._gone(rows))
+        return LookupResult(len(rows), hits, at, rows.select(self._told).take(pa.array(hits)), self._gone(rows))
 
     def _gone(self, rows: pa.Table) -> Mask | None:
         if self.truncated is None:
@@ -119,7 +119,7 @@ def may_hold(bounds: tuple[Any, Any] | None, ordered: Sequence[Any]) -> bool:
 
 
 @dataclass
-class Change:
+class FileChange:
     """Change of a file: the numbers of the rows to delete, rising, and the rows to mark as deleted.
 
     :param at: the index of the event of each deleted row; -1 if a truncation removes the row.
@@ -142,28 +142,28 @@ class Change:
         return bool(len(self.out)) or self.marked is not None
 
 
-def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> Change:
-    return Change(file, live, out.astype(np.int64), np.zeros(0, np.int64), marked)
+def _change(file: File, live: int, out: Narrow, marked: Mask | None) -> FileChange:
+    return FileChange(file, live, out.astype(np.int64), np.zeros(0, np.int64), marked)
 
 
-def change_of(file: File, found: Found, out: Mask, *, soft_delete: bool) -> Change:
+def change_of(file: File, found: LookupResult, out: Mask, *, soft_delete: bool) -> FileChange:
     """Return the change of a file.
 
     :param out: a mask of the hits that their events replace or delete.
     """
     cut = found.gone
     if cut is None:
-        return Change(file, found.live, found.hits[out], found.at[out], None)
+        return FileChange(file, found.live, found.hits[out], found.at[out], None)
     if soft_delete:
         marked = cut.copy()
         marked[found.hits[out]] = False
-        return Change(file, found.live, found.hits[out], found.at[out], marked if marked.any() else None)
+        return FileChange(file, found.live, found.hits[out], found.at[out], marked if marked.any() else None)
     events = np.full(found.live, -1, np.int64)
     events[found.hits] = found.at
     goes = cut.copy()
     goes[found.hits[out]] = True
     numbers = np.flatnonzero(goes)
-    return Change(file, found.live, numbers, events[numbers], None)
+    return FileChange(file, found.live, numbers, events[numbers], None)
 
 
 def with_numbers(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:

@@ -44,7 +44,7 @@ ENTRIES_GROUP = "mirror"
 NO_TOPIC = TopicIdentity("", "", "")
 
 
-class Entries(Protocol):
+class MirrorEntries(Protocol):
     """Storage of a mirror's entries: rows of the key's columns, `VERSION` and `ROW`."""
 
     def open(self) -> EntryFiles | None:
@@ -55,7 +55,7 @@ class Entries(Protocol):
 
 
 @dataclass(frozen=True)
-class Memory:
+class MirrorMemory:
     """A mirror's memory as read by a merge; `key` are the columns of the mirror's key."""
 
     key: tuple[str, ...]

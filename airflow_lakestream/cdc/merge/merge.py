@@ -17,28 +17,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, VERSION
-from airflow_lakestream.cdc.keys.guards import Judge
-from airflow_lakestream.cdc.keys.identity import Among, by_place, in_order, those_with
+from airflow_lakestream.cdc.keys.guards import GuardCheck
+from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, in_order, those_with
 from airflow_lakestream.cdc.merge.audited import Look
 from airflow_lakestream.cdc.merge.files import (
     PART_BYTES,
-    Deleting,
-    Packed,
-    Rewriting,
+    FileRewriteTask,
+    PackedRows,
+    RowDeleteTask,
+    RowReadTask,
     RowsOf,
-    Taking,
-    Writing,
+    RowWriteTask,
     in_parts,
     rows_of,
 )
-from airflow_lakestream.cdc.merge.hands import Hands, Work
-from airflow_lakestream.cdc.merge.head import File, Head
-from airflow_lakestream.cdc.merge.judged import Judged
-from airflow_lakestream.cdc.merge.lookup import Change, Found, Lookup, change_of, joined
-from airflow_lakestream.cdc.merge.memory import Entries, Memory, row_column
-from airflow_lakestream.cdc.merge.newest import Newest, is_before, is_gone, is_later
+from airflow_lakestream.cdc.merge.hands import MergePool, MergeWork
+from airflow_lakestream.cdc.merge.head import File, MirrorHead
+from airflow_lakestream.cdc.merge.judged import GuardedRows
+from airflow_lakestream.cdc.merge.lookup import FileChange, KeyLookup, LookupResult, change_of, joined
+from airflow_lakestream.cdc.merge.memory import MirrorEntries, MirrorMemory, row_column
+from airflow_lakestream.cdc.merge.newest import NewestEvents, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
-from airflow_lakestream.cdc.merge.values import OldRows, Values
+from airflow_lakestream.cdc.merge.values import OldRows, RowValues
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.tables.no_rows import no_rows
@@ -53,11 +53,11 @@ MOST_SMALL = 32
 
 
 @dataclass
-class Merged:
+class MergeResult:
     """Result of a merge for a commit: removed files, new files, and new entries.
 
     `rows` are the rows of a table that does not exist yet; they are not in a file.
-    `deleted` has files that stay without some of their rows, each with the result of `Head.delete`.
+    `deleted` has files that stay without some of their rows, each with the result of `MirrorHead.delete`.
     """
 
     out: Sequence[File]
@@ -68,13 +68,13 @@ class Merged:
 
 
 @dataclass
-class _Incoming:
+class _IncomingRows:
     """Incoming rows; `place_of` has each event's row, -1 without a row or after a file has taken the row."""
 
     rows: pa.Table
     place_of: Numbers
 
-    def take(self, change: Change) -> pa.Table:
+    def take(self, change: FileChange) -> pa.Table:
         """Return the new rows of a changed file, and mark these rows as taken."""
         events = distinct(change.at[change.at >= 0])
         wanted = self.place_of[events]
@@ -88,7 +88,7 @@ class _Incoming:
 
 
 @dataclass
-class Merger:
+class BatchMerger:
     """Merge of a batch.
 
     :param table: the mirror's name.
@@ -101,26 +101,26 @@ class Merger:
     :param look: checks the incoming rows before anything is written, and raises ChecksFailed.
     """
 
-    batch: Newest
+    batch: NewestEvents
     table: str
     key: tuple[str, ...]
     soft_delete: bool
-    entries: Entries
+    entries: MirrorEntries
     mode: MergeMode
-    hands: Hands
+    hands: MergePool
     written: list[File]
     look: Look | None = None
-    _judged: Judged = field(init=False)
+    _judged: GuardedRows = field(init=False)
 
-    def merge(self, head: Head | None) -> Merged:
+    def merge(self, head: MirrorHead | None) -> MergeResult:
         """Merge into a head, or into an empty table. Raises ValueMissing."""
         held = head.files() if head is not None else []
         memory, reached, found = self._looked_up(head, held)
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
-        judge = Judge(self.table, self.batch.topic, self.key)
+        judge = GuardCheck(self.table, self.batch.topic, self.key)
         judge.check_before(chain.from_iterable(self.batch.guards.values()), memory.truncated)
-        self._judged = Judged(self.batch, judge)
+        self._judged = GuardedRows(self.batch, judge)
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
         changes = self._changes(head, reached, found, late, matched) if head is not None else []
@@ -129,7 +129,7 @@ class Merger:
         new = np.flatnonzero(~matched & ~late & ~is_delete)
         late[new[memory.is_dead(rows.select([*self.key, *VERSION]).take(pa.array(new)))]] = True
         old = self._old_rows(head, changes, self._needed(is_delete, late))
-        values = Values(self.batch, self.table, self.key, memory, old)
+        values = RowValues(self.batch, self.table, self.key, memory, old)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         if self.look is not None:
@@ -138,24 +138,24 @@ class Merger:
         anew += self._small(head, held, changes) if head is not None else []
         entries = self._entries(values, deletes)
         if head is None:
-            return Merged([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
+            return MergeResult([], [], [], self._rows_of(self._packed(incoming.rest(self.key))), entries)
         works = [self._rewriting(head, anew, incoming), self._deleting(head, in_place)]
         rest = incoming.rest(self.key)
         # For executors the rows are pickled, which is one more copy of them.
         del incoming, values, old
         pa.default_memory_pool().release_unused()
         size = self._size(rest)
-        works.append(Work(Writing(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
+        works.append(MergeWork(RowWriteTask(head, self._rows_of), [*map(self._packed, in_parts(rest, size))], size))
         rewritten, deleted, added = self._write(works)
         emptied = list(zip((one.file for one in in_place), deleted, strict=True))
-        return Merged([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
+        return MergeResult([one.file for one in anew], [*rewritten, *added], emptied, no_rows(rest.schema), entries)
 
-    def remember(self, merged: Merged) -> None:
-        """Add the new entries to the memory; call this before the commit, see `Memory`."""
+    def remember(self, merged: MergeResult) -> None:
+        """Add the new entries to the memory; call this before the commit, see `MirrorMemory`."""
         if len(merged.entries):
             self.entries.add(merged.entries)
 
-    def remember_again(self, merged: Merged) -> None:
+    def remember_again(self, merged: MergeResult) -> None:
         """Add the entries again if a concurrent first run has dropped the entries as a dropped mirror's.
 
         Call it after a mirror's first commit: only the commit decides whose entries count.
@@ -163,24 +163,26 @@ class Merger:
         if len(merged.entries) and self.entries.open() is None:
             self.entries.add(merged.entries)
 
-    def _looked_up(self, head: Head | None, held: Sequence[File]) -> tuple[Memory, list[File], list[Found]]:
+    def _looked_up(
+        self, head: MirrorHead | None, held: Sequence[File]
+    ) -> tuple[MirrorMemory, list[File], list[LookupResult]]:
         """Return the memory of the batch's keys, the files with possible rows, and the lookup result of each file."""
-        batch, among = self.batch, Among(self.batch.rows, self.key)
+        batch, among = self.batch, KeySearch(self.batch.rows, self.key)
         opened = self.entries.open()
-        works, reached = list[Work](), list[File]()
+        works, reached = list[MergeWork](), list[File]()
         if head is not None:
-            lookup = Lookup(head, among, self.key, self.soft_delete, batch.truncated, self._since())
+            lookup = KeyLookup(head, among, self.key, self.soft_delete, batch.truncated, self._since())
             reached = lookup.reached(held)
-            works.append(Work(lookup, reached, sum(map(head.bytes_in, reached))))
+            works.append(MergeWork(lookup, reached, sum(map(head.bytes_in, reached))))
         if opened is not None:
             works.append(opened.wanted(self.key, among))
         done = self.hands.do(*works)
         entries = opened.joined(chain.from_iterable(done[-1])) if opened is not None else None
-        return Memory(self.key, entries), reached, done[0] if head is not None else []
+        return MirrorMemory(self.key, entries), reached, done[0] if head is not None else []
 
     def _changes(
-        self, head: Head, files: Sequence[File], founds: Sequence[Found], late: Mask, matched: Mask
-    ) -> list[Change]:
+        self, head: MirrorHead, files: Sequence[File], founds: Sequence[LookupResult], late: Mask, matched: Mask
+    ) -> list[FileChange]:
         """Return the changes of the head's files; note the events with a row, and late events."""
         changes, too_late = [], []
         for file, found, later in zip(files, founds, self._later(founds), strict=True):
@@ -194,11 +196,11 @@ class Merger:
         return [one for one in changes if one.is_touched]
 
     def _since(self) -> int | None:
-        """Return the first commit of the events, or None if versions of older rows are needed, too; see `Lookup`."""
+        """Return the first commit of the events, or None if versions of older rows are needed, too; see `KeyLookup`."""
         tells = self.soft_delete or self.batch.guards or not len(self.batch.rows)
         return None if tells else pc.min(self.batch.rows[COMMIT]).as_py()
 
-    def _later(self, founds: Sequence[Found]) -> Sequence[Mask]:
+    def _later(self, founds: Sequence[LookupResult]) -> Sequence[Mask]:
         """Return for each file's hits a mask of the events later than the row."""
         later = [np.ones(len(one.at), np.bool_) for one in founds]
         told = [(number, one.at, one.rows.select(VERSION)) for number, one in enumerate(founds) if one.rows is not None]
@@ -222,26 +224,26 @@ class Merger:
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
-    def _old_rows(self, head: Head | None, changes: Sequence[Change], needed: set[int]) -> OldRows:
+    def _old_rows(self, head: MirrorHead | None, changes: Sequence[FileChange], needed: set[int]) -> OldRows:
         """Return the table's replaced or deleted rows, as far as needed."""
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
         every = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
         taken = [(file, numbers) for file, numbers in every if len(numbers)]
         if head is not None and taken:
             size = sum(head.bytes_in(file) for file, _ in taken)
-            (parts,) = self.hands.do(Work(Taking(head), taken, size))
+            (parts,) = self.hands.do(MergeWork(RowReadTask(head), taken, size))
             for rows in (rows for part in parts for rows in part):
                 old.add(rows)
         return old
 
-    def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
+    def _incoming(self, values: RowValues, upserts: Numbers, deletes: Numbers) -> _IncomingRows:
         """Return the events' complete rows, and the deleted rows to keep. Raises ValueMissing."""
         place_of = np.full(len(self.batch.rows), -1, np.int64)
         if not self.soft_delete and not self.batch.sources and self.look is None:
             # The rows are complete, so they are copied once only: for the file that they go into.
             place_of[upserts] = upserts
             rows, apart = self.batch.rows, self.batch.apart
-            return _Incoming(rows.drop_columns([OP]) if apart is None else apart.needed(rows, self.key), place_of)
+            return _IncomingRows(rows.drop_columns([OP]) if apart is None else apart.needed(rows, self.key), place_of)
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:
@@ -251,18 +253,20 @@ class Merger:
                 events.append(places_)
         of_rows = np.concatenate(events)
         place_of[of_rows] = np.arange(len(of_rows))
-        return _Incoming(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
+        return _IncomingRows(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
-    def _ways(self, head: Head | None, changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+    def _ways(
+        self, head: MirrorHead | None, changes: Sequence[FileChange]
+    ) -> tuple[list[FileChange], list[FileChange]]:
         """Return the files to rewrite, and the files with rows to delete in place."""
-        anew: list[Change] = []
-        in_place: list[Change] = []
+        anew: list[FileChange] = []
+        in_place: list[FileChange] = []
         for one in changes:
             assert head is not None, "it has the files"
             (anew if self._is_rewritten(head, one) else in_place).append(one)
         return anew, in_place
 
-    def _is_rewritten(self, head: Head, change: Change) -> bool:
+    def _is_rewritten(self, head: MirrorHead, change: FileChange) -> bool:
         """Return whether a file is rewritten; otherwise rows are deleted in place."""
         rows = head.rows_in(change.file)
         gone = rows - change.live + len(change.out)
@@ -273,7 +277,7 @@ class Merger:
             return False
         return gone >= MOST_DELETED * rows or head.bytes_in(change.file) < SMALL_BYTES
 
-    def _small(self, head: Head, held: Sequence[File], changes: Sequence[Change]) -> list[Change]:
+    def _small(self, head: MirrorHead, held: Sequence[File], changes: Sequence[FileChange]) -> list[FileChange]:
         """Return unchanged small files to rewrite, of partitions with at least `MOST_SMALL` such files.
 
         So a mirror that only gets new rows stays quick to read without any maintenance.
@@ -287,9 +291,9 @@ class Merger:
                 small[head.partition(file)].append(file)
         many = [file for files in small.values() if len(files) >= MOST_SMALL for file in files]
         none = np.zeros(0, np.int64)
-        return [Change(file, head.live_rows_in(file), none, none, None) for file in many]
+        return [FileChange(file, head.live_rows_in(file), none, none, None) for file in many]
 
-    def _write(self, works: Sequence[Work]) -> list[list[File]]:
+    def _write(self, works: Sequence[MergeWork]) -> list[list[File]]:
         """Return the files written by each work."""
         made = [list(chain.from_iterable(files)) for files in self.hands.do(*works)]
         # Also the files that other processes have written.
@@ -298,7 +302,7 @@ class Merger:
 
     def _packed(self, rows: pa.Table) -> Any:
         """Return incoming rows in the form for the writing process; see `_rows_of`."""
-        return Packed(rows) if self.batch.apart is None else self.batch.apart.numbered(rows)
+        return PackedRows(rows) if self.batch.apart is None else self.batch.apart.numbered(rows)
 
     @property
     def _rows_of(self) -> RowsOf:
@@ -308,23 +312,23 @@ class Merger:
         """Return the size of incoming rows in bytes, as written."""
         return rows.nbytes if self.batch.apart is None else len(rows) * self.batch.apart.row_bytes
 
-    def _rewriting(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> Work:
+    def _rewriting(self, head: MirrorHead, changes: Sequence[FileChange], incoming: _IncomingRows) -> MergeWork:
         """Return the work for rewriting files with the remaining rows and the new versions of changed rows."""
         items = [[(one, self._packed(incoming.take(one))) for one in bundle] for bundle in self._bundles(head, changes)]
-        rewriting = Rewriting(head, self.batch.truncated, self._rows_of)
-        return Work(rewriting, items, sum(head.bytes_in(one.file) for one in changes))
+        rewriting = FileRewriteTask(head, self.batch.truncated, self._rows_of)
+        return MergeWork(rewriting, items, sum(head.bytes_in(one.file) for one in changes))
 
-    def _deleting(self, head: Head, changes: Sequence[Change]) -> Work:
+    def _deleting(self, head: MirrorHead, changes: Sequence[FileChange]) -> MergeWork:
         """Return the work for deleting rows of files in place."""
-        return Work(Deleting(head), changes, sum(head.bytes_in(one.file) for one in changes))
+        return MergeWork(RowDeleteTask(head), changes, sum(head.bytes_in(one.file) for one in changes))
 
-    def _bundles(self, head: Head, changes: Sequence[Change]) -> Iterator[list[Change]]:
+    def _bundles(self, head: MirrorHead, changes: Sequence[FileChange]) -> Iterator[list[FileChange]]:
         """Yield the files to rewrite together: small files with neighbouring keys."""
         rows = self.batch.rows
         most = PART_BYTES * max(1, len(rows)) // max(1, self._size(rows))
         bounds = [head.bounds(one.file, self.key[0]) for one in changes]
         order = sorted((known[0], at) for at, known in enumerate(bounds) if known is not None)
-        bundle: list[Change] = []
+        bundle: list[FileChange] = []
         for at in [*(at for _, at in order), *(at for at, known in enumerate(bounds) if known is None)]:
             if bundle and sum(one.live for one in (*bundle, changes[at])) > most:
                 yield bundle
@@ -333,7 +337,7 @@ class Merger:
         if bundle:
             yield bundle
 
-    def _entries(self, values: Values, deletes: Numbers) -> pa.Table:
+    def _entries(self, values: RowValues, deletes: Numbers) -> pa.Table:
         """Return the new entries: a truncation, marks of snapshots, and deleted rows."""
         wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, OFFSET, OP, PARTITION, VERSION
-from airflow_lakestream.cdc.events.apart import Apart
-from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge
+from airflow_lakestream.cdc.events.apart import StagedEvents
+from airflow_lakestream.cdc.keys.guards import DeletionGuard, GuardCheck, GuardKind
 from airflow_lakestream.cdc.keys.identity import Key, by_place, greatest_of_each, those_with
 from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
-from airflow_lakestream.cdc.merge.left_out import Source, befores, sources
+from airflow_lakestream.cdc.merge.left_out import ValueSource, befores, sources
 from airflow_lakestream.cdc.merge.snapshots import Version, versions, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.decode.connect.unavailable import Mask
@@ -40,7 +40,7 @@ class KeyMissing(MirrorStopped):
 
 
 @dataclass(frozen=True)
-class Newest:
+class NewestEvents:
     """Each key's last event, in the order of versions, and the last truncation before these events.
 
     A row to be marked as deleted has the values of the event before its deletion, if the batch has one;
@@ -55,12 +55,12 @@ class Newest:
     rows: pa.Table
     contents: pa.Table
     truncated: Version | None = None
-    sources: Mapping[tuple[int, str], Source] = field(default_factory=dict)
-    befores: Mapping[int, Mapping[str, Source]] = field(default_factory=dict)
+    sources: Mapping[tuple[int, str], ValueSource] = field(default_factory=dict)
+    befores: Mapping[int, Mapping[str, ValueSource]] = field(default_factory=dict)
     snapshots: Sequence[Version] = ()
-    guards: Mapping[int, Sequence[Guard]] = field(default_factory=dict)
+    guards: Mapping[int, Sequence[DeletionGuard]] = field(default_factory=dict)
     topic: str = ""
-    apart: Apart | None = None
+    apart: StagedEvents | None = None
 
 
 def newest(
@@ -71,8 +71,8 @@ def newest(
     soft_delete: bool = False,
     topic: str = "",
     record_key: Sequence[str] = (),
-    apart: Apart | None = None,
-) -> Newest:
+    apart: StagedEvents | None = None,
+) -> NewestEvents:
     """Reduce events to their result. Raises MirrorStopped, and ValuesApart.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order.
@@ -87,7 +87,7 @@ def newest(
         truncated = versions(rows.slice(cuts[-1], 1))[0]
         rows = _with_truncated(rows, cuts, key) if soft_delete else rows.slice(cuts[-1] + 1)
     _check_keys(rows, key, table, topic)
-    judge = Judge(table, topic, key)
+    judge = GuardCheck(table, topic, key)
     in_order = settled(rows, key, record_key)
     rows = in_order.rows
     sent = sent_guards(rows, key, judge)
@@ -101,24 +101,24 @@ def newest(
     others = [name for name in OF_EVENTS if name in found.column_names and name != OP]
     at = rows.select(VERSION).take(pa.array(contents))
     guards = _guards(found, last, key, sent, in_order.guards, judge)
-    return Newest(found.drop_columns(others), at, truncated, lacking, before, snapshots, guards, topic, apart)
+    return NewestEvents(found.drop_columns(others), at, truncated, lacking, before, snapshots, guards, topic, apart)
 
 
 def _guards(
     found: pa.Table,
     last: Numbers,
     key: Sequence[str],
-    sent: Mapping[Key, Guard],
-    in_order: Mapping[int, Guard],
-    judge: Judge,
-) -> dict[int, list[Guard]]:
+    sent: Mapping[Key, DeletionGuard],
+    in_order: Mapping[int, DeletionGuard],
+    judge: GuardCheck,
+) -> dict[int, list[DeletionGuard]]:
     """Return the guards by the index of each key's last event. Raises MirrorStopped if no table can help."""
-    guards: dict[int, list[Guard]] = {}
+    guards: dict[int, list[DeletionGuard]] = {}
     places = {int(event): place for place, event in enumerate(last)} if in_order else {}
     # A guard of an earlier event is not needed: a later event of the key has the whole row.
     for at, guard in in_order.items():
         if at in places:
-            if guard.kind is Guarded.UNKNOWN:
+            if guard.kind is GuardKind.UNKNOWN:
                 raise judge.unknown(guard)
             guards.setdefault(places[at], []).append(guard)
     for place, own in those_with(found, key, sent):

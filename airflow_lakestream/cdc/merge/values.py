@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import DELETED, OP, UNAVAILABLE, VERSION
 from airflow_lakestream.cdc.keys.identity import keys_of, places
-from airflow_lakestream.cdc.merge.left_out import Origin, Source
-from airflow_lakestream.cdc.merge.memory import Memory
-from airflow_lakestream.cdc.merge.newest import Newest, is_gone, is_later
+from airflow_lakestream.cdc.merge.left_out import ValueOrigin, ValueSource
+from airflow_lakestream.cdc.merge.memory import MirrorMemory
+from airflow_lakestream.cdc.merge.newest import NewestEvents, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version, versions
 from airflow_lakestream.decode.connect.unavailable import Mask
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -104,17 +104,17 @@ class ValueMissing(LakestreamError, Terminal):
 
 
 @dataclass
-class Values:
+class RowValues:
     """The values of a batch's rows, including left-out values.
 
     :param table: the mirror's name; `key` are its key's columns.
     :param old: the table's rows that are replaced or deleted.
     """
 
-    batch: Newest
+    batch: NewestEvents
     table: str
     key: tuple[str, ...]
-    memory: Memory
+    memory: MirrorMemory
     old: OldRows
 
     def complete(self, places_: Numbers) -> pa.Table:
@@ -165,12 +165,12 @@ class Values:
             return None
         return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
 
-    def _value(self, column: str, source: Source) -> pa.Scalar | None:
+    def _value(self, column: str, source: ValueSource) -> pa.Scalar | None:
         """Return the value from a source, or None if unknown."""
         found = (self._outside(column, origin) for origin in source.origins)
         return next((one for one in found if one is not None), source.value)
 
-    def _outside(self, column: str, origin: Origin) -> pa.Scalar | None:
+    def _outside(self, column: str, origin: ValueOrigin) -> pa.Scalar | None:
         if origin.moved is not None:
             row = self.memory.moved(origin.moved)
         else:

@@ -16,8 +16,8 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.cdc.swap.exchange import (
     CannotSwap,
-    Swap,
-    Swapping,
+    MirrorSwapSink,
+    RowSwap,
     beyond,
     is_other_log,
     is_required,
@@ -28,12 +28,12 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger
+from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import OVERWRITE
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.delta.write.columns import delta_fields
 from airflow_lakestream.delta.write.files import Add, beside
 from airflow_lakestream.tables.design import TableDesign
@@ -41,19 +41,21 @@ from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
-class SwapSink(Swapping):
+class DeltaSwapSink(MirrorSwapSink):
     """`cdc.swap.exchange.Swapping` of Delta tables."""
 
-    def __init__(self, tables: Tables, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        held = _SwapTable(tables, table, consumer_group, design.table)
+    def __init__(
+        self, tables: DeltaTableAccess, table: str, consumer_group: str, design: MirrorDesign, aside: str
+    ) -> None:
+        held = _DeltaSwapTable(tables, table, consumer_group, design.table)
         super().__init__(held, table, design, aside)
 
 
-class _SwapTable(DeltaMirror):
+class _DeltaSwapTable(DeltaMirror):
     """`cdc.swap.exchange.SwapTable` in Delta."""
 
-    swap: Swap | None = None
-    _swapped: Target | None = None
+    swap: RowSwap | None = None
+    _swapped: DeltaTarget | None = None
 
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
@@ -79,16 +81,16 @@ class _SwapTable(DeltaMirror):
         read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
         read = DeltaHead(self._tables, aside, schema)
-        self.swap = Swap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
+        self.swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
         return self._exchange(self.swap, landing, reach)
 
-    def _target(self) -> Target:
+    def _target(self) -> DeltaTarget:
         return super()._target() if self._swapped is None else self._swapped
 
-    def _exchange(self, swap: Swap, landing: Landing, reach: RangeSet) -> int:
+    def _exchange(self, swap: RowSwap, landing: Landing, reach: RangeSet) -> int:
         target, kept = self._target(), list[Add]()
 
-        def make(head: Head | None) -> list[Action]:
+        def make(head: DeltaTableHead | None) -> list[Action]:
             if head is None:
                 raise StaleFiles(self._name, "the table was dropped")
             check_fit(head, target, self._name)
@@ -104,7 +106,7 @@ class _SwapTable(DeltaMirror):
         return self._drive_and_clean(landing, make, lambda done: beside(swap.written, kept if done else ()))
 
 
-def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, Target]:
+def changed(head: DeltaTableHead, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, DeltaTarget]:
     """Return a mirror's columns with these new rows, and the target for the next version.
 
     Columns that no longer exist stay, NULL in all rows. Raises CannotSwap for columns that the table can't have.
@@ -129,26 +131,26 @@ def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema
         texts.append(f"add column {name} {new.field(name).type}")
         fields.append({**other, "nullable": name not in key})
         columns.append(new.field(name).with_nullable(name not in key))
-    return pa.schema(columns), Target(head, fields, head.partitions, tuple(texts))
+    return pa.schema(columns), DeltaTarget(head, fields, head.partitions, tuple(texts))
 
 
 def _types(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
     return [(name, str(schema.field(name).type)) for name in key if name in schema.names]
 
 
-def aside_id(tables: Tables, name: str) -> str | None:
+def aside_id(tables: DeltaTableAccess, name: str) -> str | None:
     """Return the id of a table, or None if the table does not exist."""
     head = tables.open(name)
     return None if head is None else head.table_id
 
 
-def properties_of(tables: Tables, name: str) -> Mapping[str, str] | None:
+def properties_of(tables: DeltaTableAccess, name: str) -> Mapping[str, str] | None:
     """Return a table's properties, or None if the table does not exist."""
     head = tables.open(name)
     return None if head is None else head.properties
 
 
-def drop(tables: Tables, *names: str) -> None:
+def drop(tables: DeltaTableAccess, *names: str) -> None:
     """Delete existing tables, each log last, to allow another try after an interruption."""
     for name in names:
         if tables.open(name) is None:
@@ -159,3 +161,7 @@ def drop(tables: Tables, *names: str) -> None:
             for path in paths:
                 if path.startswith("_delta_log/") is is_log:
                     obstore.delete(store, path)
+
+
+# Name of the sink for every table format, see `lakes.formats`.
+swap_sink = DeltaSwapSink

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, POSITION, VERSION
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events.logs import Logs
+from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.cdc.merge.files import PART_BYTES
-from airflow_lakestream.cdc.merge.head import File, Head
-from airflow_lakestream.cdc.merge.memory import Entries
+from airflow_lakestream.cdc.merge.head import File, MirrorHead
+from airflow_lakestream.cdc.merge.memory import MirrorEntries
 from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
 from airflow_lakestream.core.ledger import Landing, Ledger
@@ -36,7 +36,7 @@ class CannotSwap(LakestreamError, Terminal):
 
 
 @dataclass
-class Swap:
+class RowSwap:
     """The rows of a commit: all newly read rows, and with `soft_delete` the mirror's deleted rows.
 
     :param table: the mirror's name; `columns` are its columns from the commit on.
@@ -47,7 +47,7 @@ class Swap:
 
     table: str
     columns: pa.Schema
-    aside: Head
+    aside: MirrorHead
     key: tuple[str, ...]
     soft_delete: bool
     is_other_log: bool
@@ -56,7 +56,7 @@ class Swap:
     rows_before: int = 0
     rows: int = 0
 
-    def make(self, mirror: Head) -> list[File]:
+    def make(self, mirror: MirrorHead) -> list[File]:
         """Write and return the files in place of all files of the mirror at a head."""
         self.rows_before = self.rows = 0
         new: list[File] = []
@@ -68,7 +68,7 @@ class Swap:
         self.rows_before = sum(mirror.live_rows_in(file) for file in mirror.files())
         return new
 
-    def _rows(self, mirror: Head) -> Iterator[pa.Table]:
+    def _rows(self, mirror: MirrorHead) -> Iterator[pa.Table]:
         for file in self.aside.files():
             for rows in self.aside.read(file):
                 live = pa.repeat(pa.scalar(False), len(rows))
@@ -76,7 +76,7 @@ class Swap:
         if self.soft_delete:
             yield from self._deleted(mirror)
 
-    def _deleted(self, mirror: Head) -> Iterator[pa.Table]:
+    def _deleted(self, mirror: MirrorHead) -> Iterator[pa.Table]:
         """Yield the mirror's rows missing from the new rows, marked as deleted."""
         keys = [keys for file in self.aside.files() for keys in self.aside.read(file, self.key)]
         known = pa.concat_tables(keys, promote_options="permissive") if keys else None
@@ -109,15 +109,15 @@ class Swap:
 class SwapTable(MirrorTable, Protocol):
     """The table of a mirror, with an exchange of all rows for the rows of another table."""
 
-    swap: Swap | None
+    swap: RowSwap | None
 
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
-        """Commit the newly read rows; see `Swapping.exchange`."""
+        """Commit the newly read rows; see `MirrorSwapSink.exchange`."""
 
 
-class Swapping(Mirror):
+class MirrorSwapSink(Mirror):
     """Sink for the commit of rows read again into the table at `aside`.
 
     :param design: of the mirror; its key is left out, since the key may have changed.
@@ -128,7 +128,7 @@ class Swapping(Mirror):
         self._swap_table, self._aside = table, aside
 
     @property
-    def swap(self) -> Swap | None:
+    def swap(self) -> RowSwap | None:
         """The rows of the last exchange."""
         return self._swap_table.swap
 
@@ -171,7 +171,7 @@ def is_other_log(aside: Mapping[str, str], held: MirrorDesign) -> bool:
 
     :param aside: the properties of the table aside.
     """
-    logs = Logs.of_note(json.loads(aside[MIRROR]).get("logs"))
+    logs = BinaryLogs.of_note(json.loads(aside[MIRROR]).get("logs"))
     # A mirror made by an older version has not noted any log.
     return bool(logs.seen) and (not held.logs.seen or held.logs.top > logs.top)
 
@@ -181,7 +181,7 @@ def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
     return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.soft_delete})}
 
 
-def remember(read_again: Entries, own: Entries) -> None:
+def remember(read_again: MirrorEntries, own: MirrorEntries) -> None:
     """Add the entries of newly read rows to a mirror's own entries."""
     opened = read_again.open()
     if opened is not None and len(entries := opened.read()):

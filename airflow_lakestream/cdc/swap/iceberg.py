@@ -25,8 +25,8 @@ from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
 from airflow_lakestream.cdc.swap.exchange import (
     CannotSwap,
-    Swap,
-    Swapping,
+    MirrorSwapSink,
+    RowSwap,
     beyond,
     is_other_log,
     is_required,
@@ -37,8 +37,8 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import Rewrite
-from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
+from airflow_lakestream.iceberg.commit.attempt import FileRewrite
+from airflow_lakestream.iceberg.commit.guard import HeadGuard, RefusalCarrier
 from airflow_lakestream.iceberg.write.deletes import with_deletes
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
@@ -55,20 +55,20 @@ class SwapGuard(HeadGuard):
         super().check_ledger(current)
         ledger = ledger_store.read_ledger(current, self._group)
         if more := beyond(ledger, self._landing, self.reach):
-            raise Refused(LedgerConflict(ledger_store.name_of(current), more))
+            raise RefusalCarrier(LedgerConflict(ledger_store.name_of(current), more))
 
 
-class SwapSink(Swapping):
+class IcebergSwapSink(MirrorSwapSink):
     """`cdc.swap.exchange.Swapping` of Iceberg tables."""
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        super().__init__(_SwapTable(catalog, table, consumer_group, design.table), table, design, aside)
+        super().__init__(_IcebergSwapTable(catalog, table, consumer_group, design.table), table, design, aside)
 
 
-class _SwapTable(IcebergMirror):
+class _IcebergSwapTable(IcebergMirror):
     """`cdc.swap.exchange.SwapTable` in Iceberg."""
 
-    swap: Swap | None = None
+    swap: RowSwap | None = None
 
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
@@ -87,11 +87,11 @@ class _SwapTable(IcebergMirror):
         read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
         remember(read_again, self._entries(self._name, own, target, key))
         read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
-        self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
+        self.swap = swap = RowSwap(self._name, columns, read, key, design.soft_delete, other_log, self._write_files)
 
-        def rewrite(table: Table) -> Rewrite:
+        def rewrite(table: Table) -> FileRewrite:
             head = IcebergHead(table.metadata, table.metadata, table.io)
-            return Rewrite(with_deletes(head.files()), swap.make(head))
+            return FileRewrite(with_deletes(head.files()), swap.make(head))
 
         guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
         guard.reach = reach
@@ -174,3 +174,7 @@ def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
         return dict(catalog.load_table(name).properties)
     except NoSuchTableError:
         return None
+
+
+# Name of the sink for every table format, see `lakes.formats`.
+swap_sink = IcebergSwapSink

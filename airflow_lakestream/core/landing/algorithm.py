@@ -15,8 +15,16 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
-from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_first, read_rows, take
-from airflow_lakestream.core.landing.modes import Look, Resume
+from airflow_lakestream.core.landing.job import (
+    LandingJob,
+    check_bad,
+    check_still_there,
+    entry_of,
+    read_first,
+    read_rows,
+    take,
+)
+from airflow_lakestream.core.landing.modes import PlanningLook, ResumeMode
 from airflow_lakestream.core.landing.plan import (
     DamagedBatch,
     LandedByAnotherGroup,
@@ -30,12 +38,12 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan, tell_silent, tell_stale
+from airflow_lakestream.core.landing.story import ReadProgress, some, tell_commit, tell_plan, tell_silent, tell_stale
 from airflow_lakestream.core.landing.streamed import refuse_beside
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Conflict, Decoder, RowsNotWritable, TableState
-from airflow_lakestream.core.sharing.pieces import Piece, at_most_offsets
+from airflow_lakestream.core.ports import Conflict, RecordDecoder, RowsNotWritable, TableState
+from airflow_lakestream.core.sharing.pieces import SharePiece, at_most_offsets
 from airflow_lakestream.core.sharing.side_by_side import is_worth_sharing, read_by_children
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -46,7 +54,7 @@ FOLLOW_INTERVAL = 0.5
 FIRST_OFFSETS = 10_000
 
 
-def land(job: Job) -> LandingReport:
+def land(job: LandingJob) -> LandingReport:
     """Land the run's missing offsets, up to the partitions' ends at the start of the run.
 
     1. Load the table: its ledger, and the landings of earlier tries of this run.
@@ -108,12 +116,12 @@ def land(job: Job) -> LandingReport:
 
 
 def plan_of(
-    job: Job,
+    job: LandingJob,
     table: TableState,
     entry: TopicEntry,
     now: TopicState,
     ends: TopicState | None = None,
-    pieces: Sequence[Piece] = (),
+    pieces: Sequence[SharePiece] = (),
 ) -> Plan:
     """Return the plan of the offsets still to read, without the pieces' offsets.
 
@@ -124,7 +132,7 @@ def plan_of(
     # The pieces' offsets are read already: it does not matter whether Kafka still has them.
     after = replace(entry, landed=entry.landed | handed)
     check_log(after, now, job.table)
-    plan = without(job.mode.plan(Look(job.table, after, state, job.source, job.on_data_loss)), job.unreadable)
+    plan = without(job.mode.plan(PlanningLook(job.table, after, state, job.source, job.on_data_loss)), job.unreadable)
     if not job.allow_group_overlap:
         for other, ledger in table.others.items():
             if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
@@ -133,7 +141,7 @@ def plan_of(
     return refuse_doubling(job, table, entry, plan, handed)
 
 
-def _cut(plan: Plan, job: Job) -> Plan:
+def _cut(plan: Plan, job: LandingJob) -> Plan:
     """Cut the plan to the run's bounds; the rest is left to a later run."""
     if job.within is None:
         return plan
@@ -146,7 +154,7 @@ def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
     return replace(state, marks=marks)
 
 
-def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], report: LandingReport) -> bool:
+def _drain(job: LandingJob, table: TableState, plan: Plan, pieces: Sequence[SharePiece], report: LandingReport) -> bool:
     """Take the pieces and read the plan, up to `max_records`; commit as the limits require.
 
     Returns whether a commit was made. Without a table, a schema and a record no commit is possible.
@@ -180,7 +188,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
     return True
 
 
-def _foresee(job: Job, plan: Plan) -> Decoder | None:
+def _foresee(job: LandingJob, plan: Plan) -> RecordDecoder | None:
     """Give a new table's columns to the sink and return the decoder; None if the records decide the columns."""
     foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
     if foreseen is None:
@@ -190,7 +198,7 @@ def _foresee(job: Job, plan: Plan) -> Decoder | None:
     return decoder
 
 
-def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None:
+def _read_first(job: LandingJob, batch: Batch, report: LandingReport) -> RecordDecoder | None:
     """Read the first records for the columns, before child processes or executors read the rest.
 
     Returns None if no record shows the columns.
@@ -208,9 +216,11 @@ def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None
     return None
 
 
-def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport) -> tuple[Decoder | None, Batch]:
+def _read_here(
+    job: LandingJob, decoder: RecordDecoder | None, batch: Batch, report: LandingReport
+) -> tuple[RecordDecoder | None, Batch]:
     left = _left(job, report)
-    progress = Progress(batch.plan.state.identity.topic, batch.plan.ranges.width, left)
+    progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width, left)
     with closing(read_rows(job, batch.plan, decoder, left)) as results:
         for decoder, chunk in results:
             take(job, batch, chunk)
@@ -222,7 +232,7 @@ def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingR
     return decoder, batch
 
 
-def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
+def _read_by_crew(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
     """Read the rest of the plan by Spark's executors, for a single commit."""
     assert job.crew is not None, "`crew.takes` was asked before"
     for piece in job.crew.read(job, batch.plan, batch.covered, _left_beside(job, batch, report)):
@@ -230,7 +240,7 @@ def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
     return batch
 
 
-def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
+def _read_by_children(job: LandingJob, batch: Batch, report: LandingReport) -> Batch:
     """Read the rest of the plan by child processes, and commit as the limits require."""
 
     def is_due(read: int, bad: BadRecords, size: int) -> bool:
@@ -247,7 +257,7 @@ def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
     return batch
 
 
-def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
+def _commit(job: LandingJob, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
     check_still_there(job, identity)
     counts = batch.total
@@ -268,31 +278,31 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     return batch.next()
 
 
-def _left(job: Job, report: LandingReport) -> int | None:
+def _left(job: LandingJob, report: LandingReport) -> int | None:
     """Return the number of records left to the run, or None without a limit."""
     if job.limits.max_records is None:
         return None
     return max(0, job.limits.max_records - report.counts.read)
 
 
-def _left_beside(job: Job, batch: Batch, report: LandingReport) -> int | None:
+def _left_beside(job: LandingJob, batch: Batch, report: LandingReport) -> int | None:
     """Return the number of records left to the run after the batch, or None without a limit."""
     left = _left(job, report)
     return None if left is None else max(0, left - batch.records)
 
 
-def _exhausted(job: Job, report: LandingReport) -> bool:
+def _exhausted(job: LandingJob, report: LandingReport) -> bool:
     return _left(job, report) == 0
 
 
-def _leave(job: Job, batch: Batch) -> None:
+def _leave(job: LandingJob, batch: Batch) -> None:
     """Leave all offsets to a later run, since no record shows the columns of a new table.
 
     Raises InvalidArgument if a later run needs facts of this run: they can't be written without a table.
     """
     plan = batch.plan
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
-    start_is_fixed = isinstance(job.mode, Resume) and not job.mode.start_moves and at_low
+    start_is_fixed = isinstance(job.mode, ResumeMode) and not job.mode.start_moves and at_low
     if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
         what = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
         raise InvalidArgument(
@@ -306,7 +316,7 @@ def _leave(job: Job, batch: Batch) -> None:
         log.info(said, batch.records, job.table)
 
 
-def _new_records_came(job: Job, ends: TopicState) -> bool:
+def _new_records_came(job: LandingJob, ends: TopicState) -> bool:
     """Wait for new records in the topic; return False after `idle_timeout` seconds or on a stop."""
     if not job.limits.idle_timeout:
         return False
@@ -320,7 +330,7 @@ def _new_records_came(job: Job, ends: TopicState) -> bool:
     return False
 
 
-def _finish(job: Job, report: LandingReport, entry: TopicEntry, now: TopicState, plan: Plan) -> LandingReport:
+def _finish(job: LandingJob, report: LandingReport, entry: TopicEntry, now: TopicState, plan: Plan) -> LandingReport:
     report.completes = plan.completes
     report.schema_changes = [text for snapshot in report.snapshot_ids for text in job.sink.schema_changes(snapshot)]
     if not entry.origin:

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from airflow_lakestream.core.bad_records import USUAL, BadRecords, RejectLimit
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
-from airflow_lakestream.core.ports import Chunk, Decoder
+from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, TopicEntry, add_counts, union
+from airflow_lakestream.core.ports import RecordChunk, RecordDecoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
-from airflow_lakestream.core.sharing.pieces import Files, Piece
-from airflow_lakestream.core.source_types import KeptTypes
+from airflow_lakestream.core.sharing.pieces import Files, SharePiece
+from airflow_lakestream.core.source_types import LedgerTypes
 
 # The first commit of a long run comes early: it shows progress, and finds out soon if the catalog refuses it.
 EARLY_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """Limits for the commits and for the end of a run."""
 
     max_records: int | None = None
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedChunk:
     """A decoded chunk without the records: the rows are as large, and may wait for the sink.
 
     `offsets` are the records' offsets, `size` their bytes; `outcome` is None for a chunk that needed no decoder.
@@ -63,7 +63,7 @@ class Decoded:
         return ColumnUse() if self.outcome is None else self.outcome.use
 
 
-def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
+def decode(decoder: RecordDecoder | None, chunk: RecordChunk) -> DecodedChunk:
     """Decode a chunk. The outcome is None without records or without a decoder."""
     outcome = None
     if decoder is not None and len(chunk.batch):
@@ -71,7 +71,7 @@ def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
         # Checked although impossible: one row more or fewer would put all later rows at wrong offsets.
         if len(outcome.rows) != outcome.counts.written:
             raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
-    return Decoded(chunk.covers, chunk.batch.offsets, chunk.size, outcome)
+    return DecodedChunk(chunk.covers, chunk.batch.offsets, chunk.size, outcome)
 
 
 class Batch:
@@ -89,11 +89,11 @@ class Batch:
         self.counts: dict[int, Counts] = {}
         self.bad = BadRecords()
         self.use = ColumnUse()
-        self.pieces: list[Piece] = []
+        self.pieces: list[SharePiece] = []
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, chunk: Decoded) -> None:
+    def add(self, chunk: DecodedChunk) -> None:
         """Count a chunk after the sink has taken the rows."""
         if chunk.counts.read != len(chunk.offsets):
             raise AssertionError(f"{len(chunk.offsets)} records of {chunk.covers} were counted as {chunk.counts}")
@@ -103,14 +103,14 @@ class Batch:
         self.use += chunk.use
         self._bytes += chunk.size
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: SharePiece) -> None:
         """Count a piece of another worker after the sink has taken the files."""
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
         self.bad += piece.bad
         self.use += piece.use
 
-    def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
+    def is_due(self, limits: RunLimits, more: int = 0, records: int = 0) -> bool:
         """Return whether to commit now; `more` bytes in `records` are read but not yet handed over.
 
         The first commit of a run that needs several comes early.
@@ -153,7 +153,13 @@ class Batch:
         return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
 
     def landing(
-        self, run_id: str, engine: Engine | None, known: frozenset[str], kept: KeptTypes, *, is_last: bool = False
+        self,
+        run_id: str,
+        engine: LandingEngine | None,
+        known: frozenset[str],
+        kept: LedgerTypes,
+        *,
+        is_last: bool = False,
     ) -> Landing:
         """Return the ledger change of committing this batch; the plan's last commit adds the covered time.
 
@@ -186,10 +192,10 @@ class Batch:
             made=functools.reduce(operator.add, made) if made else None,
         )
 
-    def piece(self, files: Files) -> Piece:
+    def piece(self, files: Files) -> SharePiece:
         """Return this batch, with `files`, as a piece to hand over."""
         ranges, counts = RangeSet(self._covered), self.counts
-        return Piece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
+        return SharePiece(self.plan.state.identity, ranges, counts, self.plan.epochs, files, self.bad, use=self.use)
 
     def _epochs(self) -> dict[int, int]:
         # The epochs from before a piece was read: the next reader must notice an unclean election after it.
@@ -204,12 +210,12 @@ class Batch:
         return Batch(self.plan, first=False)
 
 
-def at_most(chunk: Chunk, count: int | None) -> Chunk:
+def at_most(chunk: RecordChunk, count: int | None) -> RecordChunk:
     """Cut a chunk after the first `count` records."""
     if count is None or len(chunk.batch) <= count:
         return chunk
     head = first_records(chunk.batch, count)
-    return Chunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
+    return RecordChunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
 
 
 def first_records(batch: RawBatch, count: int) -> RawBatch:

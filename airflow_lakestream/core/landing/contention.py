@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
@@ -25,7 +25,7 @@ class Contention(LakestreamError, Transient):
         )
 
 
-def give_way(job: Job, conflicts: int) -> None:
+def give_way(job: LandingJob, conflicts: int) -> None:
     """Wait at random: two tries of a run go in step, and the slower try would lose each time."""
     pause(job.stop, conflicts)
 

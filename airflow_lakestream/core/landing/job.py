@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.landing.batch import Batch, Decoded, Limits, at_most, decode
-from airflow_lakestream.core.landing.modes import Mode, Resume
+from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, RunLimits, at_most, decode
+from airflow_lakestream.core.landing.modes import ResumeMode, RunMode
 from airflow_lakestream.core.landing.plan import (
     DamagedBatch,
     Plan,
@@ -23,26 +23,26 @@ from airflow_lakestream.core.landing.plan import (
     check_log,
 )
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import (
-    Chunk,
-    Decoder,
     DecoderFactory,
-    Reader,
-    Rejects,
+    HandoverSink,
+    RecordChunk,
+    RecordDecoder,
+    RecordReader,
+    RejectStore,
     RowsNotWritable,
     SharedSink,
     Sink,
-    Source,
     TableState,
-    TakingSink,
+    TopicSource,
 )
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
-from airflow_lakestream.core.sharing.pieces import Handed, Piece
+from airflow_lakestream.core.sharing.pieces import HandedPieces, SharePiece
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.runtime.processes import Children
+from airflow_lakestream.runtime.processes import ChildProcesses
 from airflow_lakestream.runtime.readahead import ReadAhead
 from airflow_lakestream.runtime.turns import short_turns
 
@@ -64,7 +64,7 @@ class Stopped(LakestreamError, Transient):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedLanding:
     """A committed landing, with the seconds of the commit."""
 
     table: str
@@ -73,20 +73,20 @@ class Committed:
     seconds: float
 
 
-class Foresee(Protocol):
+class NewTableColumns(Protocol):
     """Source of a new table's columns before any record is read."""
 
-    def __call__(self, topic: str) -> tuple[Decoder, Rows] | None:
+    def __call__(self, topic: str) -> tuple[RecordDecoder, Rows] | None:
         """Return a decoder and an empty table with the columns; None if the records decide the columns."""
 
 
-class Crew(Protocol):
+class RemoteReaders(Protocol):
     """Remote readers of a whole plan for a landing: the executors of Spark."""
 
-    def takes(self, job: Job, plan: Plan) -> bool:
+    def takes(self, job: LandingJob, plan: Plan) -> bool:
         """Return whether the executors can and should read the plan."""
 
-    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+    def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Read the plan except `done`, at most `most` records; the sink has then taken all files of the pieces.
 
         Raises Conflict if the log lost offsets meanwhile, and errors of reading, decoding and writing.
@@ -94,7 +94,7 @@ class Crew(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class LandingJob:
     """Source, target and settings of a landing. `run_id` is the same in every try of a task run.
 
     `replaces`: the run's own landed offsets are read again, and replace their rows.
@@ -108,32 +108,32 @@ class Job:
     run_id: str
     table: str
     consumer_group: str
-    source: Source
-    reader: Reader
+    source: TopicSource
+    reader: RecordReader
     decoders: DecoderFactory
     sink: Sink
-    rejects: Rejects | None = None
-    mode: Mode = Resume()
+    rejects: RejectStore | None = None
+    mode: RunMode = ResumeMode()
     replaces: bool = False
-    limits: Limits = Limits()
+    limits: RunLimits = RunLimits()
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     allow_group_overlap: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
-    handed: Handed = field(default_factory=Handed)
+    handed: HandedPieces = field(default_factory=HandedPieces)
     within: RangeSet | None = None
-    children: Children | None = None
-    crew: Crew | None = None
-    committed: Callable[[Committed], None] | None = None
-    foresee: Foresee | None = None
+    children: ChildProcesses | None = None
+    crew: RemoteReaders | None = None
+    committed: Callable[[CommittedLanding], None] | None = None
+    foresee: NewTableColumns | None = None
     careful: bool = False
     unreadable: RangeSet = RangeSet()
-    engine: Engine = Engine.EXTRACT
+    engine: LandingEngine = LandingEngine.EXTRACT
 
     def gives_up(self, damaged: DamagedBatch) -> bool:
         """Return whether the offsets of a damaged batch are recorded as lost."""
         return damaged.is_refused and self.on_data_loss is OnDataLoss.RECORD
 
-    def despite(self, error: RowsNotWritable | DamagedBatch) -> Job:
+    def despite(self, error: RowsNotWritable | DamagedBatch) -> LandingJob:
         """Return the job to go on with after an error; see `carefully`. Raises the error if no job can."""
         if isinstance(error, RowsNotWritable):
             return self.carefully(error)
@@ -143,7 +143,7 @@ class Job:
         log.warning("%s They are recorded as lost.", error)
         return replace(self, unreadable=self.unreadable | error.ranges)
 
-    def carefully(self, error: RowsNotWritable) -> Job:
+    def carefully(self, error: RowsNotWritable) -> LandingJob:
         """Return the job with a trial of each chunk's rows before the sink. Raises the error if a trial can't help.
 
         The careful job reads in this process alone, since trying is slow and few records are to be tried.
@@ -155,9 +155,9 @@ class Job:
         return replace(self, careful=True, decoders=self.decoders.trying(error.trial))
 
     @property
-    def taking(self) -> TakingSink:
+    def taking(self) -> HandoverSink:
         """The sink, with the methods for files of the run's child processes."""
-        assert isinstance(self.sink, TakingSink), "those of all tables are"
+        assert isinstance(self.sink, HandoverSink), "those of all tables are"
         return self.sink
 
     @property
@@ -169,17 +169,17 @@ class Job:
             )
         return self.sink
 
-    def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[Piece]:
+    def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[SharePiece]:
         """Return the handed pieces still fit for a commit, for a group with `held` offsets of the topic."""
         return self.handed.usable(identity, held, lambda files: self.shared.misfit(files))
 
     def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
         """Report a commit to `committed`."""
         if self.committed is not None:
-            self.committed(Committed(self.table, snapshot_id, landing, seconds))
+            self.committed(CommittedLanding(self.table, snapshot_id, landing, seconds))
 
 
-def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
+def entry_of(job: LandingJob, table: TableState, now: TopicState) -> TopicEntry:
     """Return the group's ledger entry of the topic, checked against the topic's present state."""
     check_identity(table.ledger, now.identity, job.table)
     entry = table.ledger.entry(now.identity)
@@ -187,7 +187,7 @@ def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
     return entry
 
 
-def take(job: Job, batch: Batch, chunk: Decoded) -> None:
+def take(job: LandingJob, batch: Batch, chunk: DecodedChunk) -> None:
     """Hand a decoded chunk to the sink, and count the records."""
     if (outcome := chunk.outcome) is not None:
         job.sink.write(outcome.rows, batch.plan.state.identity)
@@ -198,7 +198,9 @@ def take(job: Job, batch: Batch, chunk: Decoded) -> None:
     batch.add(chunk)
 
 
-def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False) -> None:
+def check_bad(
+    job: LandingJob, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False
+) -> None:
     """Refuse more bad records than the limit, including committed records. Raises TooManyRejected.
 
     :param read: records read since the last commit.
@@ -211,7 +213,7 @@ def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None
         job.limits.max_rejected.check(job.table, landed + read, before + bad, landed, at_commit=at_commit)
 
 
-def check_still_there(job: Job, identity: TopicIdentity) -> None:
+def check_still_there(job: LandingJob, identity: TopicIdentity) -> None:
     """Refuse the records read if the topic was created again meanwhile. Raises TopicReplaced."""
     found = job.source.identity()
     if found != identity:
@@ -219,22 +221,22 @@ def check_still_there(job: Job, identity: TopicIdentity) -> None:
 
 
 def read_rows(
-    job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
-) -> Generator[tuple[Decoder | None, Decoded], None, None]:
+    job: LandingJob, plan: Plan, decoder: RecordDecoder | None, most_records: int | None
+) -> Generator[tuple[RecordDecoder | None, DecodedChunk], None, None]:
     """Yield the plan's decoded chunks in order, reading and decoding ahead.
 
     Raises Stopped.
     """
     with short_turns(), ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
-        begin = _Decoding(job, plan, decoder, most_records, pool)
-        with ReadAhead(begin, CHUNKS_AHEAD, job.stop, _Decoding.weigh) as decoding:
+        begin = _ChunkDecoding(job, plan, decoder, most_records, pool)
+        with ReadAhead(begin, CHUNKS_AHEAD, job.stop, _ChunkDecoding.weigh) as decoding:
             for _, future in decoding:
                 yield future.result()
     if job.stop.is_set():
         raise Stopped
 
 
-def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, None, None]:
+def read_in_turn(job: LandingJob, plan: Plan, decoder: RecordDecoder) -> Generator[DecodedChunk, None, None]:
     """Yield the plan's decoded chunks like `read_rows`, in this thread alone. Raises Stopped.
 
     For a process with one processor: more threads would only contend for the interpreter.
@@ -246,7 +248,9 @@ def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, N
         raise Stopped
 
 
-def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
+def read_first(
+    job: LandingJob, plan: Plan, most_records: int | None
+) -> Generator[tuple[RecordDecoder | None, DecodedChunk], None, None]:
     """Yield decoded chunks like `read_rows`, up to the first chunk with a decoder. Raises Stopped.
 
     Chunks whose records wait for the columns are left out: they are still to be read.
@@ -263,7 +267,7 @@ def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tupl
         raise Stopped
 
 
-def _begin(job: Job, read: Chunk, most_records: int | None) -> tuple[Decoder | None, Chunk]:
+def _begin(job: LandingJob, read: RecordChunk, most_records: int | None) -> tuple[RecordDecoder | None, RecordChunk]:
     """Return the decoder by a chunk's records, or None, and the chunk, cut to the limit.
 
     Records that show no columns do not count: a run with a limit would read the same records forever.
@@ -275,22 +279,22 @@ def _begin(job: Job, read: Chunk, most_records: int | None) -> tuple[Decoder | N
     return decoder, chunk
 
 
-_Pending: TypeAlias = "tuple[int, Future[tuple[Decoder | None, Decoded]]]"
+_Pending: TypeAlias = "tuple[int, Future[tuple[RecordDecoder | None, DecodedChunk]]]"
 
 
 @dataclass(frozen=True)
-class _Decoding:
+class _ChunkDecoding:
     """Items of a `ReadAhead`: each chunk's bytes and the future of the decoding, in the chunks' order."""
 
-    job: Job
+    job: LandingJob
     plan: Plan
-    decoder: Decoder | None
+    decoder: RecordDecoder | None
     most_records: int | None
     pool: Executor
 
     def __call__(self, cancelled: threading.Event) -> Iterator[_Pending]:
         decoder, left = self.decoder, self.most_records
-        waiting: list[Chunk] = []
+        waiting: list[RecordChunk] = []
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
                 if decoder is None:
@@ -320,5 +324,5 @@ class _Decoding:
         return max(1, pending[0] / USUAL_BYTES)
 
 
-def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Decoded]:
+def _decode(decoder: RecordDecoder | None, chunk: RecordChunk) -> tuple[RecordDecoder | None, DecodedChunk]:
     return decoder, decode(decoder, chunk)

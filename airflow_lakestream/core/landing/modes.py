@@ -22,19 +22,19 @@ from airflow_lakestream.core.landing.plan import (
 )
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import BEGINNING_MS, Boundary, Source
+from airflow_lakestream.core.ports import BEGINNING_MS, TimeBoundary, TopicSource
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet, coalesce
 from airflow_lakestream.exceptions import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PlanningLook:
     """Base of a plan: the group's ledger entry of the topic, and the topic's present state."""
 
     table: str
     entry: TopicEntry
     state: TopicState
-    source: Source
+    source: TopicSource
     on_data_loss: OnDataLoss
 
     def below_low(self) -> RangeSet:
@@ -43,7 +43,7 @@ class Look:
         return union(RangeSet.of(topic, p, 0, marks.low) for p, marks in self.state.marks.items())
 
 
-class Mode(Protocol):
+class RunMode(Protocol):
     """Mode of a run: the choice of the offsets to cover."""
 
     @property
@@ -53,10 +53,10 @@ class Mode(Protocol):
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
         """Return whether later plans keep the ends of this look, since the topic may grow."""
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the remaining work; a plan without changes ends the run."""
 
-    def own(self, look: Look) -> RangeSet:
+    def own(self, look: PlanningLook) -> RangeSet:
         """Return the run's own offsets, landed or not, for `replace`.
 
         Raises RangesGone if landed offsets of the run can't be read again, or if offsets that can't may be the run's.
@@ -64,7 +64,7 @@ class Mode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeMode:
     """All offsets not landed yet between the group's origin and the ends at the start of the run.
 
     `start_moves`: a later look at the topic would give the group another origin (start_offset="latest").
@@ -79,18 +79,18 @@ class Resume:
         """Return True: the ends of the first look stay."""
         return True
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the group's missing offsets."""
         starts = {} if look.entry.origin else look.source.starts(look.state)
         return resume_plan(look.entry, look.state, starts, look.on_data_loss, look.table)
 
-    def own(self, look: Look) -> RangeSet:
+    def own(self, look: PlanningLook) -> RangeSet:
         """Return an empty set: a resuming run has no own offsets."""
         return RangeSet()
 
 
 @dataclass(frozen=True, slots=True)
-class ByRanges:
+class RangesMode:
     """The ranges given by hand, as (partition, from, until)."""
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -100,7 +100,7 @@ class ByRanges:
         """Return True: the ranges are fixed."""
         return True
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the ranges' offsets missing in the ledger."""
         need = self._given(look) - look.entry.held
         lost = need & look.below_low()
@@ -108,7 +108,7 @@ class ByRanges:
             raise DataLoss(lost, look.table)
         return reading_plan(look, need - lost, lost)
 
-    def _given(self, look: Look) -> RangeSet:
+    def _given(self, look: PlanningLook) -> RangeSet:
         """Return the ranges. Raises InvalidArgument for unknown partitions and offsets beyond the log's end."""
         topic = look.state.identity.topic
         for partition, _, until in self.ranges:
@@ -123,7 +123,7 @@ class ByRanges:
                 )
         return RangeSet(OffsetRange(topic, *given) for given in self.ranges)
 
-    def own(self, look: Look) -> RangeSet:
+    def own(self, look: PlanningLook) -> RangeSet:
         """Return the ranges. Raises RangesGone."""
         given = self._given(look)
         if gone := look.entry.landed & given & look.below_low():
@@ -132,7 +132,7 @@ class ByRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class ByInterval:
+class IntervalMode:
     """The offsets from B(start) to B(end); B(t) is the first offset with a timestamp at or after t.
 
     Times are milliseconds since the epoch. B never falls as t rises, so adjacent intervals whose boundaries are closed
@@ -154,7 +154,7 @@ class ByInterval:
         """Return True once the interval is covered: the next look closes the seam."""
         return self._is_covered(entry)
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the missing offsets in the covered time around the interval."""
         entry, state, source = look.entry, look.state, look.source
         whole = coalesce([*entry.covered, (self.start_ms, self.end_ms)])
@@ -177,7 +177,7 @@ class ByInterval:
             completes=nothing_left and not is_open,
         )
 
-    def own(self, look: Look) -> RangeSet:
+    def own(self, look: PlanningLook) -> RangeSet:
         """Return the interval's own offsets. Raises BeginningGone."""
         if self.end_ms <= BEGINNING_MS:
             return RangeSet()
@@ -191,7 +191,7 @@ class ByInterval:
         return any(start <= self.start_ms and self.end_ms <= end for start, end in entry.covered)
 
 
-def parse_ranges(value: Sequence[Sequence[int]]) -> ByRanges:
+def parse_ranges(value: Sequence[Sequence[int]]) -> RangesMode:
     """Return the mode for ranges given as [[partition, from, until], ...]. Raises InvalidArgument."""
     ranges = []
     for given in value:
@@ -203,22 +203,22 @@ def parse_ranges(value: Sequence[Sequence[int]]) -> ByRanges:
         ranges.append((partition, start, until))
     if not ranges:
         raise InvalidArgument("ranges", "there is none.", "Write [[partition, from, until], ...].")
-    return ByRanges(tuple(ranges))
+    return RangesMode(tuple(ranges))
 
 
-def _between(state: TopicState, lows: Mapping[int, Boundary], highs: Mapping[int, Boundary]) -> RangeSet:
+def _between(state: TopicState, lows: Mapping[int, TimeBoundary], highs: Mapping[int, TimeBoundary]) -> RangeSet:
     topic = state.identity.topic
     return union(RangeSet.of(topic, p, low.offset, highs[p].offset) for p, low in lows.items())
 
 
-def _beginning_lost(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
+def _beginning_lost(look: PlanningLook, lows: Mapping[int, TimeBoundary]) -> RangeSet:
     """Return possibly lost offsets of the interval: below a boundary at the log's start, not in the ledger."""
     topic = look.state.identity.topic
     origin = union(RangeSet.of(topic, p, 0, offset) for p, offset in look.entry.origin.items())
     return _below_log_start(look, lows) - origin - look.entry.held
 
 
-def _below_log_start(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
+def _below_log_start(look: PlanningLook, lows: Mapping[int, TimeBoundary]) -> RangeSet:
     """Return the removed offsets of each partition with a boundary at the log's start."""
     topic = look.state.identity.topic
     at_start = {p: m.low for p, m in look.state.marks.items() if p in lows and lows[p].offset == m.low}
@@ -226,7 +226,7 @@ def _below_log_start(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
 
 
 def reading_plan(
-    look: Look,
+    look: PlanningLook,
     ranges: RangeSet,
     lost: RangeSet | None = None,
     covered: Interval | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from airflow_lakestream.core.ledger import Ledger, Streamed, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ledger import Ledger, StreamBatch, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -20,7 +20,7 @@ BEHIND_DAMAGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Watermarks:
+class PartitionWatermarks:
     """Offsets of a partition in the broker: [low, end); `end` is the last stable offset."""
 
     low: int
@@ -33,7 +33,7 @@ class TopicState:
     """Identity of a topic and watermarks of the partitions, at a moment."""
 
     identity: TopicIdentity
-    marks: Mapping[int, Watermarks]
+    marks: Mapping[int, PartitionWatermarks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Plan:
     covered: Interval | None = None
     completes: bool = False
     rows_beside: int = 0
-    streamed: Streamed | None = None
+    streamed: StreamBatch | None = None
 
     def known_epoch(self, partition: int, offset: int) -> int | None:
         """Return the ledger's leader epoch for reading from an offset on, or None if unknown."""

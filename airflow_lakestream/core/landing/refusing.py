@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from airflow_lakestream.core.landing.job import Job
-from airflow_lakestream.core.landing.modes import Mode, Resume
+from airflow_lakestream.core.landing.job import LandingJob
+from airflow_lakestream.core.landing.modes import ResumeMode, RunMode
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.unaccounted import Asked, LookForRows, RowsUnaccounted, texts
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery, LookForRows, RowsUnaccounted, texts
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -17,7 +17,7 @@ from airflow_lakestream.core.ranges import RangeSet
 log = logging.getLogger(__name__)
 
 
-def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
+def refuse_doubling(job: LandingJob, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
     """Return the plan with `rows_beside` set. Raises RowsUnaccounted if the plan would double rows.
 
     Checks only if the group lands or resumes the topic for the first time: later rows are in its ledger.
@@ -30,18 +30,20 @@ def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, 
     return replace(plan, rows_beside=rows)
 
 
-def what_to_ask(mode: Mode, entry: TopicEntry, plan: Plan, handed: RangeSet, ledgers: Iterable[Ledger]) -> Asked:
+def what_to_ask(
+    mode: RunMode, entry: TopicEntry, plan: Plan, handed: RangeSet, ledgers: Iterable[Ledger]
+) -> ForeignRowQuery:
     """Return the query for rows doubled by a plan. Known are all offsets of the topic's name landed by any group."""
     topic = plan.state.identity.topic
     landed = (one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
-    if not isinstance(mode, Resume):
-        return Asked(topic, union(landed), ranges=plan.ranges | handed)
+    if not isinstance(mode, ResumeMode):
+        return ForeignRowQuery(topic, union(landed), ranges=plan.ranges | handed)
     # A group that begins at the log's start is to have all records: look from there, or a gap would go unseen.
     begins = {} if plan.origin and mode.from_the_first else {**plan.origin, **entry.origin}
-    return Asked(topic, union(landed), begins)
+    return ForeignRowQuery(topic, union(landed), begins)
 
 
-def look(look_for_rows: LookForRows, asked: Asked, table: str, consumer_group: str) -> int:
+def look(look_for_rows: LookForRows, asked: ForeignRowQuery, table: str, consumer_group: str) -> int:
     """Return the number of foreign rows outside the offsets to land. Raises RowsUnaccounted."""
     found = look_for_rows(asked)
     if found.in_the_way:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from airflow_lakestream.core.column_use import check_use
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
-from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_rows, take
-from airflow_lakestream.core.landing.modes import Look, reading_plan
+from airflow_lakestream.core.landing.job import LandingJob, check_bad, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.landing.modes import PlanningLook, reading_plan
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.story import Progress, tell_commit, tell_plan, tell_silent
+from airflow_lakestream.core.landing.story import ReadProgress, tell_commit, tell_plan, tell_silent
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -21,7 +21,7 @@ from airflow_lakestream.core.ranges import RangeSet
 log = logging.getLogger(__name__)
 
 
-def replace_landed(job: Job) -> tuple[int, Landing] | None:
+def replace_landed(job: LandingJob) -> tuple[int, Landing] | None:
     """Read the run's own landed offsets again, and replace the rows in a single snapshot.
 
     Returns the snapshot and its landing, or None if no own offset is landed. A requested replace is always done: a
@@ -31,7 +31,7 @@ def replace_landed(job: Job) -> tuple[int, Landing] | None:
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = entry_of(job, table, now)
-        look = Look(job.table, entry, now, job.source, job.on_data_loss)
+        look = PlanningLook(job.table, entry, now, job.source, job.on_data_loss)
         ranges = entry.landed & job.mode.own(look)
         if not ranges:
             return None
@@ -52,7 +52,7 @@ def replace_landed(job: Job) -> tuple[int, Landing] | None:
     raise Contention(job.table, last) from last
 
 
-def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
+def _by_plan(job: LandingJob, table: TableState, plan: Plan) -> tuple[int, Landing]:
     identity, batch = plan.state.identity, Batch(plan)
     if job.crew is not None and job.crew.takes(job, plan):
         for piece in job.crew.read(job, plan, RangeSet(), None):
@@ -78,8 +78,8 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     return snapshot_id, replaced
 
 
-def _read_again(job: Job, table: TableState, batch: Batch) -> None:
-    progress = Progress(batch.plan.state.identity.topic, batch.plan.ranges.width)
+def _read_again(job: LandingJob, table: TableState, batch: Batch) -> None:
+    progress = ReadProgress(batch.plan.state.identity.topic, batch.plan.ranges.width)
     with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
         for _, chunk in results:
             take(job, batch, chunk)

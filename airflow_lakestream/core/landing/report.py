@@ -11,7 +11,7 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import in_both, silent_texts
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts
 from airflow_lakestream.core.ranges import Interval, RangeSet
-from airflow_lakestream.core.source_types import KeptTypes
+from airflow_lakestream.core.source_types import LedgerTypes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,7 +49,7 @@ class LandingReport:
     # The columns that got values of the group, by its ledger and in this run; and whether nothing had landed before.
     known: frozenset[str] = frozenset()
     is_first: bool = True
-    types: KeptTypes = KeptTypes()
+    types: LedgerTypes = LedgerTypes()
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property

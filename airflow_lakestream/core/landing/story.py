@@ -75,7 +75,7 @@ def stale_text(columns: Sequence[str]) -> str:
     )
 
 
-class Progress:
+class ReadProgress:
     """Progress log of a read: the share done and the remaining time, each half minute.
 
     :param topic: the topic that is read.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from airflow_lakestream.core.landing.modes import Look
+from airflow_lakestream.core.landing.modes import PlanningLook
 from airflow_lakestream.core.landing.plan import Plan, leader_epochs, reach
-from airflow_lakestream.core.ledger import Streamed, TopicEntry
+from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
@@ -24,7 +24,7 @@ WAYS_OUT = (
 class StreamRolledBack(LakestreamError, Transient):
     """The table was rolled back under a running query; the next start takes the checkpoint back, too."""
 
-    def __init__(self, table: str, batch: Streamed, last: Streamed | None) -> None:
+    def __init__(self, table: str, batch: StreamBatch, last: StreamBatch | None) -> None:
         super().__init__(
             f"{table} was rolled back while the query ran: it holds {last or 'no batch'}, and next would be {batch}. "
             "Nothing was landed. The next start goes on from there."
@@ -34,7 +34,7 @@ class StreamRolledBack(LakestreamError, Transient):
 class StreamReplaced(LakestreamError, Terminal):
     """The table's batches are of another query, and do not fit this query's state."""
 
-    def __init__(self, table: str, what: str, last: Streamed) -> None:
+    def __init__(self, table: str, what: str, last: StreamBatch) -> None:
         super().__init__(
             f"{table} holds {last}, {what} Nothing was landed: it could double rows, or lose some. {WAYS_OUT}"
         )
@@ -48,14 +48,14 @@ class LandedBesideStream(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class OneBatch:
+class StreamBatchMode:
     """A batch of a streaming query, as the mode of a run.
 
     :param starts: the query's first offsets, by partition.
     :param ranges: the batch's offsets; empty for a batch that only a watermark caused.
     """
 
-    streamed: Streamed
+    streamed: StreamBatch
     starts: Mapping[int, int]
     ranges: RangeSet
     consumer_group: str
@@ -65,7 +65,7 @@ class OneBatch:
         """Return True: the batch is fixed."""
         return True
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         """Return the plan of the whole batch, empty if the table has the batch.
 
         Raises StreamRolledBack, StreamReplaced, LandedBesideStream.
@@ -91,7 +91,7 @@ class OneBatch:
             streamed=streamed,
         )
 
-    def own(self, look: Look) -> RangeSet:
+    def own(self, look: PlanningLook) -> RangeSet:
         """Return an empty set: a batch replaces no offsets."""
         return RangeSet()
 

@@ -20,7 +20,7 @@ _MOST_PARTITIONS = 1_000
 _BOXES_NAMED = 10
 
 
-class Fate(Enum):
+class RowFate(Enum):
     """Meaning of a row's position for a first landing."""
 
     ACCOUNTED = auto()
@@ -29,16 +29,16 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class RowBounds:
     """A number of rows within bounds of partitions and of offsets, ends included."""
 
     partitions: Interval
     offsets: Interval
     rows: int
 
-    def __add__(self, other: Box) -> Box:
+    def __add__(self, other: RowBounds) -> RowBounds:
         offsets = min(self.offsets[0], other.offsets[0]), max(self.offsets[1], other.offsets[1])
-        return Box(self.partitions, offsets, self.rows + other.rows)
+        return RowBounds(self.partitions, offsets, self.rows + other.rows)
 
     def text(self, topic: str) -> str:
         """Return the place as text."""
@@ -48,7 +48,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ForeignRowQuery:
     """Query for a topic's rows without a ledger, before a first landing.
 
     `known` are the positions that ledgers account for. Rows at positions of `ranges` are in the way. Without ranges,
@@ -70,7 +70,7 @@ class Asked:
         """Return a partition's offsets in ledgers."""
         return self.known.intervals(self.topic, partition)
 
-    def fate(self, partitions: Interval, offsets: Interval) -> Fate | None:
+    def fate(self, partitions: Interval, offsets: Interval) -> RowFate | None:
         """Return the fate of all rows within these bounds, ends included; None if the rows have to be read."""
         first, last = partitions
         low, high = offsets
@@ -79,36 +79,36 @@ class Asked:
         fates = {self._fate(partition, low, high) for partition in range(first, last + 1)}
         return fates.pop() if len(fates) == 1 else None
 
-    def _fate(self, partition: int, low: int, high: int) -> Fate | None:
+    def _fate(self, partition: int, low: int, high: int) -> RowFate | None:
         known, wanted = self.accounted(partition), self.in_the_way(partition)
         if any(start <= low and high < end for start, end in known):
-            return Fate.ACCOUNTED
+            return RowFate.ACCOUNTED
         if any(start <= high and low < end for start, end in known):
             return None
         if any(start <= low and high < end for start, end in wanted):
-            return Fate.IN_THE_WAY
-        return None if any(start <= high and low < end for start, end in wanted) else Fate.BESIDE
+            return RowFate.IN_THE_WAY
+        return None if any(start <= high and low < end for start, end in wanted) else RowFate.BESIDE
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UnaccountedRows:
     """Rows without a ledger: at offsets to land (in the way), and at different offsets."""
 
-    in_the_way: tuple[Box, ...] = ()
-    beside: tuple[Box, ...] = ()
+    in_the_way: tuple[RowBounds, ...] = ()
+    beside: tuple[RowBounds, ...] = ()
 
     @classmethod
-    def of(cls, boxes: Iterable[tuple[Fate, Box]]) -> Found:
+    def of(cls, boxes: Iterable[tuple[RowFate, RowBounds]]) -> UnaccountedRows:
         """Combine the rows of several files."""
-        joined: dict[tuple[Fate, Interval], Box] = {}
+        joined: dict[tuple[RowFate, Interval], RowBounds] = {}
         for fate, box in boxes:
             key = fate, box.partitions
             joined[key] = joined[key] + box if key in joined else box
         kinds = {
             kind: tuple(joined[key] for key in sorted(joined, key=lambda key: key[1]) if key[0] is kind)
-            for kind in (Fate.IN_THE_WAY, Fate.BESIDE)
+            for kind in (RowFate.IN_THE_WAY, RowFate.BESIDE)
         }
-        return cls(kinds[Fate.IN_THE_WAY], kinds[Fate.BESIDE])
+        return cls(kinds[RowFate.IN_THE_WAY], kinds[RowFate.BESIDE])
 
     @property
     def rows_beside(self) -> int:
@@ -117,18 +117,18 @@ class Found:
 
 
 # Queries the table in the state in which its ledger was read.
-LookForRows = Callable[[Asked], Found]
+LookForRows = Callable[[ForeignRowQuery], UnaccountedRows]
 
 
-def no_rows(asked: Asked) -> Found:
+def no_rows(asked: ForeignRowQuery) -> UnaccountedRows:
     """Return an empty result, for a missing table, or for rows without positions."""
-    return Found()
+    return UnaccountedRows()
 
 
 class RowsUnaccounted(LakestreamError, Terminal):
     """A first landing would double rows of another tool; `boxes` has the rows' positions."""
 
-    def __init__(self, table: str, consumer_group: str, topic: str, boxes: Sequence[Box]) -> None:
+    def __init__(self, table: str, consumer_group: str, topic: str, boxes: Sequence[RowBounds]) -> None:
         self.table, self.topic, self.boxes = table, topic, tuple(boxes)
         self.rows = sum(box.rows for box in boxes)
         super().__init__(
@@ -139,7 +139,7 @@ class RowsUnaccounted(LakestreamError, Terminal):
         )
 
 
-def texts(boxes: Sequence[Box], topic: str) -> str:
+def texts(boxes: Sequence[RowBounds], topic: str) -> str:
     """Return the positions of rows as text, limited to the first places."""
     return shown([box.text(topic) for box in boxes], _BOXES_NAMED, "places")
 

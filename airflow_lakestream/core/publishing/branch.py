@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from airflow_lakestream.core.landing.plan import TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import RowSchema, Sink
-from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 
@@ -25,7 +25,7 @@ class BranchSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EngineJobLine:
     """Jobs of an engine in sequence: the first began without a state, each further job with the previous job's state.
 
     :param since: the sequence number of the table's newest snapshot when the first job began: the line's are above.
@@ -38,11 +38,11 @@ class Line:
     passed: RangeSet = RangeSet()
 
 
-class Positions(Protocol):
+class EnginePositions(Protocol):
     """An engine's own account of the positions read."""
 
     @property
-    def line(self) -> Line | None:
+    def line(self) -> EngineJobLine | None:
         """The line of jobs with the records to publish; None for an engine without an account of jobs."""
 
     def is_own(self, summary: Mapping[str, str]) -> bool:
@@ -88,7 +88,7 @@ class FileRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BranchStep:
     """Files of a snapshot of the branch."""
 
     snapshot: BranchSnapshot
@@ -101,14 +101,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class NewSnapshots:
     """New snapshots of a branch, oldest first.
 
     :param unproven: the reason why the branch may lack files that the engine has written to it; empty if it is known
         to have all.
     """
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[BranchStep] = ()
     unproven: str = ""
 
 
@@ -116,7 +116,7 @@ class News:
 class BranchSink(Sink, Protocol):
     """The sink of a table with branches."""
 
-    def news(self, branch: str, marker: Published | None, positions: Positions) -> News | None:
+    def news(self, branch: str, marker: PublicationMarker | None, positions: EnginePositions) -> NewSnapshots | None:
         """Return the branch's new snapshots since the marker; None without a branch.
 
         As of the last `load`. Raises the refusals of a branch that can't be published.
@@ -142,7 +142,7 @@ class BranchSink(Sink, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LogContents:
     """Contents of Kafka at given offsets: records with and without a value, and offsets below the log's start.
 
     At all other offsets there is nothing to read: ends of transactions, aborted records, compacted records.
@@ -153,15 +153,15 @@ class Shown:
     gone: RangeSet = RangeSet()
 
 
-class Log(Protocol):
+class TopicLogView(Protocol):
     """Reader of single offsets of the topic."""
 
-    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
+    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> LogContents:
         """Return the contents of Kafka at these offsets. Raises Stopped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ValueDifference:
     """A record with different values by an engine than by our decoder, and the columns of these values.
 
     Without columns, our decoder makes no row of the record.
@@ -177,7 +177,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ProofResult:
     """Result of a second look at an engine's records and rows.
 
     :param seen: offsets whose record Kafka shows, and our decoder makes a row of; or that were not to be checked.
@@ -189,19 +189,19 @@ class Looked:
     seen: RangeSet
     equal: RangeSet = RangeSet()
     different: RangeSet = RangeSet()
-    named: Sequence[Difference] = ()
+    named: Sequence[ValueDifference] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EngineOutput:
     """Rows of an engine's files, read again at each call, and the columns of the table's payload."""
 
     rows: Callable[[], Iterator[Rows]]
     columns: RowSchema
 
 
-class Proof(Protocol):
+class RowProof(Protocol):
     """Second look at an engine's records, to compare the engine's rows with the rows of our decoder."""
 
-    def check(self, ranges: RangeSet, written: Written, state: TopicState, stop: threading.Event) -> Looked:
+    def check(self, ranges: RangeSet, written: EngineOutput, state: TopicState, stop: threading.Event) -> ProofResult:
         """Check these offsets and the rows' offsets. Raises Stopped, and BadRecord for a record bad by our decoder."""

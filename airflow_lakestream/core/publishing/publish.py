@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, pause
-from airflow_lakestream.core.landing.job import Committed, Stopped
+from airflow_lakestream.core.landing.job import CommittedLanding, Stopped
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,
     TopicReplaced,
@@ -32,12 +32,27 @@ from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.story import tell_commit
 from airflow_lakestream.core.landing.streamed import LandedBesideStream
-from airflow_lakestream.core.landing.unaccounted import Asked
-from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, union
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
+from airflow_lakestream.core.ledger import Landing, LandingEngine, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Conflict, Source, TableState
-from airflow_lakestream.core.publishing.branch import BranchSink, Log, Looked, Positions, Proof, Step, Written
-from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, Rows, check_left_out, check_rows, reckon
+from airflow_lakestream.core.ports import Conflict, TableState, TopicSource
+from airflow_lakestream.core.publishing.branch import (
+    BranchSink,
+    BranchStep,
+    EngineOutput,
+    EnginePositions,
+    ProofResult,
+    RowProof,
+    TopicLogView,
+)
+from airflow_lakestream.core.publishing.reckoning import (
+    BranchRows,
+    EngineClaim,
+    PublicationOutcome,
+    check_left_out,
+    check_rows,
+    reckon,
+)
 from airflow_lakestream.core.publishing.refusals import (
     LandedAhead,
     PositionsUnknown,
@@ -54,7 +69,7 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 4_000_000
 
 
-class Rowless(StrEnum):
+class RowlessMeaning(StrEnum):
     """Meaning of a record read by the engine without a row in the branch."""
 
     FILTERED = "filtered"  # left out on purpose: the engine's program has a condition
@@ -62,7 +77,7 @@ class Rowless(StrEnum):
 
 
 @dataclass(frozen=True)
-class Publication:
+class PublicationJob:
     """Job of a publication: the branch, the table and the group.
 
     `run_id` is the same in every try of one task run. `source` has the beginning of a group without an origin.
@@ -74,20 +89,20 @@ class Publication:
     table: str
     consumer_group: str
     branch: str
-    engine: Engine
-    source: Source
-    log: Log
+    engine: LandingEngine
+    source: TopicSource
+    log: TopicLogView
     sink: BranchSink
-    positions: Positions
-    rowless: Rowless = Rowless.MISSING
+    positions: EnginePositions
+    rowless: RowlessMeaning = RowlessMeaning.MISSING
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     most_rows: int = MOST_ROWS
     stop: threading.Event = field(default_factory=threading.Event)
-    committed: Callable[[Committed], None] | None = None
-    proof: Proof | None = None
+    committed: Callable[[CommittedLanding], None] | None = None
+    proof: RowProof | None = None
 
 
-def begin(job: Publication) -> dict[int, int]:
+def begin(job: PublicationJob) -> dict[int, int]:
     """Prepare table and branch for the engine's first start; return the start offsets by partition.
 
     The start is the first offset that the group lacks. A group without an origin gets its origin here, in a landing
@@ -98,7 +113,7 @@ def begin(job: Publication) -> dict[int, int]:
     return starts
 
 
-def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
+def _begin(job: PublicationJob, is_anew: bool) -> dict[int, int]:
     """Prepare the table. Offsets lost by the log are a loss at the beginning of the group or of the engine."""
     while True:
         table = job.sink.load(job.run_id)
@@ -110,16 +125,16 @@ def _begin(job: Publication, is_anew: bool) -> dict[int, int]:
         plan = resume_plan(entry, now, starts, job.on_data_loss, job.table)
         if not (plan.origin or plan.lost):
             break
-        claim = Claim(now, entry, entry.origin or plan.origin, {})
+        claim = EngineClaim(now, entry, entry.origin or plan.origin, {})
         _refuse_others(job, table, claim, RangeSet())
         try:
-            _commit(job, claim, Reckoning(lost=plan.lost), None, None)
+            _commit(job, claim, PublicationOutcome(lost=plan.lost), None, None)
         except Conflict as conflict:
             log.info("%s Looking again.", conflict)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
 
 
-def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
+def begin_anew(job: PublicationJob, note: Callable[[Mapping[int, int]], None] | None = None) -> dict[int, int]:
     """Prepare table and branch for an engine without a state, to read again all offsets missing on main.
 
     The branch begins again at main's head: what it had beyond that is read again. Raises LandedAhead if the ledger has
@@ -143,7 +158,7 @@ def begin_anew(job: Publication, note: Callable[[Mapping[int, int]], None] | Non
     return starts
 
 
-def publish(job: Publication) -> LandingReport:
+def publish(job: PublicationJob) -> LandingReport:
     """Publish the branch's new snapshots since the last publication on main.
 
     1. Look at the table, its ledger and its branch; look at the topic.
@@ -183,7 +198,9 @@ def publish(job: Publication) -> LandingReport:
     return _finish(job, report, entry, now)
 
 
-def _take_step(job: Publication, table: TableState, now: TopicState, entry: TopicEntry, report: LandingReport) -> bool:
+def _take_step(
+    job: PublicationJob, table: TableState, now: TopicState, entry: TopicEntry, report: LandingReport
+) -> bool:
     """Publish the next snapshots; return False without further snapshots."""
     marker = entry.published.get(job.branch)
     news = job.sink.news(job.branch, marker, job.positions)
@@ -196,15 +213,15 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     # Offsets once read stay read: a rescaled or restored job may not have read a partition again yet.
     ends = {p: max(ends.get(p, 0), before.get(p, 0)) for p in {*ends, *before}}
     begins = entry.origin or first_origin(entry, now, job.source.starts(now))
-    claim = Claim(now, entry, begins, ends, before)
+    claim = EngineClaim(now, entry, begins, ends, before)
     claim.check_ends(job.table, job.branch)
     looked = _look_again(job, claim, steps, table)
     rows = check_rows(job.sink, steps, claim, job.table, job.branch)
     if looked is not None:
         _check_seen(job, rows, looked.seen)
     shown = job.log.shown(rowless, now, job.stop) if (rowless := claim.new - rows.positions) else None
-    line = job.positions.line if job.rowless is Rowless.FILTERED else None
-    if job.rowless is Rowless.FILTERED and shown is not None:
+    line = job.positions.line if job.rowless is RowlessMeaning.FILTERED else None
+    if job.rowless is RowlessMeaning.FILTERED and shown is not None:
         check_left_out(claim, line, news, shown, job.table, job.branch)
     reckoning = reckon(claim, rows, shown, line, job.on_data_loss, job.table)
     if not (reckoning.changes_the_ledger or rows.files):
@@ -216,7 +233,9 @@ def _take_step(job: Publication, table: TableState, now: TopicState, entry: Topi
     return True
 
 
-def _look_again(job: Publication, claim: Claim, steps: Sequence[Step], table: TableState) -> Looked | None:
+def _look_again(
+    job: PublicationJob, claim: EngineClaim, steps: Sequence[BranchStep], table: TableState
+) -> ProofResult | None:
     """Compare the new rows with ours, including rows landed by another run; return None without a proof.
 
     A bad record may have spoilt the records behind it. Raises RecordDoubted, RowsDiffer.
@@ -224,7 +243,7 @@ def _look_again(job: Publication, claim: Claim, steps: Sequence[Step], table: Ta
     if job.proof is None:
         return None
     files = [file for step in steps for file in step.files]
-    written = Written(lambda: (rows for file in files for rows in job.sink.rows_of(file)), table.schema)
+    written = EngineOutput(lambda: (rows for file in files for rows in job.sink.rows_of(file)), table.schema)
     try:
         looked = job.proof.check(claim.read, written, claim.state, job.stop)
     except BadRecord as bad:
@@ -234,7 +253,7 @@ def _look_again(job: Publication, claim: Claim, steps: Sequence[Step], table: Ta
     return looked
 
 
-def _check_seen(job: Publication, rows: Rows, seen: RangeSet) -> None:
+def _check_seen(job: PublicationJob, rows: BranchRows, seen: RangeSet) -> None:
     """Refuse rows without a second look at the records, unless losses are recorded. Raises RowsUnseen."""
     if not (unseen := rows.positions - seen):
         return
@@ -245,12 +264,12 @@ def _check_seen(job: Publication, rows: Rows, seen: RangeSet) -> None:
     )
 
 
-def _next_steps(job: Publication, news: Sequence[Step]) -> tuple[Sequence[Step], dict[int, int] | None]:
+def _next_steps(job: PublicationJob, news: Sequence[BranchStep]) -> tuple[Sequence[BranchStep], dict[int, int] | None]:
     """Return the oldest steps to publish together, and the engine's ends after the last step.
 
     Raises PositionsUnknown if there are files and no position of the engine is known.
     """
-    known: tuple[Sequence[Step], dict[int, int]] | None = None
+    known: tuple[Sequence[BranchStep], dict[int, int]] | None = None
     rows = 0
     for number, step in enumerate(news, 1):
         rows += step.rows
@@ -267,7 +286,7 @@ def _next_steps(job: Publication, news: Sequence[Step]) -> tuple[Sequence[Step],
     return known or ((), None)
 
 
-def _entry_of(job: Publication, table: TableState, now: TopicState) -> TopicEntry:
+def _entry_of(job: PublicationJob, table: TableState, now: TopicState) -> TopicEntry:
     check_identity(table.ledger, now.identity, job.table)
     entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
@@ -277,7 +296,7 @@ def _entry_of(job: Publication, table: TableState, now: TopicState) -> TopicEntr
     return entry
 
 
-def _refuse_others(job: Publication, table: TableState, claim: Claim, landed: RangeSet) -> None:
+def _refuse_others(job: PublicationJob, table: TableState, claim: EngineClaim, landed: RangeSet) -> None:
     """Refuse offsets landed by another group, and rows on main without a ledger."""
     identity = claim.state.identity
     for other, ledger in table.others.items():
@@ -287,14 +306,14 @@ def _refuse_others(job: Publication, table: TableState, claim: Claim, landed: Ra
         return
     ledgers = (table.ledger, *table.others.values())
     known = union(one.landed for of in ledgers for key, one in of.topics.items() if key.topic == identity.topic)
-    look(table.look_for_rows, Asked(identity.topic, known, claim.begins), job.table, job.consumer_group)
+    look(table.look_for_rows, ForeignRowQuery(identity.topic, known, claim.begins), job.table, job.consumer_group)
 
 
 def _commit(
-    job: Publication,
-    claim: Claim,
-    reckoning: Reckoning,
-    last: Step | None,
+    job: PublicationJob,
+    claim: EngineClaim,
+    reckoning: PublicationOutcome,
+    last: BranchStep | None,
     report: LandingReport | None,
 ) -> None:
     identity = claim.state.identity
@@ -318,7 +337,7 @@ def _commit(
     if report is not None:
         report.add(snapshot_id, landing)
     if job.committed is not None:
-        job.committed(Committed(job.table, snapshot_id, landing, seconds))
+        job.committed(CommittedLanding(job.table, snapshot_id, landing, seconds))
     tell_commit(job.table, snapshot_id, reckoning.total, reckoning.bad, reckoning.landed, seconds, 0)
     if reckoning.missing:
         log.warning(
@@ -331,7 +350,7 @@ def _commit(
         )
 
 
-def _finish(job: Publication, report: LandingReport, entry: TopicEntry, now: TopicState) -> LandingReport:
+def _finish(job: PublicationJob, report: LandingReport, entry: TopicEntry, now: TopicState) -> LandingReport:
     report.schema_changes = [text for snapshot in report.snapshot_ids for text in job.sink.schema_changes(snapshot)]
     if entry.origin:
         report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width

@@ -10,16 +10,16 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState
 from airflow_lakestream.core.ledger import Counts, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.published import PublicationMarker
 from airflow_lakestream.core.publishing.branch import (
     BranchFile,
     BranchSink,
     BranchSnapshot,
+    BranchStep,
+    EngineJobLine,
     FileRows,
-    Line,
-    News,
-    Shown,
-    Step,
+    LogContents,
+    NewSnapshots,
 )
 from airflow_lakestream.core.publishing.refusals import (
     BeyondTheLog,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Claim:
+class EngineClaim:
     """Offsets read by an engine's own account, and the group's ledger entry.
 
     :param begins: by partition, the group's beginning; 0 for any other.
@@ -81,19 +81,19 @@ class Claim:
             where = ", ".join(f"{topic}[{p}] {end} (log: {ends[p]})" for p, end in sorted(beyond.items()))
             raise BeyondTheLog(table, branch, where)
 
-    def marker(self, branch: str, last: BranchSnapshot | None) -> dict[str, Published]:
+    def marker(self, branch: str, last: BranchSnapshot | None) -> dict[str, PublicationMarker]:
         """Return the ledger's new marker of the branch, empty without progress of the engine."""
         known = self.entry.published.get(branch)
         if last is not None:
-            return {branch: Published(last.snapshot_id, last.sequence, dict(self.ends))}
+            return {branch: PublicationMarker(last.snapshot_id, last.sequence, dict(self.ends))}
         if self.ends:
             at = (0, 0) if known is None else (known.snapshot_id, known.sequence)
-            return {branch: Published(*at, dict(self.ends))}
+            return {branch: PublicationMarker(*at, dict(self.ends))}
         return {}
 
 
 @dataclass(frozen=True)
-class Reckoning:
+class PublicationOutcome:
     """Landed, lost and missing offsets of a publication, and the counts by partition.
 
     :param unproven: offsets of landed rows whose values have not been compared with ours.
@@ -118,14 +118,16 @@ class Reckoning:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BranchRows:
     """Files to take, and the positions of all rows, each once."""
 
     positions: RangeSet = RangeSet()
     files: Sequence[BranchFile] = ()
 
 
-def check_rows(sink: BranchSink, steps: Sequence[Step], claim: Claim, table: str, branch: str) -> Rows:
+def check_rows(
+    sink: BranchSink, steps: Sequence[BranchStep], claim: EngineClaim, table: str, branch: str
+) -> BranchRows:
     """Read the positions of new files' rows, and refuse rows unfit to land.
 
     Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost, ColumnsMoved.
@@ -151,10 +153,10 @@ def check_rows(sink: BranchSink, steps: Sequence[Step], claim: Claim, table: str
         raise RowsTwice(table, branch, twice, "; ".join(places[:5]))
     if unproven := positions - whole:
         raise RowsUnproven(table, branch, unproven)
-    return Rows(positions, files)
+    return BranchRows(positions, files)
 
 
-def _is_on_main(step: Step, file: BranchFile, found: FileRows, held: RangeSet, table: str, branch: str) -> bool:
+def _is_on_main(step: BranchStep, file: BranchFile, found: FileRows, held: RangeSet, table: str, branch: str) -> bool:
     """Return whether a file is on main already: older than the branch, with an expired snapshot.
 
     Raises RowsOnMain, BranchHistoryLost.
@@ -182,7 +184,9 @@ class LostOrLeftOut(DataLoss):
         )
 
 
-def check_left_out(claim: Claim, line: Line | None, news: News, shown: Shown, table: str, branch: str) -> None:
+def check_left_out(
+    claim: EngineClaim, line: EngineJobLine | None, news: NewSnapshots, shown: LogContents, table: str, branch: str
+) -> None:
     """Refuse omissions without proof: records perhaps unread by the engine, or rows perhaps lost by the branch.
 
     :param shown: Kafka's records at the new offsets without a row.
@@ -202,8 +206,13 @@ def check_left_out(claim: Claim, line: Line | None, news: News, shown: Shown, ta
 
 
 def reckon(
-    claim: Claim, rows: Rows, shown: Shown | None, line: Line | None, on_data_loss: OnDataLoss, table: str
-) -> Reckoning:
+    claim: EngineClaim,
+    rows: BranchRows,
+    shown: LogContents | None,
+    line: EngineJobLine | None,
+    on_data_loss: OnDataLoss,
+    table: str,
+) -> PublicationOutcome:
     """Return the offset ranges and counts of the publication.
 
     :param shown: Kafka's records at the new offsets without a row; None if all have a row.
@@ -211,7 +220,7 @@ def reckon(
 
     Raises DataLoss if records are gone without proof that they were left out.
     """
-    shown = shown or Shown()
+    shown = shown or LogContents()
     topic = claim.state.identity.topic
     filters = line is not None
     lost = shown.gone if line is None else shown.gone - line.passed
@@ -227,4 +236,4 @@ def reckon(
         written, left, passed = (part.of_partition(topic, p).width for part in (rows.positions, filtered, skipped))
         counts[p] = Counts(written + left + passed, written, skipped=passed, filtered=left)
     # Rows may come late, at offsets that an earlier publication called missing.
-    return Reckoning((claim.new - missing - lost) | rows.positions, lost, missing, counts)
+    return PublicationOutcome((claim.new - missing - lost) | rows.positions, lost, missing, counts)

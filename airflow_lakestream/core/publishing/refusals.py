@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_lakestream.core.publishing.branch import Difference
+from airflow_lakestream.core.publishing.branch import ValueDifference
 from airflow_lakestream.core.ranges import RangeSet, shown
 from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal, Transient
 
@@ -110,7 +110,7 @@ class RecordDoubted(PublicationRefused):
 class RowsDiffer(PublicationRefused):
     """The engine's rows differ in values from the extract's rows."""
 
-    def __init__(self, table: str, branch: str, ranges: RangeSet, named: Sequence[Difference]) -> None:
+    def __init__(self, table: str, branch: str, ranges: RangeSet, named: Sequence[ValueDifference]) -> None:
         self.ranges, self.named = ranges, tuple(named)
         count, first = ranges.width, "; ".join(map(str, named))
         rows = "1 row has" if count == 1 else f"{count} rows have"

@@ -18,15 +18,15 @@ from airflow_lakestream.core.column_use import NoFieldHasColumn
 from airflow_lakestream.core.landing.algorithm import land, plan_of
 from airflow_lakestream.core.landing.batch import Batch, first_records
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
-from airflow_lakestream.core.landing.job import Job, Stopped, check_still_there, entry_of, read_rows, take
-from airflow_lakestream.core.landing.modes import ByInterval
+from airflow_lakestream.core.landing.job import LandingJob, Stopped, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.landing.modes import IntervalMode
 from airflow_lakestream.core.landing.plan import DamagedBatch, Plan
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import Progress, offsets
+from airflow_lakestream.core.landing.story import ReadProgress, offsets
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.sharing.pieces import Handed, Piece, Share, at_most_offsets, split
+from airflow_lakestream.core.sharing.pieces import HandedPieces, PlanShare, SharePiece, at_most_offsets, split
 from airflow_lakestream.core.source_types import SourceTypeChanged
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
@@ -48,7 +48,7 @@ class SharedPlan:
     """Shares of a run, and bounds for the commit's own reads; None if the mode sets the bounds."""
 
     identity: TopicIdentity
-    shares: Sequence[Share]
+    shares: Sequence[PlanShare]
     within: RangeSet | None
 
 
@@ -57,7 +57,7 @@ def folder_of(run_id: str) -> str:
     return f"lakestream-{hashlib.sha256(run_id.encode()).hexdigest()[:24]}"
 
 
-def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
+def plan_shares(job: LandingJob, most: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
     """Plan a run, and cut the plan into at most `most` shares of nearly equal width.
 
     If the table, or the group's origin, is not written down yet, a landing without rows does that first, so
@@ -87,7 +87,7 @@ def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPl
     raise Contention(job.table, conflict)
 
 
-def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
+def read_share(job: LandingJob, share: PlanShare, folder: str) -> list[SharePiece]:
     """Read exactly a share, and write the files below `folder`, without a commit.
 
     A new piece begins whenever the limits ask for a commit. Offsets that Kafka loses meanwhile are left to the
@@ -112,7 +112,7 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
     return pieces
 
 
-def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, folder: str) -> LandingReport:
+def land_pieces(job: LandingJob, pieces: Sequence[SharePiece], within: RangeSet | None, folder: str) -> LandingReport:
     """Land the pieces in a single snapshot, with the run's missing offsets; then delete the rest below `folder`.
 
     Raises the errors of `land`. The files then stay, for another try; but they are deleted if too many of their
@@ -122,7 +122,7 @@ def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, fold
     # The plan was made with the limit on records already: the landing keeps to the plan.
     limits = replace(job.limits, max_records=None)
     try:
-        report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
+        report = land(replace(job, handed=HandedPieces(pieces), within=within, limits=limits))
     except (TooManyRejected, NoFieldHasColumn, SourceTypeChanged):
         job.shared.sweep(folder)
         raise
@@ -130,7 +130,7 @@ def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, fold
     return report
 
 
-def _refuse(job: Job) -> None:
+def _refuse(job: LandingJob) -> None:
     _ = job.shared
     if job.replaces:
         raise InvalidArgument("replace", "is not for a group of tasks.", "Use KafkaExtractOperator, in one task.")
@@ -140,25 +140,25 @@ def _refuse(job: Job) -> None:
         )
 
 
-def _shares(job: Job, table: TableState, plan: Plan, most: int, least_width: int) -> SharedPlan:
+def _shares(job: LandingJob, table: TableState, plan: Plan, most: int, least_width: int) -> SharedPlan:
     report = LandingReport(plan.state.identity.topic, job.table, job.consumer_group)
     report.recover(table.landed_by_run)
     ranges = plan.ranges
     if job.limits.max_records is not None:
         ranges = at_most_offsets(ranges, max(0, job.limits.max_records - report.counts.read))
     identity = plan.state.identity
-    shares = [Share.of(plan, part) for part in split(ranges, most, least_width)]
+    shares = [PlanShare.of(plan, part) for part in split(ranges, most, least_width)]
     for number, share in enumerate(shares):
         log.info("Share %s to land: %s.", number, offsets(share.ranges))
     return SharedPlan(identity, shares, _bounds(job, plan.ranges, ranges))
 
 
-def _bounds(job: Job, whole: RangeSet, ranges: RangeSet) -> RangeSet | None:
+def _bounds(job: LandingJob, whole: RangeSet, ranges: RangeSet) -> RangeSet | None:
     """Return the bounds of the commit; None for a whole interval, since the commit may have to close seams."""
-    return None if isinstance(job.mode, ByInterval) and ranges == whole else ranges
+    return None if isinstance(job.mode, IntervalMode) and ranges == whole else ranges
 
 
-def _found(job: Job, table: TableState, plan: Plan) -> bool:
+def _found(job: LandingJob, table: TableState, plan: Plan) -> bool:
     """Commit table and origin without rows; return False without a schema or a record to infer the schema."""
     decoder = job.decoders(table.schema, None)
     if decoder is None:
@@ -177,10 +177,10 @@ def _found(job: Job, table: TableState, plan: Plan) -> bool:
     return True
 
 
-def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
-    pieces: list[Piece] = []
+def _read_pieces(job: LandingJob, table: TableState, plan: Plan) -> list[SharePiece]:
+    pieces: list[SharePiece] = []
     batch = Batch(plan)
-    progress = Progress(plan.state.identity.topic, plan.ranges.width)
+    progress = ReadProgress(plan.state.identity.topic, plan.ranges.width)
     try:
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:

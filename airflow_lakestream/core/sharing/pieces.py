@@ -16,7 +16,7 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.plan import Plan, TopicState
-from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, Made, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, FunctionRows, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -40,7 +40,7 @@ class UnreadablePiece(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PlanShare:
     """Offset ranges for a worker to read; the epochs are the plan's, see `core.landing.plan.Plan`."""
 
     identity: TopicIdentity
@@ -50,7 +50,7 @@ class Share:
     known_until: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Plan, ranges: RangeSet) -> Share:
+    def of(cls, plan: Plan, ranges: RangeSet) -> PlanShare:
         """Return a share of a plan."""
         return cls(plan.state.identity, ranges, plan.epochs, plan.known_epochs, plan.known_until)
 
@@ -75,14 +75,14 @@ class Share:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Share:
+    def from_dict(cls, data: Mapping[str, Any]) -> PlanShare:
         """Parse a share. Raises UnreadablePiece."""
         numbers = ("epochs", "known_epochs", "known_until")
         return _read(data, lambda: cls(*_head(data), *(_mapping(data[name]) for name in numbers)))
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SharePiece:
     """Offsets read and files written by a worker. `epochs` are the leader epochs from before the read.
 
     `made`: see `core.ledger.Landing`; it does not travel, since only the driver of Spark knows it.
@@ -94,7 +94,7 @@ class Piece:
     epochs: Mapping[int, int]
     files: Files
     bad: BadRecords = BadRecords()
-    made: Made | None = None
+    made: FunctionRows | None = None
     use: ColumnUse = ColumnUse()
 
     @property
@@ -114,7 +114,7 @@ class Piece:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Piece:
+    def from_dict(cls, data: Mapping[str, Any]) -> SharePiece:
         """Parse a piece. Raises UnreadablePiece."""
         return _read(
             data,
@@ -129,20 +129,22 @@ class Piece:
         )
 
 
-class Handed:
+class HandedPieces:
     """Pieces handed to the committing run; each look decides again on the usable pieces."""
 
-    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+    def __init__(self, pieces: Iterable[SharePiece] = ()) -> None:
         self._pieces = tuple(pieces)
         self._taken: set[int] = set()
 
-    def usable(self, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]) -> list[Piece]:
+    def usable(
+        self, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
+    ) -> list[SharePiece]:
         """Return the pieces fit for a commit; the offsets of unfit pieces are read again if still missing.
 
         :param held: offsets that no longer need landing; a piece that overlaps them was landed by another run.
         :param misfit: returns the reason why files can't go into the table as it is now, or None.
         """
-        found: list[Piece] = []
+        found: list[SharePiece] = []
         for number, piece in enumerate(self._pieces):
             why = self._why_not(piece, identity, held, misfit)
             if why is None:
@@ -152,13 +154,13 @@ class Handed:
                 log.warning("Files of %s are not used: %s.", piece.ranges, why)
         return found
 
-    def take(self, pieces: Iterable[Piece]) -> None:
+    def take(self, pieces: Iterable[SharePiece]) -> None:
         """Mark pieces as committed."""
         taken = set(map(id, pieces))
         self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
 
     def _why_not(
-        self, piece: Piece, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
+        self, piece: SharePiece, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
     ) -> str | None:
         if piece.identity != identity:
             return "they were read from another incarnation of the topic"

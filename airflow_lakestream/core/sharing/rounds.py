@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.core.sharing.pieces import SharePiece
 
 # Questions of a worker in a round, in characters of names. It then stops reading: their number has no bound.
 MOST_BROUGHT = 8 * 2**20
@@ -36,7 +36,7 @@ class Undecided(Exception):
 
 
 @dataclass
-class Left:
+class UndecidedChunks:
     """Chunks left by a worker in a round, and the questions, with the first place of each."""
 
     chunks: list[OffsetRange] = field(default_factory=list)
@@ -57,26 +57,26 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RoundAnswer:
     """Result of a worker in a round: a piece, or None if no record was decoded, and the chunks left."""
 
-    piece: Piece | None
-    left: Left = field(default_factory=Left)
+    piece: SharePiece | None
+    left: UndecidedChunks = field(default_factory=UndecidedChunks)
 
 
 def read_in_rounds(
     ranges: RangeSet,
-    read: Callable[[RangeSet], Sequence[Answer]],
+    read: Callable[[RangeSet], Sequence[RoundAnswer]],
     decide: Callable[[Sequence[Any]], object],
     first: RangeSet | None = None,
-) -> list[Piece]:
+) -> list[SharePiece]:
     """Read ranges in as many rounds as necessary, and return the pieces to cover the ranges.
 
     :param read: reads ranges by workers.
     :param decide: decides their questions, in order; workers of the next round know the decisions.
     :param first: the ranges of the first round; default: all.
     """
-    pieces: list[Piece] = []
+    pieces: list[SharePiece] = []
     while ranges:
         asked, first = first or ranges, None
         answers = read(asked)

@@ -17,14 +17,14 @@ from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch
-from airflow_lakestream.core.landing.job import Job, Stopped, read_in_turn, take
+from airflow_lakestream.core.landing.job import LandingJob, Stopped, read_in_turn, take
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.landing.story import Progress
+from airflow_lakestream.core.landing.story import ReadProgress
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Rows
-from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
-from airflow_lakestream.runtime.processes import PATIENCE, Child, Children, Failed
+from airflow_lakestream.core.sharing.pieces import PlanShare, SharePiece, at_most_offsets, split
+from airflow_lakestream.runtime.processes import PATIENCE, ChildFailure, ChildPipe, ChildProcesses
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,17 @@ _STOP = "stop"
 
 
 @dataclass(frozen=True)
-class Order:
+class ReadOrder:
     """Order to a process to read a share. `target` is the outline of the table by the landing's sink."""
 
     run_id: str
-    share: Share
+    share: PlanShare
     target: Any
     folder: str
 
 
 @dataclass(frozen=True)
-class _Progress:
+class _ChildProgress:
     covers: OffsetRange
     counts: Counts
     bad: BadRecords
@@ -57,24 +57,24 @@ class _Progress:
 
 
 @dataclass(frozen=True)
-class _Handed:
+class _PieceMessage:
     """A piece with rejected records, or None; `asked`: the landing asked for the piece."""
 
-    piece: Piece | None
+    piece: SharePiece | None
     rejected: Sequence[Rows]
     asked: bool
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _EndMessage:
     """The process has no more to hand over for this order."""
 
 
-Round = tuple[list[Piece], bool]
+Round = tuple[list[SharePiece], bool]
 IsDue = Callable[[int, BadRecords, int], bool]
 
 
-def is_worth_sharing(job: Job, plan: Plan) -> bool:
+def is_worth_sharing(job: LandingJob, plan: Plan) -> bool:
     """Return whether child processes should read the plan."""
     if job.careful:
         return False
@@ -82,7 +82,7 @@ def is_worth_sharing(job: Job, plan: Plan) -> bool:
 
 
 def read_by_children(
-    job: Job, plan: Plan, done: RangeSet, most: int | None, is_due: IsDue
+    job: LandingJob, plan: Plan, done: RangeSet, most: int | None, is_due: IsDue
 ) -> Generator[Round, None, None]:
     """Read a plan by child processes; the sink has then taken all files of the pieces.
 
@@ -99,36 +99,36 @@ def read_by_children(
     ranges = plan.ranges - done
     if most is not None:
         ranges = at_most_offsets(ranges, most)
-    yield from _Reading(job, job.children, is_due, plan.state.identity.topic, most).read(
-        [Share.of(plan, part) for part in split(ranges, len(job.children), LEAST_WIDTH)]
+    yield from _ShareReading(job, job.children, is_due, plan.state.identity.topic, most).read(
+        [PlanShare.of(plan, part) for part in split(ranges, len(job.children), LEAST_WIDTH)]
     )
 
 
 @dataclass
-class _Reading:
+class _ShareReading:
     """Shares in work; `busy` are the children still reading, `awaited` the children asked to hand over."""
 
-    job: Job
-    children: Children
+    job: LandingJob
+    children: ChildProcesses
     is_due: IsDue
     topic: str
     most: int | None
     folder: str = field(default_factory=lambda: f"lakestream-{uuid.uuid4().hex[:24]}")
     busy: set[int] = field(default_factory=set)
     awaited: set[int] | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SharePiece] = field(default_factory=list)
     records: int = 0
     bad: BadRecords = BadRecords()
     size: int = 0
 
-    def read(self, shares: Sequence[Share]) -> Generator[Round, None, None]:
+    def read(self, shares: Sequence[PlanShare]) -> Generator[Round, None, None]:
         """Yield pieces like `read_by_children`."""
         target = self.job.shared.outline()
-        progress = Progress(self.topic, sum(share.ranges.width for share in shares), self.most)
+        progress = ReadProgress(self.topic, sum(share.ranges.width for share in shares), self.most)
         try:
             for number, share in enumerate(shares):
                 log.debug("Process %s reads %s offsets: %s", number, share.ranges.width, share.ranges)
-                self.children.send(number, Order(self.job.run_id, share, target, self.folder))
+                self.children.send(number, ReadOrder(self.job.run_id, share, target, self.folder))
                 self.busy.add(number)
             while self.busy:
                 for number, message in self._receive():
@@ -149,28 +149,28 @@ class _Reading:
         if self.job.stop.is_set():
             raise Stopped
         for number, message in self.children.receive(sorted(self.busy), STOP_INTERVAL):
-            if isinstance(message, Failed):
+            if isinstance(message, ChildFailure):
                 self.busy.discard(number)
                 raise message.error
             yield number, message
 
-    def _take(self, number: int, message: object, progress: Progress) -> None:
-        if isinstance(message, _Progress):
+    def _take(self, number: int, message: object, progress: ReadProgress) -> None:
+        if isinstance(message, _ChildProgress):
             self.records += message.counts.read
             self.bad += message.bad
             self.size += message.size
             progress.add(message.covers, message.counts.read)
-        elif isinstance(message, _Handed):
+        elif isinstance(message, _PieceMessage):
             self._take_over(message)
             self.pieces += [message.piece] if message.piece is not None else []
             if message.asked and self.awaited is not None:
                 self.awaited.discard(number)
-        elif isinstance(message, _Ended):
+        elif isinstance(message, _EndMessage):
             self.busy.discard(number)
             if self.awaited is not None:
                 self.awaited.discard(number)
 
-    def _take_over(self, handed: _Handed) -> None:
+    def _take_over(self, handed: _PieceMessage) -> None:
         if handed.piece is not None:
             self.job.shared.take_over(handed.piece.files)
         for records in handed.rejected:
@@ -198,10 +198,10 @@ class _Reading:
             log.info("%s", e)
             return True
         for _, message in answers:
-            if isinstance(message, _Handed) and message.piece is not None:
+            if isinstance(message, _PieceMessage) and message.piece is not None:
                 # Handed over before the stop was read: deleted with all files that this run has not committed.
                 self.job.shared.take_over(message.piece.files)
-            if isinstance(message, _Ended | Failed):
+            if isinstance(message, _EndMessage | ChildFailure):
                 return True
         if patience == 0.0 and not answers:
             log.warning("Reader process %s does not stop. It is killed.", number)
@@ -210,7 +210,7 @@ class _Reading:
         return False
 
 
-class _Kept:
+class _RejectBuffer:
     """`core.ports.Rejects` of a child process: keeps the records until the piece is handed over."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class ReaderProcess:
     :param make_job: makes the job for an order; the event stops the job
     """
 
-    def __init__(self, child: Child, make_job: Callable[[Order, threading.Event], Job]) -> None:
+    def __init__(self, child: ChildPipe, make_job: Callable[[ReadOrder, threading.Event], LandingJob]) -> None:
         self._child = child
         self._make_job = make_job
         self._stop = threading.Event()
@@ -246,24 +246,24 @@ class ReaderProcess:
         for order in self._child.requests(self._hear):
             try:
                 self._read(order)
-                answer: object = _Ended()
+                answer: object = _EndMessage()
             except Exception as e:  # noqa: BLE001  # raised in the parent
-                answer = Failed(e)
+                answer = ChildFailure(e)
             try:
                 self._child.send(answer)
             except OSError:
                 log.debug("Nobody is there to hear %s", answer)
 
     def _hear(self, message: object) -> bool:
-        if isinstance(message, Order):
+        if isinstance(message, ReadOrder):
             # Set here, in the listening thread: a stop may arrive before its order is begun.
             self._stop, self._hand_over = threading.Event(), threading.Event()
             return False
         (self._hand_over if message == _HAND_OVER else self._stop).set()
         return True
 
-    def _read(self, order: Order) -> None:
-        kept = _Kept()
+    def _read(self, order: ReadOrder) -> None:
+        kept = _RejectBuffer()
         job = replace(self._make_job(order, self._stop), rejects=kept)
         try:
             self._read_share(job, order, kept)
@@ -271,7 +271,7 @@ class ReaderProcess:
             job.sink.discard()
             raise
 
-    def _read_share(self, job: Job, order: Order, kept: _Kept) -> None:
+    def _read_share(self, job: LandingJob, order: ReadOrder, kept: _RejectBuffer) -> None:
         share = order.share
         table = job.sink.load(order.run_id)
         job.shared.write_below(order.folder)
@@ -281,15 +281,15 @@ class ReaderProcess:
         with closing(read_in_turn(job, batch.plan, decoder)) as results:
             for chunk in results:
                 take(job, batch, chunk)
-                self._child.send(_Progress(chunk.covers, chunk.counts, chunk.bad, chunk.size))
+                self._child.send(_ChildProgress(chunk.covers, chunk.counts, chunk.bad, chunk.size))
                 asked = self._hand_over.is_set()
                 if asked or len(kept) >= MOST_REJECTED:
                     self._hand_over.clear()
                     batch = self._pass_on(job, batch, kept, asked=asked)
         self._pass_on(job, batch, kept, asked=False)
 
-    def _pass_on(self, job: Job, batch: Batch, kept: _Kept, *, asked: bool) -> Batch:
+    def _pass_on(self, job: LandingJob, batch: Batch, kept: _RejectBuffer, *, asked: bool) -> Batch:
         piece = batch.piece(job.shared.hand_over()) if batch.covers_anything else None
-        self._child.send(_Handed(piece, kept.take(), asked))
+        self._child.send(_PieceMessage(piece, kept.take(), asked))
         job.shared.let_go()
         return batch.next()

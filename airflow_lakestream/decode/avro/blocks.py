@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.decode.avro.one import DEEPEST, MOST_EMPTY, Malformed, entry_of, skip_one, width
-from airflow_lakestream.decode.avro.schema import Array, Map, Node, Primitive, Record, Union
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, offsets_of
+from airflow_lakestream.decode.avro.schema import AvroArray, AvroMap, AvroPrimitive, AvroUnion, Node, Record
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, offsets_of
 
 # Each round of items costs some calls, for any number of lanes: when few lanes have many items left, a walk over these
 # lanes finds the start of each item, and all items are read at once.
@@ -18,13 +18,13 @@ _FEW = 256
 
 
 def read_items(
-    lanes: Lanes, item: Callable[[Lanes], pa.Array | None], node: Node, path: str
+    lanes: ByteLanes, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str
 ) -> tuple[list[pa.Array], Integers, Integers]:
     """Return the parts read by `item` from items of type `node`, the order of the items, and each lane's item count.
 
     An `item` that returns None only skips items: the list of parts is empty then.
     """
-    reading = _Items(item, node, path)
+    reading = _ItemReader(item, node, path)
     rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
     while True:
         counts = _block_header(live, width(node) == 0, path)
@@ -38,7 +38,7 @@ def read_items(
     return reading.parts, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(lanes))
 
 
-def _block_header(lanes: Lanes, empty: bool, path: str) -> Integers:
+def _block_header(lanes: ByteLanes, empty: bool, path: str) -> Integers:
     counts = lanes.zigzags(path)
     sized = np.flatnonzero((counts < 0) & (lanes.why == 0))
     if len(sized):
@@ -53,10 +53,10 @@ def _block_header(lanes: Lanes, empty: bool, path: str) -> Integers:
     return counts
 
 
-class _Items:
+class _ItemReader:
     """Reader of items, block by block, with the lane of each item."""
 
-    def __init__(self, item: Callable[[Lanes], pa.Array | None], node: Node, path: str) -> None:
+    def __init__(self, item: Callable[[ByteLanes], pa.Array | None], node: Node, path: str) -> None:
         self.parts: list[pa.Array] = []
         self.owners: list[Integers] = []
         self._item = item
@@ -64,7 +64,7 @@ class _Items:
         self._path = path
         self._width = width(node)
 
-    def block(self, rows: Integers, live: Lanes, counts: Integers) -> None:
+    def block(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
         """Read `counts` items in each lane; `rows` are the numbers of the lanes."""
         if self._width is not None:
             self._block_of_width(rows, live, counts, self._width)
@@ -84,13 +84,13 @@ class _Items:
                 live.put(active[~stay], current.take(~stay))
                 active, left, current = active[stay], left[stay], current.take(stay)
 
-    def _read(self, rows: Integers, lanes: Lanes) -> None:
+    def _read(self, rows: Integers, lanes: ByteLanes) -> None:
         values = self._item(lanes)
         if values is not None:
             self.parts.append(values)
             self.owners.append(rows)
 
-    def _block_of_width(self, rows: Integers, live: Lanes, counts: Integers, width: int) -> None:
+    def _block_of_width(self, rows: Integers, live: ByteLanes, counts: Integers, width: int) -> None:
         fits = counts * width <= live.end - live.pos
         live.fail(~fits, f"{self._path}: the value ends early")
         counts = np.where(fits, counts, 0)
@@ -98,7 +98,7 @@ class _Items:
         self._read_at(rows, live, counts, starts)
         live.skip(np.where(live.why == 0, counts * width, 0), self._path)
 
-    def _walk(self, rows: Integers, live: Lanes, counts: Integers) -> None:
+    def _walk(self, rows: Integers, live: ByteLanes, counts: Integers) -> None:
         data = memoryview(live.data.data)
         starts: list[int] = []
         wrong, found = np.zeros(len(live), np.bool_), np.zeros(len(live), np.int64)
@@ -117,7 +117,7 @@ class _Items:
         self._read_at(rows, live, found, np.array(starts, np.int64))
         live.pos = np.where(live.why == 0, behind, 0)
 
-    def _read_at(self, rows: Integers, live: Lanes, counts: Integers, starts: Integers) -> None:
+    def _read_at(self, rows: Integers, live: ByteLanes, counts: Integers, starts: Integers) -> None:
         lanes = np.repeat(np.arange(len(live)), counts)
         items = live.take(lanes)
         items.pos = starts
@@ -134,7 +134,7 @@ def _within(counts: Integers) -> Integers:
     return np.arange(int(counts.sum())) - np.repeat(offsets_of(counts)[:-1], counts)
 
 
-def skip_all(node: Node, lanes: Lanes, path: str, depth: int = 0) -> None:
+def skip_all(node: Node, lanes: ByteLanes, path: str, depth: int = 0) -> None:
     """Move all lanes over a value of the type."""
     size = width(node)
     if depth > DEEPEST:
@@ -144,18 +144,18 @@ def skip_all(node: Node, lanes: Lanes, path: str, depth: int = 0) -> None:
     elif isinstance(node, Record):
         for name, kind in node.fields:
             skip_all(kind, lanes, f"{path}.{name}" if depth < 2 else path, depth + 1)
-    elif isinstance(node, Union):
+    elif isinstance(node, AvroUnion):
         _skip_union(node, lanes, path, depth)
-    elif isinstance(node, Array | Map):
-        inner = node.items if isinstance(node, Array) else entry_of(node)
+    elif isinstance(node, AvroArray | AvroMap):
+        inner = node.items if isinstance(node, AvroArray) else entry_of(node)
         read_items(lanes, lambda part: skip_all(inner, part, path, depth + 1), inner, path)
-    elif isinstance(node, Primitive) and node.name in ("bytes", "string"):
+    elif isinstance(node, AvroPrimitive) and node.name in ("bytes", "string"):
         lanes.spans(lanes.zigzags(path), path)
     else:
         lanes.zigzags(path)
 
 
-def _skip_union(node: Union, lanes: Lanes, path: str, depth: int) -> None:
+def _skip_union(node: AvroUnion, lanes: ByteLanes, path: str, depth: int) -> None:
     chosen = lanes.zigzags(path)
     lanes.fail((chosen < 0) | (chosen >= len(node.branches)), f"{path}: a type that the union does not have")
     live = lanes.why == 0

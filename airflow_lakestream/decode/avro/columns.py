@@ -12,24 +12,34 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.avro.blocks import read_items, skip_all
 from airflow_lakestream.decode.avro.one import entry_of
-from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, branch_name
+from airflow_lakestream.decode.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroFixed,
+    AvroMap,
+    AvroPrimitive,
+    AvroUnion,
+    Node,
+    Record,
+    branch_name,
+)
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Lanes, last_of_each_key, list_array, map_array, merged
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, last_of_each_key, list_array, map_array, merged
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.other_names import Naming
+from airflow_lakestream.decode.other_names import FieldNaming
 from airflow_lakestream.decode.values.outcome import no_such_field
 
-Read = Callable[[Lanes], pa.Array]
-Skip = Callable[[Lanes], None]
+Read = Callable[[ByteLanes], pa.Array]
+Skip = Callable[[ByteLanes], None]
 
 _DEEPEST = 64
 
 
-class Compiler:
+class AvroCompiler:
     """Compiler of readers. All methods raise Unfit if no value of the schema's type fits the column."""
 
     def __init__(
-        self, naming: Naming, *, ignore_unknown: bool, finer: TimestampsFiner, ignored: Collection[str] = ()
+        self, naming: FieldNaming, *, ignore_unknown: bool, finer: TimestampsFiner, ignored: Collection[str] = ()
     ) -> None:
         self._naming = naming
         self._ignore_unknown = ignore_unknown
@@ -37,7 +47,7 @@ class Compiler:
         self._finer = finer
         self._depth = 0
 
-    def record(self, node: Node, fields: list[pa.Field], path: str = "") -> Callable[[Lanes], list[pa.Array]]:
+    def record(self, node: Node, fields: list[pa.Field], path: str = "") -> Callable[[ByteLanes], list[pa.Array]]:
         """Return a reader of a record's columns, of the plain types of `fields`."""
         if not isinstance(node, Record):
             raise Unfit(f"{path or 'the schema'}: {node.name} is not a record")
@@ -56,7 +66,7 @@ class Compiler:
                 raise Unfit(f"{inner}: {no_such_field(field.name, written, 'schema')}")
         self._depth -= 1
 
-        def read(lanes: Lanes) -> list[pa.Array]:
+        def read(lanes: ByteLanes) -> list[pa.Array]:
             columns: list[pa.Array] = [None] * len(kinds)
             for step in steps:
                 if isinstance(step, tuple):
@@ -85,7 +95,7 @@ class Compiler:
         if field.nullable:
             return read
 
-        def required(lanes: Lanes) -> pa.Array:
+        def required(lanes: ByteLanes) -> pa.Array:
             values = read(lanes)
             if values.null_count:
                 lanes.fail(values.is_null().to_numpy(zero_copy_only=False), f"{path}: null, and the column is required")
@@ -95,17 +105,17 @@ class Compiler:
 
     def value(self, node: Node, kind: pa.DataType, path: str) -> Read:
         """Return the reader of values of a schema's type for a column's type."""
-        if isinstance(node, Union):
+        if isinstance(node, AvroUnion):
             return self._union(node, kind, path)
         if isinstance(node, Record):
             return self._struct(node, kind, path)
-        if isinstance(node, Array):
+        if isinstance(node, AvroArray):
             return self._list(node, kind, path)
-        if isinstance(node, Map):
+        if isinstance(node, AvroMap):
             return self._map(node, kind, path)
-        if isinstance(node, Enum):
+        if isinstance(node, AvroEnum):
             return _enum(node, kind, path)
-        if isinstance(node, Fixed):
+        if isinstance(node, AvroFixed):
             return _fixed(node, leaves.plain(kind), path)
         return _primitive(node, leaves.plain(kind), path, self._finer)
 
@@ -115,37 +125,37 @@ class Compiler:
         read, fields = self.record(node, list(kind), path), list(leaves.plain(kind))
         return lambda lanes: pa.StructArray.from_arrays(read(lanes), fields=fields)
 
-    def _list(self, node: Array, kind: pa.DataType, path: str) -> Read:
+    def _list(self, node: AvroArray, kind: pa.DataType, path: str) -> Read:
         if not (t.is_list(kind) or t.is_large_list(kind)):
             raise Unfit(f"{path}: an array can't become {kind}")
         item = self.field(node.items, kind.value_field, f"{path}[]")
         whole = leaves.plain(kind)
 
-        def read(lanes: Lanes) -> pa.Array:
+        def read(lanes: ByteLanes) -> pa.Array:
             parts, order, lengths = read_items(lanes, item, node.items, path)
             return list_array(merged(parts, order, whole.value_type), lengths, whole)
 
         return read
 
-    def _map(self, node: Map, kind: pa.DataType, path: str) -> Read:
+    def _map(self, node: AvroMap, kind: pa.DataType, path: str) -> Read:
         if not t.is_map(kind) or not t.is_string(kind.key_type):
             raise Unfit(f"{path}: a map can't become {kind}")
-        key = _primitive(Primitive("string"), pa.string(), f"{path}{{}}", self._finer)
+        key = _primitive(AvroPrimitive("string"), pa.string(), f"{path}{{}}", self._finer)
         item = self.field(node.values, kind.item_field, f"{path}{{}}")
         entry = pa.struct([pa.field("key", pa.string(), False), leaves.plain(kind).item_field.with_name("value")])
         both, whole = entry_of(node), leaves.plain(kind)
 
-        def read_entry(lanes: Lanes) -> pa.Array:
+        def read_entry(lanes: ByteLanes) -> pa.Array:
             return pa.StructArray.from_arrays([key(lanes), item(lanes)], fields=list(entry))
 
-        def read(lanes: Lanes) -> pa.Array:
+        def read(lanes: ByteLanes) -> pa.Array:
             parts, order, lengths = read_items(lanes, read_entry, both, path)
             entries, lengths = last_of_each_key(merged(parts, order, entry), lengths)
             return map_array(entries, lengths, whole)
 
         return read
 
-    def _union(self, node: Union, kind: pa.DataType, path: str) -> Read:
+    def _union(self, node: AvroUnion, kind: pa.DataType, path: str) -> Read:
         branches: list[Read | Unfit | None] = [None] * len(node.branches)
         columns = [field.name for field in kind] if t.is_struct(kind) else []
         names = {index: self._branch_column(branch, columns) for index, branch in node.values}
@@ -177,14 +187,14 @@ class Compiler:
             raise Unfit(f"{path}: the columns for the types of a union have to be nullable")
         read = self.value(node, kind.field(name).type, f"{path}.{name}")
 
-        def struct(lanes: Lanes) -> pa.Array:
+        def struct(lanes: ByteLanes) -> pa.Array:
             value = read(lanes)
             columns = [value if field.name == name else pa.nulls(len(lanes), field.type) for field in fields]
             return pa.StructArray.from_arrays(columns, fields=fields)
 
         return struct
 
-    def _unwanted(self, node: Node, kind: pa.DataType, lanes: Lanes, path: str) -> pa.Array:
+    def _unwanted(self, node: Node, kind: pa.DataType, lanes: ByteLanes, path: str) -> pa.Array:
         # Without a column for the branch the whole value would be lost, not only a field: the record is bad.
         lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: there is no column for this type of the union")
         return pa.nulls(len(lanes), kind)
@@ -194,7 +204,7 @@ def _inner(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _read_union(lanes: Lanes, branches: list[Read | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
+def _read_union(lanes: ByteLanes, branches: list[Read | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
     chosen = lanes.zigzags(path)
     what = f"{path or 'the value'}: a type that the union does not have"
     lanes.fail((chosen < 0) | (chosen >= len(branches)), what)
@@ -219,12 +229,12 @@ def _read_union(lanes: Lanes, branches: list[Read | Unfit | None], kind: pa.Data
     return values.take(pa.array(places, mask=places < 0))
 
 
-def _enum(node: Enum, kind: pa.DataType, path: str) -> Read:
+def _enum(node: AvroEnum, kind: pa.DataType, path: str) -> Read:
     if not (t.is_string(kind) or t.is_large_string(kind)):
         raise Unfit(f"{path}: an enum can't become {kind}")
     symbols = pa.array(node.symbols, kind)
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         index = lanes.zigzags(path)
         wrong = (index < 0) | (index >= len(symbols))
         lanes.fail(wrong, f"{path}: a number that the enum {node.name} does not have")
@@ -233,11 +243,11 @@ def _enum(node: Enum, kind: pa.DataType, path: str) -> Read:
     return read
 
 
-def _fixed(node: Fixed, kind: pa.DataType, path: str) -> Read:
+def _fixed(node: AvroFixed, kind: pa.DataType, path: str) -> Read:
     fit = leaves.decimals(kind, path, node.scale) if _as_decimal(node, kind) else leaves.blobs(kind, path)
     as_rows = t.is_fixed_size_binary(kind) and kind.byte_width == node.size and node.size > 0
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         starts, lengths = lanes.spans(np.full(len(lanes), node.size), path)
         if as_rows:
             return leaves.fixed_binary(lanes.rows_of_bytes(starts, node.size))
@@ -246,11 +256,11 @@ def _fixed(node: Fixed, kind: pa.DataType, path: str) -> Read:
     return read
 
 
-def _as_decimal(node: Fixed | Primitive, kind: pa.DataType) -> bool:
+def _as_decimal(node: AvroFixed | AvroPrimitive, kind: pa.DataType) -> bool:
     return node.logical == "decimal" and not (t.is_binary(kind) or t.is_fixed_size_binary(kind))
 
 
-def _primitive(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
+def _primitive(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
     if node.name == "null":
         return lambda lanes: pa.nulls(len(lanes), kind)
     if node.name in ("int", "long"):
@@ -268,7 +278,7 @@ def _primitive(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsF
 def _boolean(kind: pa.DataType, path: str) -> Read:
     fit = leaves.booleans(kind, path)
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         values = lanes.bytes(path)
         lanes.fail(values > 1, f"{path}: a boolean that is neither 0 nor 1")
         return fit(lanes, values)
@@ -276,7 +286,7 @@ def _boolean(kind: pa.DataType, path: str) -> Read:
     return read
 
 
-def _span(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
+def _span(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
     if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
         fit = leaves.instants(kind, path, finer)
     elif node.name == "string":
@@ -284,7 +294,7 @@ def _span(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner)
     else:
         fit = leaves.decimals(kind, path, node.scale) if _as_decimal(node, kind) else leaves.blobs(kind, path)
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         starts, lengths = lanes.spans(lanes.zigzags(path), path)
         return fit(lanes, lanes.binary(starts, lengths))
 
@@ -294,11 +304,11 @@ def _span(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner)
 _NANOS = {"nanos": 1, "micros": 1_000, "millis": 1_000_000}
 
 
-def _number(node: Primitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
+def _number(node: AvroPrimitive, kind: pa.DataType, path: str, finer: TimestampsFiner) -> Read:
     fit = _number_fit(node.logical or "", kind, path, finer)
     narrow = node.name == "int"
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         values = lanes.zigzags(path)
         if narrow:
             lanes.fail((values < -(1 << 31)) | (values >= 1 << 31), f"{path}: more than the 32 bits of an int")

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.decode.avro import schema as avro_schema
-from airflow_lakestream.decode.avro.columns import Compiler
+from airflow_lakestream.decode.avro.columns import AvroCompiler
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.avro.schema import Node, Union
+from airflow_lakestream.decode.avro.schema import AvroUnion, Node
 from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.other_names import Naming, avro_names
+from airflow_lakestream.decode.other_names import FieldNaming, avro_names
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import SchemaSource
 
@@ -64,7 +64,7 @@ class AvroDecoder(FramedDecoder):
             tuple(self._ignored),
         )
 
-    def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
+    def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
         framed = confluent.is_framed(lanes)
         long_enough = lanes.end - lanes.pos >= _SINGLE_HEADER
         single = long_enough & (lanes.words[lanes.pos] & np.uint64(0xFFFF) == _SINGLE_OBJECT)
@@ -87,34 +87,34 @@ class AvroDecoder(FramedDecoder):
         except SchemaRefused as refused:
             raise Unfit(str(refused)) from None
 
-        def columns_by(naming: Naming) -> Read:
+        def columns_by(naming: FieldNaming) -> Read:
             ignore = self.unknown_fields is UnknownFields.IGNORE
-            compiler = Compiler(naming, ignore_unknown=ignore, finer=self.finer, ignored=self._ignored)
+            compiler = AvroCompiler(naming, ignore_unknown=ignore, finer=self.finer, ignored=self._ignored)
             return self._columns(compiler, node)
 
         given = [node, *avro_schema.parse_all(self._schemas)]
         read = self._by_names(columns_by, lambda versions: avro_names(given, versions))
 
-        def whole(lanes: Lanes) -> list[pa.Array]:
+        def whole(lanes: ByteLanes) -> list[pa.Array]:
             columns = read(lanes)
             lanes.fail(lanes.pos != lanes.end, "bytes are left over behind the value")
             return columns
 
         return whole
 
-    def _columns(self, compiler: Compiler, node: Node) -> Read:
+    def _columns(self, compiler: AvroCompiler, node: Node) -> Read:
         if self._whole:
             one = compiler.field(node, self.schema.field(0), self.schema.field(0).name)
             return lambda lanes: [one(lanes)]
-        if isinstance(node, Union):
+        if isinstance(node, AvroUnion):
             return self._optional(compiler.value(node, pa.struct(list(self.schema)), ""))
         return compiler.record(node, list(self.schema))
 
-    def _optional(self, read: Callable[[Lanes], pa.Array]) -> Read:
+    def _optional(self, read: Callable[[ByteLanes], pa.Array]) -> Read:
         """Return a reader of a nullable record; null becomes a row of nulls, like a tombstone."""
         required = [field.name for field in self.schema if not field.nullable]
 
-        def columns(lanes: Lanes) -> list[pa.Array]:
+        def columns(lanes: ByteLanes) -> list[pa.Array]:
             rows = read(lanes)
             if required and rows.null_count:
                 absent = rows.is_null().to_numpy(zero_copy_only=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_lakestream.decode.avro.schema import Array, Fixed, Map, Node, Primitive, Record, Union
+from airflow_lakestream.decode.avro.schema import AvroArray, AvroFixed, AvroMap, AvroPrimitive, AvroUnion, Node, Record
 
 # Items without bytes can have any count: without a limit, a few bytes would be a bomb.
 MOST_EMPTY = 1 << 16
@@ -15,16 +15,16 @@ class Malformed(ValueError):
     """Error: the bytes are not a value of the type."""
 
 
-def entry_of(node: Map) -> Record:
+def entry_of(node: AvroMap) -> Record:
     """Return the type of a map's entry: a record of a key and a value."""
-    return Record("entry", [("key", Primitive("string")), ("value", node.values)])
+    return Record("entry", [("key", AvroPrimitive("string")), ("value", node.values)])
 
 
 def width(node: Node) -> int | None:
     """Return the number of bytes of each value of the type, or None if the number depends on the value."""
-    if isinstance(node, Primitive):
+    if isinstance(node, AvroPrimitive):
         return _WIDTHS.get(node.name)
-    return node.size if isinstance(node, Fixed) else None
+    return node.size if isinstance(node, AvroFixed) else None
 
 
 def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -> int:
@@ -37,21 +37,21 @@ def skip_one(node: Node, data: memoryview, pos: int, end: int, depth: int = 0) -
     elif isinstance(node, Record):
         for _, kind in node.fields:
             pos = skip_one(kind, data, pos, end, depth + 1)
-    elif isinstance(node, Array | Map):
-        pos = _skip_blocks(node.items if isinstance(node, Array) else entry_of(node), data, pos, end, depth)
+    elif isinstance(node, AvroArray | AvroMap):
+        pos = _skip_blocks(node.items if isinstance(node, AvroArray) else entry_of(node), data, pos, end, depth)
     else:
         # A branch, a length, a symbol, or the number itself.
         number, pos = read_one(data, pos, end)
-        if isinstance(node, Union):
+        if isinstance(node, AvroUnion):
             pos = skip_one(_branch(node, number), data, pos, end, depth + 1)
-        elif isinstance(node, Primitive) and node.name in ("bytes", "string"):
+        elif isinstance(node, AvroPrimitive) and node.name in ("bytes", "string"):
             pos = pos + number if number >= 0 else end + 1
     if pos > end:
         raise Malformed
     return pos
 
 
-def _branch(node: Union, index: int) -> Node:
+def _branch(node: AvroUnion, index: int) -> Node:
     if not 0 <= index < len(node.branches):
         raise Malformed
     return node.branches[index]

@@ -16,7 +16,7 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 
 
 @dataclass(frozen=True)
-class Primitive:
+class AvroPrimitive:
     """Primitive type, one of Avro's eight; `logical` is a valid logical type, or None.
 
     `connect` is Kafka Connect's name for the meaning of the field, or empty.
@@ -30,7 +30,7 @@ class Primitive:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class AvroFixed:
     """Type of a fixed number of bytes."""
 
     name: str
@@ -42,7 +42,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Enum:
+class AvroEnum:
     """Type of a fixed list of symbols."""
 
     name: str
@@ -51,7 +51,7 @@ class Enum:
 
 
 @dataclass(frozen=True)
-class Array:
+class AvroArray:
     """Type of any number of items."""
 
     items: Node
@@ -59,7 +59,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Map:
+class AvroMap:
     """Map from text to values."""
 
     values: Node
@@ -67,7 +67,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Union:
+class AvroUnion:
     """Choice of types; `name` is a filler, as Avro's unions have no name."""
 
     branches: tuple[Node, ...]
@@ -94,7 +94,7 @@ class Record:
     field_aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-Node = Primitive | Fixed | Enum | Array | Map | Union | Record
+Node = AvroPrimitive | AvroFixed | AvroEnum | AvroArray | AvroMap | AvroUnion | Record
 
 _LOGICAL = {
     "int": ("date", "time-millis"),
@@ -130,7 +130,7 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
 
     Raises SchemaRefused.
     """
-    parser = _Parser()
+    parser = _AvroParser()
     try:
         for reference in references:
             parser.node(document(reference), "")
@@ -152,7 +152,7 @@ def document(text: str) -> Any:
         raise SchemaRefused(f"Not an Avro schema: not JSON ({text[:60]!r}).") from None
 
 
-class _Parser:
+class _AvroParser:
     """Parser of schemas, with the types of all names defined before."""
 
     def __init__(self) -> None:
@@ -167,26 +167,26 @@ class _Parser:
         if kind in ("record", "error"):
             return self._record(schema, namespace)
         if kind == "enum":
-            return self._define(schema, namespace, lambda name: Enum(name, tuple(schema["symbols"])))
+            return self._define(schema, namespace, lambda name: AvroEnum(name, tuple(schema["symbols"])))
         if kind == "fixed":
             return self._define(schema, namespace, lambda name: _fixed(name, schema))
         if kind == "array":
-            return Array(self.node(schema["items"], namespace))
+            return AvroArray(self.node(schema["items"], namespace))
         if kind == "map":
-            return Map(self.node(schema["values"], namespace))
+            return AvroMap(self.node(schema["values"], namespace))
         if not isinstance(kind, str):
             return self.node(kind, namespace)
         return _logical(kind, schema) if kind in PRIMITIVES else self._named(kind, namespace)
 
-    def _union(self, schema: list[Any], namespace: str) -> Union:
+    def _union(self, schema: list[Any], namespace: str) -> AvroUnion:
         branches = tuple(self.node(branch, namespace) for branch in schema)
-        if not branches or any(isinstance(branch, Union) for branch in branches):
+        if not branches or any(isinstance(branch, AvroUnion) for branch in branches):
             raise SchemaRefused("A union in an Avro schema is empty, or stands right inside another one.")
-        return Union(branches)
+        return AvroUnion(branches)
 
     def _named(self, name: str, namespace: str) -> Node:
         if name in PRIMITIVES:
-            return Primitive(name)
+            return AvroPrimitive(name)
         found = self._names.get(full_name(name, namespace)) or self._names.get(name)
         if found is None:
             raise SchemaRefused(f"The Avro schema names a type that it does not define, and no reference does: {name}.")
@@ -224,27 +224,27 @@ def full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _fixed(name: str, schema: Any) -> Fixed:
+def _fixed(name: str, schema: Any) -> AvroFixed:
     size = schema["size"]
     if not isinstance(size, int) or size < 0:
         raise SchemaRefused(f"The Avro type {name} has no size.")
     logical = schema.get("logicalType")
     if logical == "decimal":
         decimal = _decimal(schema)
-        return Fixed(name, size, "decimal", *decimal) if decimal else Fixed(name, size)
+        return AvroFixed(name, size, "decimal", *decimal) if decimal else AvroFixed(name, size)
     known = (logical == "uuid" and size == 16) or (logical == "duration" and size == 12)
-    return Fixed(name, size, logical if known else None)
+    return AvroFixed(name, size, logical if known else None)
 
 
-def _logical(kind: str, schema: Any) -> Primitive:
+def _logical(kind: str, schema: Any) -> AvroPrimitive:
     # The specification demands that an unknown logical type, or an invalid one for this type, is ignored.
     logical, connect = schema.get("logicalType"), str(schema.get("connect.name") or "")
     if logical not in _LOGICAL.get(kind, ()):
         logical = _CONNECT_NAMES.get((kind, connect))
     if logical != "decimal":
-        return Primitive(kind, logical, connect=connect)
+        return AvroPrimitive(kind, logical, connect=connect)
     decimal = _decimal(schema)
-    return Primitive(kind, logical, *decimal, connect) if decimal else Primitive(kind, connect=connect)
+    return AvroPrimitive(kind, logical, *decimal, connect) if decimal else AvroPrimitive(kind, connect=connect)
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
@@ -273,10 +273,10 @@ def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
     If the schema is a union of null and a record, each column is nullable.
     """
     node = parse(text, references)
-    if isinstance(node, Union) and len(node.values) == 1 and isinstance(node.values[0][1], Record):
+    if isinstance(node, AvroUnion) and len(node.values) == 1 and isinstance(node.values[0][1], Record):
         fields = _fields(node.values[0][1], "", ())
         return pa.schema([field.with_nullable(True) for field in fields] if len(node.branches) > 1 else fields)
-    if isinstance(node, Union):
+    if isinstance(node, AvroUnion):
         raise SchemaRefused("The Avro schema is a union of several types: give the columns as schema.")
     if not isinstance(node, Record):
         raise SchemaRefused(f"The Avro schema is of type {node.name}, not a record: a table needs named fields.")
@@ -305,37 +305,37 @@ def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Fie
 
 
 def _field(name: str, node: Node, path: str, above: tuple[Record, ...], *, optional: bool = False) -> pa.Field:
-    nullable = optional or (isinstance(node, Union) and len(node.values) < len(node.branches))
+    nullable = optional or (isinstance(node, AvroUnion) and len(node.values) < len(node.branches))
     return pa.field(name, _type(node, path, above), nullable=nullable)
 
 
 def _type(node: Node, path: str, above: tuple[Record, ...]) -> pa.DataType:
     if isinstance(node, Record):
         return pa.struct(_fields(node, path, above))
-    if isinstance(node, Array):
+    if isinstance(node, AvroArray):
         return pa.list_(_field("element", node.items, f"{path}[]", above))
-    if isinstance(node, Map):
+    if isinstance(node, AvroMap):
         return pa.map_(pa.string(), _field("value", node.values, f"{path}{{}}", above))
-    if isinstance(node, Union):
+    if isinstance(node, AvroUnion):
         return _union_type(node, path, above)
-    return pa.string() if isinstance(node, Enum) else _scalar(node, path)
+    return pa.string() if isinstance(node, AvroEnum) else _scalar(node, path)
 
 
-def _scalar(node: Primitive | Fixed, path: str) -> pa.DataType:
+def _scalar(node: AvroPrimitive | AvroFixed, path: str) -> pa.DataType:
     if node.logical == "decimal":
         return column_type(node.precision, node.scale)
     if node.logical in _LOGICAL_TYPES:
         return _LOGICAL_TYPES[node.logical]
-    if isinstance(node, Fixed):
+    if isinstance(node, AvroFixed):
         return pa.binary(node.size)
     if node.name == "null":
         raise SchemaRefused(f"{path}: its only type is null: leave the field out.")
     return _TYPES[node.name]
 
 
-def _union_type(union: Union, path: str, above: tuple[Record, ...]) -> pa.DataType:
+def _union_type(union: AvroUnion, path: str, above: tuple[Record, ...]) -> pa.DataType:
     values = [node for _, node in union.values]
-    names = {node.name for node in values if isinstance(node, Primitive) and node.logical is None}
+    names = {node.name for node in values if isinstance(node, AvroPrimitive) and node.logical is None}
     if len(values) == 1:
         return _type(values[0], path, above)
     if len(names) == len(values):

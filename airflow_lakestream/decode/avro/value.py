@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from airflow_lakestream.decode.avro.one import DEEPEST, MOST_EMPTY, Malformed, entry_of, read_one, width
-from airflow_lakestream.decode.avro.schema import Array, Enum, Map, Node, Record, Union
+from airflow_lakestream.decode.avro.schema import AvroArray, AvroEnum, AvroMap, AvroUnion, Node, Record
 
 _FLOATS = {"float": "<f", "double": "<d"}
 
@@ -31,12 +31,12 @@ def _read(node: Node, data: memoryview, pos: int, end: int, depth: int) -> tuple
         for name, kind in node.fields:
             record[name], pos = _read(kind, data, pos, end, depth + 1)
         return record, pos
-    if isinstance(node, Array):
+    if isinstance(node, AvroArray):
         return _blocks(node.items, data, pos, end, depth)
-    if isinstance(node, Map):
+    if isinstance(node, AvroMap):
         entries, pos = _blocks(entry_of(node), data, pos, end, depth)
         return {entry["key"]: entry["value"] for entry in entries}, pos
-    if isinstance(node, Union):
+    if isinstance(node, AvroUnion):
         branch, pos = read_one(data, pos, end)
         if not 0 <= branch < len(node.branches):
             raise Malformed
@@ -54,7 +54,7 @@ def _leaf(node: Node, data: memoryview, pos: int, end: int) -> tuple[Any, int]:
             return struct.unpack(_FLOATS[node.name], content)[0], pos + size
         return {"null": None, "boolean": content == b"\x01"}.get(node.name, content), pos + size
     number, pos = read_one(data, pos, end)
-    if isinstance(node, Enum):
+    if isinstance(node, AvroEnum):
         return node.symbols[number], pos
     if node.name not in ("bytes", "string"):
         return number, pos

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.connect.leaving_out import NOTE, UNAVAILABLE, Unavailable
-from airflow_lakestream.decode.keys import Decoder
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.connect.leaving_out import NOTE, UNAVAILABLE, UnavailablePolicy
+from airflow_lakestream.decode.keys import ColumnDecoder
+from airflow_lakestream.decode.values.outcome import DecoderResult
 from airflow_lakestream.exceptions import InvalidArgument
 
 Places = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ _HAS_ROW = ("c", "u", "r")
 
 
 @dataclass(frozen=True)
-class Naming:
+class EventNaming:
     """Names of the row's columns, and of the columns for parts of the event.
 
     :param beside: columns for parts of the event, with the event's member for each.
@@ -80,7 +80,7 @@ class Naming:
         return {column: name for name, column in self.renamed.items()}
 
 
-USUAL = Naming()
+USUAL = EventNaming()
 
 
 def is_event(record: pa.Schema) -> bool:
@@ -141,7 +141,7 @@ def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
     return list(fields.values())
 
 
-def event_schema(schema: pa.Schema, naming: Naming = USUAL) -> pa.Schema:
+def event_schema(schema: pa.Schema, naming: EventNaming = USUAL) -> pa.Schema:
     """Return the columns for decoding events, for a table with these columns. Raises InvalidArgument."""
     images = [naming.in_source(field for field in schema if field.name not in naming.beside)]
     for field in schema:
@@ -164,7 +164,7 @@ def event_schema(schema: pa.Schema, naming: Naming = USUAL) -> pa.Schema:
 
 
 class DebeziumDecoder:
-    """Decoder of change events into rows, with the columns of `Naming.beside`.
+    """Decoder of change events into rows, with the columns of `EventNaming.beside`.
 
     :param schema: the table's columns.
     :param make: returns a decoder for the columns of the events.
@@ -174,9 +174,9 @@ class DebeziumDecoder:
     def __init__(
         self,
         schema: pa.Schema,
-        make: Callable[[pa.Schema], Decoder],
-        naming: Naming = USUAL,
-        unavailable: Unavailable = UNAVAILABLE,
+        make: Callable[[pa.Schema], ColumnDecoder],
+        naming: EventNaming = USUAL,
+        unavailable: UnavailablePolicy = UNAVAILABLE,
     ) -> None:
         self.schema = schema
         self._make = make
@@ -187,7 +187,7 @@ class DebeziumDecoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, self._make, self._naming, self._unavailable)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch; a tombstone is a row of nulls."""
         decoded = self._events.decode(batch)
         events = decoded.rows.combine_chunks()
@@ -239,7 +239,7 @@ def _row_column(events: pa.Table, name: str) -> pa.Array:
     return both.take(pa.array(np.where(deleted, numbers + len(after), numbers)))
 
 
-def _narrowed(image: pa.Array, kind: pa.DataType, naming: Naming) -> pa.Array:
+def _narrowed(image: pa.Array, kind: pa.DataType, naming: EventNaming) -> pa.Array:
     """Return the row with only the fields of `kind`."""
     if image.type == kind:
         return image

@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect import schema as connect_schema
-from airflow_lakestream.decode.connect.schema import Shape
-from airflow_lakestream.decode.connect.values import Rows, fitted, written_field
+from airflow_lakestream.decode.connect.schema import ConnectType
+from airflow_lakestream.decode.connect.values import BatchRows, fitted, written_field
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.infer import infer_schema, infer_type
 from airflow_lakestream.decode.lanes.lanes import Integers, cut
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult
 from airflow_lakestream.tables.no_rows import no_rows, one_array
 
 _MEMBERS = {"schema", "payload"}
@@ -36,7 +36,7 @@ _MOST_SCHEMAS = 256
 
 
 @dataclass(frozen=True)
-class Part:
+class PayloadPart:
     """Records of the same schema: positions in the batch, and payloads. `schema` is None for plain records."""
 
     schema: str | None
@@ -48,12 +48,12 @@ class Part:
         """Payloads, cut out of the values on first use."""
         return self._cut_out()
 
-    def take(self, indices: Integers) -> Part:
+    def take(self, indices: Integers) -> PayloadPart:
         """Return a part with a selection of the payloads, by number in this part."""
-        return Part(self.schema, self.places[indices], lambda: self.payloads.take(pa.array(indices)))
+        return PayloadPart(self.schema, self.places[indices], lambda: self.payloads.take(pa.array(indices)))
 
 
-def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[Part]:
+def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[PayloadPart]:
     """Yield the payloads of the values by schema; a value without a wrapper is a payload.
 
     :param prefixes: prefixes of earlier values with their schemas; new ones are added.
@@ -66,7 +66,7 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
         found, cut_out = _behind(values, prefix, todo)
         if len(found):
             plain[found] = False
-            yield Part(schema, found, cut_out)
+            yield PayloadPart(schema, found, cut_out)
             todo = np.setdiff1d(todo, found, assume_unique=True)
     odd: dict[str | None, list[tuple[int, bytes | None]]] = {}
     while len(todo):
@@ -76,7 +76,7 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
             prefixes[split.before] = split.schema
             found, cut_out = _behind(values, split.before, todo)
             plain[found] = False
-            yield Part(split.schema, found, cut_out)
+            yield PayloadPart(split.schema, found, cut_out)
             todo = np.setdiff1d(todo, found, assume_unique=True)
             continue
         todo = todo[1:]
@@ -85,9 +85,9 @@ def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Ite
             odd.setdefault(split.schema, []).append((first, split.payload))
     for of_schema, ones in odd.items():
         payloads = pa.array([payload for _, payload in ones], values.type)
-        yield Part(of_schema, np.array([place for place, _ in ones], np.int64), partial(_without_null, payloads))
+        yield PayloadPart(of_schema, np.array([place for place, _ in ones], np.int64), partial(_without_null, payloads))
     if plain.any():
-        yield Part(None, np.flatnonzero(plain), partial(values.filter, pa.array(plain)))
+        yield PayloadPart(None, np.flatnonzero(plain), partial(values.filter, pa.array(plain)))
 
 
 def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, Callable[[], pa.Array]]:
@@ -107,7 +107,7 @@ def _without_null(payloads: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class _Split:
+class _WrappedValue:
     schema: str
     payload: bytes
     before: bytes
@@ -118,7 +118,7 @@ _SCAN = json.JSONDecoder().raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def _split(value: bytes) -> _Split | None:
+def _split(value: bytes) -> _WrappedValue | None:
     """Return the parts of a wrapped value, or None for another value."""
     try:
         text = value.decode()
@@ -130,7 +130,7 @@ def _split(value: bytes) -> _Split | None:
     start, end = spans["payload"]
     schema = text[slice(*spans["schema"])]
     is_last = text[end:] == "}" and spans["schema"][0] < start
-    return _Split(schema, text[start:end].encode(), text[:start].encode(), is_last)
+    return _WrappedValue(schema, text[start:end].encode(), text[:start].encode(), is_last)
 
 
 def _members(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -176,7 +176,7 @@ def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType
     return infer_type(keys, rules=rules)
 
 
-def _of_batch(batch: RawBatch) -> tuple[Shape | None, RawBatch]:
+def _of_batch(batch: RawBatch) -> tuple[ConnectType | None, RawBatch]:
     """Return the shape of the last record with a schema, and the payloads without schemas."""
     parts = list(unwrapped(batch.values))
     places = np.concatenate([part.places for part in parts])
@@ -214,14 +214,14 @@ class ConnectJsonDecoder:
         self._finer = finer
         self._prefixes: dict[bytes, str] = {}
         documents = self._documents(schema) if bare is None else bare(schema, unknown_fields)
-        plain = _Reader(schema, None, documents, out_of_range, finer)
-        self._readers: dict[str | None, Sequence[_Reader]] = {None: [plain]}
+        plain = _PayloadReader(schema, None, documents, out_of_range, finer)
+        self._readers: dict[str | None, Sequence[_PayloadReader]] = {None: [plain]}
 
     def __reduce__(self) -> tuple[Any, ...]:
         said = (self._out_of_range, self._bare, self._is_event, self._finer)
         return type(self), (self.schema, self._unknown_fields, *said)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         tables, places, bad = [], list[Integers](), list[BadRow]()
         for part in unwrapped(batch.values, self._prefixes):
@@ -239,13 +239,13 @@ class ConnectJsonDecoder:
                 part = part.take(failed)
             bad += [BadRow(at, reason) for at, reason in left.items()]
         if not tables:
-            return Decoded(no_rows(self.schema))
+            return DecoderResult(no_rows(self.schema))
         table, order = pa.concat_tables(tables), np.concatenate(places)
         if np.any(order[1:] < order[:-1]):
             table = table.take(pa.array(np.argsort(order)))
-        return Decoded(table, sorted(bad, key=lambda row: row.index))
+        return DecoderResult(table, sorted(bad, key=lambda row: row.index))
 
-    def _readers_of(self, schema: str | None) -> Sequence[_Reader]:
+    def _readers_of(self, schema: str | None) -> Sequence[_PayloadReader]:
         """Return the readers of payloads of a schema; the second reader is for payloads refused by the first."""
         readers = self._readers.get(schema)
         if readers is None:
@@ -262,9 +262,9 @@ class ConnectJsonDecoder:
                 self._readers[schema] = readers
         return readers
 
-    def _reader(self, shape: Shape) -> _Reader:
+    def _reader(self, shape: ConnectType) -> _PayloadReader:
         documents = self._documents(_written_by(shape, self.schema))
-        return _Reader(self.schema, shape, documents, self._out_of_range, self._finer)
+        return _PayloadReader(self.schema, shape, documents, self._out_of_range, self._finer)
 
     def _documents(self, schema: pa.Schema) -> JsonDecoder:
         return JsonDecoder(
@@ -275,18 +275,18 @@ class ConnectJsonDecoder:
         )
 
 
-def _written_by(shape: Shape, schema: pa.Schema) -> pa.Schema:
+def _written_by(shape: ConnectType, schema: pa.Schema) -> pa.Schema:
     """Return the columns for decoding payloads of this shape into these columns."""
     return pa.schema([written_field(shape.fields.get(field.name), field) for field in schema])
 
 
-class _Reader:
+class _PayloadReader:
     """Reader of payloads of a schema; `documents` decodes the written types, see `_written_by`."""
 
     def __init__(
         self,
         schema: pa.Schema,
-        shape: Shape | None,
+        shape: ConnectType | None,
         documents: Any,
         out_of_range: OutOfRange,
         finer: TimestampsFiner,
@@ -296,18 +296,18 @@ class _Reader:
         self._documents = documents
         self._out_of_range, self._finer = out_of_range, finer
 
-    def decode(self, batch: RawBatch, part: Part) -> Decoded:
+    def decode(self, batch: RawBatch, part: PayloadPart) -> DecoderResult:
         count = len(part.places)
         inner = RawBatch(batch.topic, batch.partition, range(count), [-1] * count, part.payloads)
-        decoded: Decoded = self._documents.decode(inner)
+        decoded: DecoderResult = self._documents.decode(inner)
         if self._shape is None or self._documents.schema == self._schema:
-            return Decoded(decoded.rows, decoded.bad)
-        rows = Rows(decoded.rows.num_rows, self._out_of_range, self._finer)
+            return DecoderResult(decoded.rows, decoded.bad)
+        rows = BatchRows(decoded.rows.num_rows, self._out_of_range, self._finer)
         columns = [self._column(decoded.rows, field, rows) for field in self._schema]
         places = np.delete(np.arange(count), [row.index for row in decoded.bad])
         return decoded.refined(places, rows.reasons, columns, self._schema)
 
-    def _column(self, table: pa.Table, field: pa.Field, rows: Rows) -> pa.Array:
+    def _column(self, table: pa.Table, field: pa.Field, rows: BatchRows) -> pa.Array:
         values = one_array(table.column(field.name))
         shape = self._shape.fields.get(field.name) if self._shape is not None else None
         try:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.core.formats import UnavailableValues
-from airflow_lakestream.decode.connect.unavailable import USUAL, Mask, Placeholder, left_out, may_be_left_out
+from airflow_lakestream.decode.connect.unavailable import USUAL, Mask, ValuePlaceholder, left_out, may_be_left_out
 from airflow_lakestream.exceptions import InvalidArgument
 
 # The column with the names of the row's columns whose values were left out.
@@ -18,14 +18,14 @@ NOTE = "_unavailable"
 
 
 @dataclass(frozen=True)
-class Unavailable:
+class UnavailablePolicy:
     """Policy for values left out of change events.
 
     :param placeholder: the text or bytes in place of a value.
     :param policy: None for a mirror, whose merge finds the old value by the default placeholder.
     """
 
-    placeholder: Placeholder = USUAL
+    placeholder: ValuePlaceholder = USUAL
     policy: UnavailableValues | None = UnavailableValues.REJECT
 
     def without_note(self, schema: pa.Schema) -> pa.Schema:
@@ -94,4 +94,4 @@ class Unavailable:
         return both.take(pa.array(np.where(mask, len(column), np.arange(len(column)))))
 
 
-UNAVAILABLE = Unavailable()
+UNAVAILABLE = UnavailablePolicy()

@@ -15,7 +15,7 @@ _DEEPEST = 64
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConnectType:
     """Type of Connect: `kind` is Connect's word, `name` the logical type on top, for example Decimal's.
 
     `nanos` is the unit of a time or a timestamp, `zoned` distinguishes an instant from a wall-clock time.
@@ -26,17 +26,17 @@ class Shape:
     optional: bool = True
     scale: int = 0
     precision: int = DECIMAL_DIGITS
-    fields: dict[str, Shape] = field(default_factory=dict)
-    items: Shape | None = None
-    keys: Shape | None = None
+    fields: dict[str, ConnectType] = field(default_factory=dict)
+    items: ConnectType | None = None
+    keys: ConnectType | None = None
 
     @property
-    def logical(self) -> Logical | None:
+    def logical(self) -> LogicalType | None:
         """Logical type of the number or the bytes, or None for plain values."""
         return LOGICAL.get((self.kind, self.name))
 
     @property
-    def with_numbers(self) -> Shape:
+    def with_numbers(self) -> ConnectType:
         """Shape with decimals as JSON's numbers, as written with `decimal.format=NUMERIC`."""
         if self.logical is not None and self.logical.what == "decimal":
             return replace(self, kind=NUMBER, name="")
@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Logical:
+class LogicalType:
     """Logical type of a number: "date", "time", "timestamp" or "decimal", with the unit."""
 
     what: str
@@ -60,17 +60,17 @@ _CONNECT = "org.apache.kafka.connect.data."
 _DEBEZIUM = "io.debezium.time."
 
 LOGICAL = {
-    ("bytes", f"{_CONNECT}Decimal"): Logical("decimal"),
-    ("int32", f"{_CONNECT}Date"): Logical("date"),
-    ("int32", f"{_CONNECT}Time"): Logical("time", 1_000_000),
-    ("int64", f"{_CONNECT}Timestamp"): Logical("timestamp", 1_000_000, zoned=True),
-    ("int32", f"{_DEBEZIUM}Date"): Logical("date"),
-    ("int32", f"{_DEBEZIUM}Time"): Logical("time", 1_000_000),
-    ("int64", f"{_DEBEZIUM}MicroTime"): Logical("time", 1_000),
-    ("int64", f"{_DEBEZIUM}NanoTime"): Logical("time", 1),
-    ("int64", f"{_DEBEZIUM}Timestamp"): Logical("timestamp", 1_000_000),
-    ("int64", f"{_DEBEZIUM}MicroTimestamp"): Logical("timestamp", 1_000),
-    ("int64", f"{_DEBEZIUM}NanoTimestamp"): Logical("timestamp", 1),
+    ("bytes", f"{_CONNECT}Decimal"): LogicalType("decimal"),
+    ("int32", f"{_CONNECT}Date"): LogicalType("date"),
+    ("int32", f"{_CONNECT}Time"): LogicalType("time", 1_000_000),
+    ("int64", f"{_CONNECT}Timestamp"): LogicalType("timestamp", 1_000_000, zoned=True),
+    ("int32", f"{_DEBEZIUM}Date"): LogicalType("date"),
+    ("int32", f"{_DEBEZIUM}Time"): LogicalType("time", 1_000_000),
+    ("int64", f"{_DEBEZIUM}MicroTime"): LogicalType("time", 1_000),
+    ("int64", f"{_DEBEZIUM}NanoTime"): LogicalType("time", 1),
+    ("int64", f"{_DEBEZIUM}Timestamp"): LogicalType("timestamp", 1_000_000),
+    ("int64", f"{_DEBEZIUM}MicroTimestamp"): LogicalType("timestamp", 1_000),
+    ("int64", f"{_DEBEZIUM}NanoTimestamp"): LogicalType("timestamp", 1),
 }
 
 # Logical types that JSON has as text.
@@ -80,7 +80,7 @@ _TEXTS = {
 }
 
 
-def parse(text: str) -> Shape | None:
+def parse(text: str) -> ConnectType | None:
     """Return the shape of a schema, or None if the schema is null or not a schema of Connect."""
     try:
         return _shape(json.loads(text), 0)
@@ -88,7 +88,7 @@ def parse(text: str) -> Shape | None:
         return None
 
 
-def _shape(schema: Any, depth: int) -> Shape | None:
+def _shape(schema: Any, depth: int) -> ConnectType | None:
     if schema is None or depth > _DEEPEST:
         return None
     parameters = schema.get("parameters") or {}
@@ -98,7 +98,7 @@ def _shape(schema: Any, depth: int) -> Shape | None:
         for member in schema.get("fields") or ()
         if (shape := _shape(member, depth + 1)) is not None
     }
-    return Shape(
+    return ConnectType(
         kind=str(schema["type"]),
         name=str(schema.get("name") or ""),
         # Producers write a field with a default, but older records lack the field.
@@ -111,7 +111,7 @@ def _shape(schema: Any, depth: int) -> Shape | None:
     )
 
 
-def arrow_type(shape: Shape, path: str) -> pa.DataType:
+def arrow_type(shape: ConnectType, path: str) -> pa.DataType:
     """Return the type of a column for values of this shape. Raises SchemaRefused, with the field's path."""
     if shape.logical is not None:
         return _logical_type(shape, shape.logical)
@@ -132,12 +132,12 @@ def arrow_type(shape: Shape, path: str) -> pa.DataType:
     return _TYPES[shape.kind]
 
 
-def arrow_field(name: str, shape: Shape, path: str) -> pa.Field:
+def arrow_field(name: str, shape: ConnectType, path: str) -> pa.Field:
     """Return the column for values of this shape. Raises SchemaRefused."""
     return pa.field(name, arrow_type(shape, path), nullable=shape.optional)
 
 
-def _logical_type(shape: Shape, logical: Logical) -> pa.DataType:
+def _logical_type(shape: ConnectType, logical: LogicalType) -> pa.DataType:
     if logical.what == "decimal":
         return column_type(shape.precision, shape.scale)
     if logical.what == "timestamp":

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
-from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
+from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, ConnectType, LogicalType
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask
 from airflow_lakestream.decode.lanes.leaves import Unfit
@@ -34,7 +34,7 @@ _EARLIEST = -211_000_000_000_000_000
 _MINUS = -9_223_372_036_832_400_000
 
 
-def infinite(values: Integers, logical: Logical) -> tuple[Mask, Mask]:
+def infinite(values: Integers, logical: LogicalType) -> tuple[Mask, Mask]:
     """Return masks of the numbers for infinity (also after an overflow), and of the numbers for -infinity."""
     if logical.what == "date":
         plus, minus = (np.isin(values, list(numbers)) for numbers in _DATES)
@@ -48,7 +48,7 @@ def infinite(values: Integers, logical: Logical) -> tuple[Mask, Mask]:
     return ((values < earliest) & ~minus) | (values >= plus_one), minus
 
 
-def settled(values: Integers, logical: Logical, policy: OutOfRange) -> Integers:
+def settled(values: Integers, logical: LogicalType, policy: OutOfRange) -> Integers:
     """Return numbers inside the range, unless the policy is to reject."""
     if policy is OutOfRange.REJECT:
         return values
@@ -57,7 +57,9 @@ def settled(values: Integers, logical: Logical, policy: OutOfRange) -> Integers:
     return np.where(plus, high, np.where(minus, low, np.clip(values, low, high)))
 
 
-def replaced(column: pa.Array, values: Integers, settled: Integers, logical: Logical, policy: OutOfRange) -> pa.Array:
+def replaced(
+    column: pa.Array, values: Integers, settled: Integers, logical: LogicalType, policy: OutOfRange
+) -> pa.Array:
     """Return the column of clipped numbers, with the policy's values for numbers out of range."""
     moved = settled != values
     if policy is OutOfRange.NULL:
@@ -70,7 +72,7 @@ def replaced(column: pa.Array, values: Integers, settled: Integers, logical: Log
     return pc.if_else(pa.array(latest), pa.scalar(last).cast(column.type), column)
 
 
-def _bounds(logical: Logical) -> tuple[int, int]:
+def _bounds(logical: LogicalType) -> tuple[int, int]:
     if logical.what == "date":
         return MIN_DAY, MAX_DAY
     low, high = (0, MICROS_PER_DAY - 1) if logical.what == "time" else (MIN_MICROS, MAX_MICROS)
@@ -84,7 +86,7 @@ VARIABLE = pa.struct([("scale", pa.int32()), ("value", pa.binary())])
 
 
 def fitted(
-    values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
+    values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, reasons: dict[int, str]
 ) -> pa.Array:
     """Return values of a logical type as text, or as decimals. Raises Unfit if no value can fit."""
     if shape.name == VARIABLE_DECIMAL:
@@ -123,7 +125,7 @@ def _decimals(
     return pa.array(made, kind)
 
 
-def times(values: pa.Array, logical: Logical) -> Any:
+def times(values: pa.Array, logical: LogicalType) -> Any:
     """Return dates, times or timestamps in ISO 8601; a time may be 24:00, and a timestamp infinite."""
     numbers = values.fill_null(0).to_numpy()
     if logical.what == "date":

@@ -29,7 +29,7 @@ _NO_BYTE = 1 << 9
 
 
 @dataclass(frozen=True)
-class Placeholder:
+class ValuePlaceholder:
     """Placeholder of a connector for a value left out of an event.
 
     :param setting: the connector's `unavailable.value.placeholder`; with `hex:` at its start, octets in hexadecimal.
@@ -90,7 +90,7 @@ class Placeholder:
         return pa.array([self.text if _is_text(kind) else self.octets if _is_bytes(kind) else self.uuid.bytes], kind)
 
 
-USUAL = Placeholder()
+USUAL = ValuePlaceholder()
 
 
 def may_be_left_out(kind: pa.DataType) -> bool:
@@ -100,7 +100,7 @@ def may_be_left_out(kind: pa.DataType) -> bool:
     return t.is_map(kind) or _is_text(kind) or _is_bytes(kind) or _is_uuid(kind)
 
 
-def left_out(column: pa.Array | pa.ChunkedArray, placeholder: Placeholder = USUAL) -> Mask:
+def left_out(column: pa.Array | pa.ChunkedArray, placeholder: ValuePlaceholder = USUAL) -> Mask:
     """Return a mask of the left-out values of a column."""
     whole = one_array(column) if isinstance(column, pa.ChunkedArray) else column
     kind = whole.type
@@ -117,7 +117,7 @@ def left_out(column: pa.Array | pa.ChunkedArray, placeholder: Placeholder = USUA
     return np.zeros(len(whole), np.bool_)
 
 
-def _left_out_of_many(column: pa.Array, placeholder: Placeholder) -> Mask:
+def _left_out_of_many(column: pa.Array, placeholder: ValuePlaceholder) -> Mask:
     """Return a mask of the left-out arrays or maps: a placeholder as the only element, or the bytes as numbers."""
     of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
     lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)

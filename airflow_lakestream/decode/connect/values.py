@@ -11,17 +11,17 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
 from airflow_lakestream.decode.connect import texts as connect_texts
-from airflow_lakestream.decode.connect.schema import NUMBER, VARIABLE_DECIMAL, Logical, Shape
+from airflow_lakestream.decode.connect.schema import NUMBER, VARIABLE_DECIMAL, ConnectType, LogicalType
 from airflow_lakestream.decode.connect.texts import replaced, settled
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, list_array, map_array
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, list_array, map_array
 from airflow_lakestream.tables.schema.value_ranges import is_time_out_of_range
 
 _NO_BYTES = np.zeros(64, np.uint8)
 _SINGLE = ("float", "float32")
 
 
-class Rows:
+class BatchRows:
     """Rows of a batch, with reasons for the bad rows."""
 
     def __init__(self, count: int, out_of_range: OutOfRange, finer: TimestampsFiner) -> None:
@@ -30,7 +30,7 @@ class Rows:
         self.all = np.arange(count)
 
 
-def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
+def written(shape: ConnectType | None, kind: pa.DataType) -> pa.DataType:
     """Return the type for decoding JSON, for a column of type `kind`."""
     if shape is None:
         return kind
@@ -54,12 +54,12 @@ def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def written_field(shape: Shape | None, field: pa.Field) -> pa.Field:
+def written_field(shape: ConnectType | None, field: pa.Field) -> pa.Field:
     """Return the field for decoding JSON; see `written`."""
     return field.with_type(written(shape, field.type))
 
 
-def _written_as(logical: Logical, kind: pa.DataType) -> pa.DataType:
+def _written_as(logical: LogicalType, kind: pa.DataType) -> pa.DataType:
     if logical.what == "decimal" and (t.is_decimal128(kind) or t.is_string(kind)):
         return pa.binary()
     if t.is_string(kind):
@@ -69,7 +69,7 @@ def _written_as(logical: Logical, kind: pa.DataType) -> pa.DataType:
 
 
 def fitted(
-    values: pa.Array, shape: Shape | None, kind: pa.DataType, path: str, owners: Integers, rows: Rows
+    values: pa.Array, shape: ConnectType | None, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
     """Return values of the type `written(shape, kind)` as values of `kind`; a misfit makes the row bad.
 
@@ -96,7 +96,7 @@ def fitted(
 
 
 def _fitted_items(
-    values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, rows: Rows
+    values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
     there = values.is_valid().to_numpy(zero_copy_only=False)
     dense = values.filter(pa.array(there))
@@ -114,14 +114,14 @@ def _fitted_items(
 
 
 def _fitted_leaf(
-    values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, rows: Rows
+    values: pa.Array, shape: ConnectType, kind: pa.DataType, path: str, owners: Integers, rows: BatchRows
 ) -> pa.Array:
     if (logical := shape.logical) is None:
         return values.cast(kind)
     there = values.is_valid().to_numpy(zero_copy_only=False)
     dense, places = values.filter(pa.array(there)), owners[there]
     count = len(dense)
-    lanes = Lanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
+    lanes = ByteLanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
     fit = _fit(logical, shape, kind, path, rows.finer)
     if logical.what == "decimal":
         made = fit(lanes, dense)
@@ -137,7 +137,7 @@ def _fitted_leaf(
     return _spread(made, there)
 
 
-def _fit(logical: Logical, shape: Shape, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
+def _fit(logical: LogicalType, shape: ConnectType, kind: pa.DataType, path: str, finer: TimestampsFiner) -> leaves.Fit:
     if logical.what == "decimal":
         return leaves.decimals(kind, path, shape.scale)
     if logical.what == "date":

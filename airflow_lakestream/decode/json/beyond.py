@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner
-from airflow_lakestream.decode.json.document import Json, Number, describe
+from airflow_lakestream.decode.json.document import Json, JsonNumber, describe
 from airflow_lakestream.decode.json.finer import scalars_for
 from airflow_lakestream.decode.json.values import Coerce, Scalars, floating, is_uuid, uuid
 from airflow_lakestream.decode.values import iso8601
@@ -63,7 +63,7 @@ def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:
     from_text = partial(_from_text, iso8601.days, policy, (MIN_DAY, MAX_DAY))
 
     def coerce(value: Json) -> Any:
-        if not (isinstance(value, Number) and value.is_integer_literal and len(value) < 12):
+        if not (isinstance(value, JsonNumber) and value.is_integer_literal and len(value) < 12):
             return from_text(value)
         if MIN_DAY <= (days := int(value)) <= MAX_DAY:
             return days

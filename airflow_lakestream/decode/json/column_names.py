@@ -20,7 +20,7 @@ _METADATA = "_kafka_"
 _CONTROL = frozenset([*map(chr, range(32)), "\x7f"])
 
 
-class Refused(Exception):
+class FieldRefused(Exception):
     """Error: the values of a field can't be a column; the text has the reason."""
 
 
@@ -72,7 +72,7 @@ USUAL = NameRules()
 
 
 @dataclass
-class Names:
+class NewColumnNames:
     """Paths of the columns; `refused` has the reasons against further fields, by path."""
 
     rules: NameRules
@@ -80,7 +80,7 @@ class Names:
     refused: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rules: NameRules, schema: Iterable[pa.Field]) -> Names:
+    def of(cls, rules: NameRules, schema: Iterable[pa.Field]) -> NewColumnNames:
         """Return the names of an existing schema."""
         return cls(rules, set(_paths(schema, "")))
 
@@ -92,20 +92,20 @@ class Names:
         """
         own = ".".join((*path, name))
         if (problem := self.rules.problem(name, top=not path)) is not None:
-            raise Refused(problem)
+            raise FieldRefused(problem)
         if (twin := siblings.get(name.lower())) is not None:
-            raise Refused(f"{quoted(twin)} is there, and some engines take the two for one")
+            raise FieldRefused(f"{quoted(twin)} is there, and some engines take the two for one")
         if own.lower() in self.taken:
-            raise Refused("its name is the path of another column")
+            raise FieldRefused("its name is the path of another column")
         self.inside((*path, name))
         self.taken.add(own.lower())
 
     def inside(self, path: tuple[str, ...]) -> None:
         """Check the depth of the path and the number of columns. Raises Refused."""
         if len(path) > DEEPEST:
-            raise Refused(f"it would be nested deeper than {DEEPEST} levels")
+            raise FieldRefused(f"it would be nested deeper than {DEEPEST} levels")
         if len(self.taken) >= MOST_COLUMNS:
-            raise Refused(
+            raise FieldRefused(
                 f'the table would have more than {MOST_COLUMNS} columns; unknown_fields="rescue" needs only one'
             )
 

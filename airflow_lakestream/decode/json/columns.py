@@ -19,13 +19,13 @@ from airflow_lakestream.decode.json import numbers as json_numbers
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.layout import Path
 from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_texts, mask_of, odd_texts, without
-from airflow_lakestream.decode.json.shapes import Shaped, Shapes
+from airflow_lakestream.decode.json.shapes import LayoutDocuments, LayoutSorter
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask
-from airflow_lakestream.decode.lanes.spans import Texts
+from airflow_lakestream.decode.lanes.spans import TextBuffer
 from airflow_lakestream.decode.values.outcome import Misfit
 
 _MOST_REPAIRS = 4
-_READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.NDArray[Any], Mask]]] = {
+_READERS: Mapping[pa.DataType, Callable[[TextBuffer, Integers, Integers], tuple[npt.NDArray[Any], Mask]]] = {
     pa.int32(): partial(json_numbers.integers, kind=np.int32),
     pa.int64(): partial(json_numbers.integers, kind=np.int64),
     pa.float64(): json_numbers.doubles,
@@ -35,7 +35,7 @@ _READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.N
 _ROWS = 12_500
 
 
-class ShapeParser:
+class LayoutParser:
     """Parser of the documents of a batch with a common layout.
 
     :param within: the members in which fields can be unknown; empty for the whole document.
@@ -53,7 +53,7 @@ class ShapeParser:
         self._unknown_fields = unknown_fields
         self._within = within
         self._finer = finer
-        self._shapes = Shapes()
+        self._shapes = LayoutSorter()
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
         """Return tables, with the row numbers of each table; a row in no table could not be proven right."""
@@ -66,8 +66,8 @@ class ShapeParser:
                     rows.append(parsed[1] + first)
         return tables, rows
 
-    def _parse(self, part: Shaped) -> tuple[pa.Table, Integers] | None:
-        columns = _Columns(part, self._unknown_fields, self._within, self._finer)
+    def _parse(self, part: LayoutDocuments) -> tuple[pa.Table, Integers] | None:
+        columns = _LayoutColumns(part, self._unknown_fields, self._within, self._finer)
         try:
             table = columns.table(self._schema)
         except (NotInBulk, Misfit, pa.ArrowException):
@@ -77,14 +77,14 @@ class ShapeParser:
         return table.filter(pa.array(~columns.odd)), part.rows[~columns.odd]
 
 
-class _Columns:
+class _LayoutColumns:
     """Columns of documents of the same layout. The methods raise NotInBulk, Misfit and pyarrow's errors.
 
     `odd` is a mask of the rows that do not fit the columns, or None.
     """
 
     def __init__(
-        self, part: Shaped, unknown_fields: UnknownFields, within: Collection[str], finer: TimestampsFiner
+        self, part: LayoutDocuments, unknown_fields: UnknownFields, within: Collection[str], finer: TimestampsFiner
     ) -> None:
         self._part = part
         self._from_texts = partial(from_texts, finer=finer)
@@ -203,7 +203,7 @@ class _Columns:
                 for name in path[:-1]:
                     at = at.setdefault(name, {})
                 at.setdefault(path[-1], path if path in self._slots else {})
-        texts = _Objects(self._part, self._slots)
+        texts = _ObjectTexts(self._part, self._slots)
         texts.add(tree)
         return texts.joined()
 
@@ -216,10 +216,10 @@ class _Columns:
             self._strings(index)
 
 
-class _Objects:
+class _ObjectTexts:
     """Texts of an object for each document, in pieces: literals, and scalars of the documents."""
 
-    def __init__(self, part: Shaped, slots: Mapping[Path, int]) -> None:
+    def __init__(self, part: LayoutDocuments, slots: Mapping[Path, int]) -> None:
         self._part = part
         self._slots = slots
         self._pieces: list[pa.Array] = []

@@ -16,12 +16,12 @@ from airflow_lakestream.core.policies import OutOfRange, TimestampsFiner, Unknow
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.beyond import scalars_before, scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
-from airflow_lakestream.decode.json.columns import ShapeParser
+from airflow_lakestream.decode.json.columns import LayoutParser
 from airflow_lakestream.decode.json.document import Json, parse_object, to_text
 from airflow_lakestream.decode.json.leftovers import leftovers_of
 from airflow_lakestream.decode.json.values import fields_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit, SchemaDecoder
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Pieces for Arrow's reader: a whole chunk, since threads wait for the interpreter at each call.
@@ -70,7 +70,7 @@ class JsonDecoder(SchemaDecoder):
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
         self._plain = [leaves.plain(field.type) for field in schema]
-        self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within, finer)
+        self._shapes: LayoutParser | None = LayoutParser(self._known, self.unknown_fields, self._within, finer)
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(
@@ -92,11 +92,11 @@ class JsonDecoder(SchemaDecoder):
         )
         return (make, (self.schema, str(self.unknown_fields)))
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         return self.decode_and_find(batch)[0]
 
-    def decode_and_find(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
+    def decode_and_find(self, batch: RawBatch) -> tuple[DecoderResult, Mapping[int, Json]]:
         """Return rows, bad records, and with "evolve" the unknown fields of records without any further problem."""
         # Layouts first: Arrow's reader takes more than twice their time.
         tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
@@ -105,7 +105,7 @@ class JsonDecoder(SchemaDecoder):
         for taken in rows:
             left[taken] = False
         rest = np.flatnonzero(left)
-        found = _Found()
+        found = _BadDocuments()
         if len(rest) == len(batch):
             # No layout fits any record: the batch is read without a copy.
             tables = list(self._pieces(batch.values, 0, len(batch), _SIZES, found))
@@ -122,11 +122,11 @@ class JsonDecoder(SchemaDecoder):
             decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(order))))
         return decoded, found.unknown
 
-    def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> Decoded:
+    def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> DecoderResult:
         table = pa.concat_tables(pieces) if pieces else self._from_rows([])
         if table.num_rows + len(bad) != len(batch):
             raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
-        return Decoded(table, bad)
+        return DecoderResult(table, bad)
 
     def _nothing_rescued(self, table: pa.Table) -> pa.Table:
         """Return the table with an empty column for rescued fields, if the schema has the column."""
@@ -142,7 +142,7 @@ class JsonDecoder(SchemaDecoder):
         return pa.Table.from_arrays([table[name] for name in self.schema.names], schema=self.schema)
 
     def _pieces(
-        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _Found
+        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _BadDocuments
     ) -> Iterator[pa.Table]:
         """Yield tables with the rows of values [start, stop), from left to right; add bad records to `found`."""
         if self._bulk is None or not sizes:
@@ -156,7 +156,7 @@ class JsonDecoder(SchemaDecoder):
                 smaller = tuple(size for size in sizes[1:] if size < last - first)
                 yield from self._pieces(values, first, last, smaller, found)
 
-    def _one_by_one(self, values: pa.Array, start: int, stop: int, found: _Found) -> Iterator[pa.Table]:
+    def _one_by_one(self, values: pa.Array, start: int, stop: int, found: _BadDocuments) -> Iterator[pa.Table]:
         rows = []
         for index, value in enumerate(values[start:stop].to_pylist(), start):
             try:
@@ -200,15 +200,15 @@ class JsonDecoder(SchemaDecoder):
 
 
 @dataclass
-class _Found:
+class _BadDocuments:
     """Bad records with reasons, and the unknown fields of records without any further problem."""
 
     bad: list[BadRow] = field(default_factory=list)
     unknown: dict[int, Json] = field(default_factory=dict)
 
-    def placed(self, rows: npt.NDArray[np.int64]) -> _Found:
+    def placed(self, rows: npt.NDArray[np.int64]) -> _BadDocuments:
         """Return a copy for a batch with the records at the positions `rows`."""
-        return _Found(
+        return _BadDocuments(
             [BadRow(int(rows[row.index]), row.reason) for row in self.bad],
             {int(rows[index]): rest for index, rest in self.unknown.items()},
         )
@@ -253,7 +253,7 @@ class WatchingDecoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return self._make, (self.schema, self._within)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch. Raises WithoutColumn."""
         decoded, unknown = self._documents.decode_and_find(batch)
         if unknown:

@@ -15,7 +15,7 @@ MAX_DEPTH = 200
 Json = Any
 
 
-class Number(str):
+class JsonNumber(str):
     """Text of a JSON number: `1.0`, `1e3` and `-0` stay unchanged."""
 
     __slots__ = ()
@@ -66,7 +66,7 @@ def _no_constant(name: str) -> NoReturn:
     raise Misfit(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(parse_float=JsonNumber, parse_int=JsonNumber, parse_constant=_no_constant)
 
 
 def _explain(text: str, error: json.JSONDecodeError) -> str:
@@ -103,7 +103,7 @@ def nested_too_deep(value: bytes) -> bool:
 
 def to_text(value: Json) -> str:
     """Return compact JSON text, with numbers as originally written."""
-    if isinstance(value, Number):
+    if isinstance(value, JsonNumber):
         return str(value)
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{to_text(v)}" for k, v in value.items()) + "}"
@@ -118,7 +118,7 @@ def describe(value: Json) -> str:
         return "null"
     if isinstance(value, bool):
         return f"the boolean {to_text(value)}"
-    if isinstance(value, Number):
+    if isinstance(value, JsonNumber):
         return f"the number {shorten(value)}"
     if isinstance(value, str):
         return f"the string {shorten(value)!r}"

@@ -18,35 +18,35 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.core.sharing.rounds import Undecided
-from airflow_lakestream.decode.json.column_names import USUAL, NameRules, Names
+from airflow_lakestream.decode.json.column_names import USUAL, NameRules, NewColumnNames
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.document import Json
-from airflow_lakestream.decode.json.infer import Seen
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit
+from airflow_lakestream.decode.json.infer import ValueSamples
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, Misfit
 
 
 @dataclass(frozen=True)
-class Grown:
+class SchemaGrowth:
     """The larger schema, and the reasons against further columns, by path."""
 
     schema: pa.Schema
     refused: dict[str, str] = field(default_factory=dict)
 
 
-class Lacking:
+class MissingFields:
     """Fields of documents missing from a schema: the facts for a decision on columns, not the values.
 
     It can be pickled; the objects of several workers can be united.
     """
 
     def __init__(self, cuts: bool = False) -> None:
-        self.new = Seen(cuts)
-        self.inside: dict[str, Lacking] = {}
+        self.new = ValueSamples(cuts)
+        self.inside: dict[str, MissingFields] = {}
         # For a list's items, and for a map's values.
-        self.item: Lacking | None = None
+        self.item: MissingFields | None = None
 
     @classmethod
-    def of(cls, schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules) -> Lacking:
+    def of(cls, schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules) -> MissingFields:
         """Return the missing fields, from the results of `leftovers_of` for documents and this schema."""
         found = cls(rules.cuts)
         for value in leftovers:
@@ -59,20 +59,20 @@ class Lacking:
         inner = sum(len(name) + one.size for name, one in self.inside.items())
         return self.new.size + inner + (0 if self.item is None else self.item.size)
 
-    def condense(self) -> Lacking:
+    def condense(self) -> MissingFields:
         """Forget the values without effect on types, and return the object."""
         self.new.condense()
         for one in (*self.inside.values(), *([] if self.item is None else [self.item])):
             one.condense()
         return self
 
-    def unite(self, other: Lacking) -> None:
+    def unite(self, other: MissingFields) -> None:
         """Add the missing fields found by another worker, for the same schema, in later documents."""
         self.new.unite(other.new)
         for name, one in other.inside.items():
-            self.inside.setdefault(name, Lacking(self.new.cuts)).unite(one)
+            self.inside.setdefault(name, MissingFields(self.new.cuts)).unite(one)
         if other.item is not None:
-            self.item = self.item or Lacking(self.new.cuts)
+            self.item = self.item or MissingFields(self.new.cuts)
             self.item.unite(other.item)
 
     def _add_object(self, fields: Sequence[pa.Field], value: Mapping[str, Json]) -> None:
@@ -80,7 +80,7 @@ class Lacking:
         self.new.add({name: item for name, item in value.items() if name not in known})
         for name, item in value.items():
             if name in known:
-                self.inside.setdefault(name, Lacking(self.new.cuts))._add(known[name], item)
+                self.inside.setdefault(name, MissingFields(self.new.cuts))._add(known[name], item)
 
     def _add(self, kind: pa.DataType, value: Json) -> None:
         """Add the leftovers of a known field."""
@@ -88,27 +88,29 @@ class Lacking:
             self._add_object(list(kind), value)
             return
         items, inner = (value.values(), kind.item_type) if t.is_map(kind) else (value, kind.value_type)
-        self.item = self.item or Lacking(self.new.cuts)
+        self.item = self.item or MissingFields(self.new.cuts)
         for item in items:
             if item is not None:
                 self.item._add(inner, item)
 
 
-def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL) -> Grown:
+def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL) -> SchemaGrowth:
     """Return the schema with a column for each field of the leftovers, by the rules for inferred types.
 
     :param leftovers: results of `leftovers_of` for documents and this schema.
     """
-    return grow_by(schema, Lacking.of(schema, leftovers, rules), rules)
+    return grow_by(schema, MissingFields.of(schema, leftovers, rules), rules)
 
 
-def grow_by(schema: pa.Schema, lacking: Lacking, rules: NameRules = USUAL) -> Grown:
+def grow_by(schema: pa.Schema, lacking: MissingFields, rules: NameRules = USUAL) -> SchemaGrowth:
     """Return the schema with a column for each missing field."""
-    names = Names.of(rules, schema)
-    return Grown(pa.schema(_fields(list(schema), lacking, (), names)), names.refused)
+    names = NewColumnNames.of(rules, schema)
+    return SchemaGrowth(pa.schema(_fields(list(schema), lacking, (), names)), names.refused)
 
 
-def _fields(fields: list[pa.Field], lacking: Lacking, path: tuple[str, ...], names: Names) -> list[pa.Field]:
+def _fields(
+    fields: list[pa.Field], lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames
+) -> list[pa.Field]:
     """Return the fields, with inner fields added, and the new fields."""
     inside = lacking.inside
     known = {one.name for one in fields}
@@ -119,18 +121,18 @@ def _fields(fields: list[pa.Field], lacking: Lacking, path: tuple[str, ...], nam
     return [*fields, *lacking.new.struct(names, path, known)]
 
 
-def _type(kind: pa.DataType, lacking: Lacking, path: tuple[str, ...], names: Names) -> pa.DataType:
+def _type(kind: pa.DataType, lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames) -> pa.DataType:
     """Return the type of a known field, with unknown inner fields added."""
     if t.is_struct(kind):
         return pa.struct(_fields(list(kind), lacking, path, names))
-    item = lacking.item or Lacking()
+    item = lacking.item or MissingFields()
     if t.is_map(kind):
         return pa.map_(kind.key_type, _item(kind.item_field, item, (*path, "value"), names))
     make = pa.large_list if t.is_large_list(kind) else pa.list_
     return make(_item(kind.value_field, item, (*path, "element"), names))
 
 
-def _item(item: pa.Field, lacking: Lacking, path: tuple[str, ...], names: Names) -> pa.Field:
+def _item(item: pa.Field, lacking: MissingFields, path: tuple[str, ...], names: NewColumnNames) -> pa.Field:
     return item.with_type(_type(item.type, lacking, path, names))
 
 
@@ -157,7 +159,7 @@ class GrowingJsonDecoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, self._rules)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         while True:
             decoder = self._decoder
@@ -194,18 +196,18 @@ class SharedJsonDecoder:
         self.schema, self._rules, self._decided = schema, rules, decided
         self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, finer=rules.finer)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch. Raises Undecided if a field might get a column."""
         decoded, unknown = self._documents.decode_and_find(batch)
         if not unknown:
             return decoded
-        lacking = Lacking.of(self.schema, unknown.values(), self._rules)
+        lacking = MissingFields.of(self.schema, unknown.values(), self._rules)
         if not self._decided:
             raise Undecided({lacking.condense(): lacking.size})
         return _explained(decoded, unknown, grow_by(self.schema, lacking, self._rules).refused)
 
 
-def _explained(decoded: Decoded, unknown: Mapping[int, Json], refused: Mapping[str, str]) -> Decoded:
+def _explained(decoded: DecoderResult, unknown: Mapping[int, Json], refused: Mapping[str, str]) -> DecoderResult:
     def reason(row: BadRow) -> BadRow:
         if row.index not in unknown:
             return row

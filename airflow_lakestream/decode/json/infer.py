@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.json.column_names import USUAL, NameRules, Names, Refused
-from airflow_lakestream.decode.json.document import Json, Number, parse_document, parse_object
+from airflow_lakestream.decode.json.column_names import USUAL, FieldRefused, NameRules, NewColumnNames
+from airflow_lakestream.decode.json.document import Json, JsonNumber, parse_document, parse_object
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
@@ -45,8 +45,8 @@ def infer_schema(
 
     :param alike: fields of the same type, which has a place for the values of each field.
     """
-    seen, first_bad = Seen(rules.cuts), None
-    shared = Seen(rules.cuts)
+    seen, first_bad = ValueSamples(rules.cuts), None
+    shared = ValueSamples(rules.cuts)
     for batch, index, value in _spread(batches, sample):
         try:
             document = parse_object(value)
@@ -57,7 +57,7 @@ def infer_schema(
         seen.add(document)
     if not seen.kinds and first_bad is not None:
         raise first_bad
-    names = Names(rules)
+    names = NewColumnNames(rules)
     fields = seen.struct(names, ())
     refused = "; ".join(f"{quoted(path)}: {reason}" for path, reason in list(names.refused.items())[:_TOLD])
     if not fields:
@@ -70,13 +70,13 @@ def infer_schema(
 
 def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_000) -> pa.DataType:
     """Return a type for about `sample` JSON values of any kind; values without valid JSON are ignored."""
-    seen = Seen(rules.cuts)
+    seen = ValueSamples(rules.cuts)
     for _, _, value in _spread(batches, sample):
         with suppress(Misfit):
             seen.add(parse_document(value))
     try:
-        return seen.type(Names(rules), ("",))
-    except Refused:
+        return seen.type(NewColumnNames(rules), ("",))
+    except FieldRefused:
         return _STRING
 
 
@@ -89,7 +89,7 @@ def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBat
                 yield batch, index, value
 
 
-class Seen:
+class ValueSamples:
     """Values seen at a path of the documents: the kinds of values, and the distinct scalars.
 
     :param cuts: text with a time finer than microseconds counts as a time.
@@ -99,10 +99,10 @@ class Seen:
         self.cuts = cuts
         self.count = 0
         self.kinds: set[type] = set()
-        self.numbers: set[Number] = set()
+        self.numbers: set[JsonNumber] = set()
         self.texts: set[str] = set()
-        self.fields: dict[str, Seen] = {}
-        self.items: Seen | None = None
+        self.fields: dict[str, ValueSamples] = {}
+        self.items: ValueSamples | None = None
 
     def add(self, value: Json) -> None:
         """Add a value; null has no effect on the type."""
@@ -111,7 +111,7 @@ class Seen:
             return
         kind = type(value)
         self.kinds.add(kind)
-        if kind is Number:
+        if kind is JsonNumber:
             self.numbers.add(value)
         elif kind is str:
             self.texts.add(iso8601.cut_text(value) if self.cuts else value)
@@ -119,10 +119,10 @@ class Seen:
             for name, item in value.items():
                 seen = self.fields.get(name)
                 if seen is None:
-                    seen = self.fields[name] = Seen(self.cuts)
+                    seen = self.fields[name] = ValueSamples(self.cuts)
                 seen.add(item)
         elif kind is list:
-            self.items = self.items or Seen(self.cuts)
+            self.items = self.items or ValueSamples(self.cuts)
             for item in value:
                 self.items.add(item)
 
@@ -132,16 +132,16 @@ class Seen:
         inner = sum(len(name) + seen.size for name, seen in self.fields.items())
         return inner + (0 if self.items is None else self.items.size)
 
-    def unite(self, other: Seen) -> None:
+    def unite(self, other: ValueSamples) -> None:
         """Add the values seen in later documents by another object."""
         self.count += other.count
         self.kinds |= other.kinds
         self.numbers |= other.numbers
         self.texts |= other.texts
         for name, seen in other.fields.items():
-            self.fields.setdefault(name, Seen(self.cuts)).unite(seen)
+            self.fields.setdefault(name, ValueSamples(self.cuts)).unite(seen)
         if other.items is not None:
-            self.items = self.items or Seen(self.cuts)
+            self.items = self.items or ValueSamples(self.cuts)
             self.items.unite(other.items)
 
     def condense(self) -> None:
@@ -151,7 +151,7 @@ class Seen:
         for seen in (*self.fields.values(), *([] if self.items is None else [self.items])):
             seen.condense()
 
-    def struct(self, names: Names, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
+    def struct(self, names: NewColumnNames, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
         """Return the fields of the objects, as far as valid as columns, in order of first appearance.
 
         Of two fields that can't be next to each other, the field of more objects is taken.
@@ -164,13 +164,13 @@ class Seen:
             try:
                 names.take(name, path, siblings)
                 made[name] = pa.field(name, seen.type(names, (*path, name)))
-            except Refused as refused:
+            except FieldRefused as refused:
                 names.refused[".".join((*path, name))] = str(refused)
             else:
                 siblings[name.lower()] = name
         return [made[name] for name in self.fields if name in made]
 
-    def type(self, names: Names, path: tuple[str, ...]) -> pa.DataType:
+    def type(self, names: NewColumnNames, path: tuple[str, ...]) -> pa.DataType:
         """Return the best type for all values seen, else string.
 
         Raises Refused if the values can't be a column.
@@ -185,12 +185,12 @@ class Seen:
                 return _STRING
             if not (fields := self.struct(names, path)):
                 inner = names.refused[".".join((*path, next(iter(self.fields))))]
-                raise Refused(f"{_EMPTY}{inner.removeprefix(_EMPTY)}")
+                raise FieldRefused(f"{_EMPTY}{inner.removeprefix(_EMPTY)}")
             return pa.struct(fields)
         if kind is list and self.items is not None:
             names.inside((*path, "element"))
             return pa.list_(pa.field("element", self.items.type(names, (*path, "element"))))
-        if kind is Number:
+        if kind is JsonNumber:
             return next((t for t in _NUMBERS if all(_holds_number(t, n) for n in self.numbers)), _STRING)
         return next((t for t in _TIMES if all(_holds_text(t, text) for text in self.texts)), _STRING)
 
@@ -201,7 +201,7 @@ def _witnesses(kinds: Sequence[pa.DataType], holds: Callable[[pa.DataType, Any],
     return [value for value in found if value is not None]
 
 
-def _holds_number(kind: pa.DataType, value: Number) -> bool:
+def _holds_number(kind: pa.DataType, value: JsonNumber) -> bool:
     try:
         if value.is_integer_literal:
             # Beyond int64 an integer is an identifier rather than a measurement: no double either.

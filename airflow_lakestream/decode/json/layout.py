@@ -17,7 +17,7 @@ _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class LayoutSlot:
     """Place of a scalar in a layout: a text, without the quotes, or another scalar."""
 
     path: Path
@@ -25,24 +25,24 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JsonLayout:
     """Layout of documents: `literals` with a scalar between each two.
 
     `objects` are the paths of the objects inside, and () for the document. No path is listed twice.
     """
 
-    slots: tuple[Slot, ...]
+    slots: tuple[LayoutSlot, ...]
     literals: tuple[bytes, ...]
     objects: frozenset[Path]
 
 
-def layout_of(document: bytes) -> Layout | None:
+def layout_of(document: bytes) -> JsonLayout | None:
     """Return the layout of a document, or None for an array, a backslash, a repeated key, or no scalar."""
     if len(document) > _MOST_BYTES or b"\\" in document:
         return None
     try:
         parse_object(document)
-        walk = _Walk(document)
+        walk = _LayoutWalk(document)
         walk.object(())
     except (Misfit, _NoLayout):
         return None
@@ -53,7 +53,7 @@ class _NoLayout(Exception):
     """Signal: an array, or a repeated key."""
 
 
-class _Walk:
+class _LayoutWalk:
     """A pass over the tokens of a valid object."""
 
     def __init__(self, document: bytes) -> None:
@@ -63,12 +63,12 @@ class _Walk:
         self._objects: set[Path] = set()
         self._literals: list[bytes] = []
         self._end = 0
-        self.slots: list[Slot] = []
+        self.slots: list[LayoutSlot] = []
         next(self._tokens)
 
-    def layout(self) -> Layout:
+    def layout(self) -> JsonLayout:
         literals = (*self._literals, self._document[self._end :])
-        return Layout(tuple(self.slots), literals, frozenset(self._objects))
+        return JsonLayout(tuple(self.slots), literals, frozenset(self._objects))
 
     def object(self, path: Path) -> None:
         """Walk to the end of the object last opened."""
@@ -96,6 +96,6 @@ class _Walk:
         is_text = self._document.startswith(b'"', start)
         if is_text:
             start, end = start + 1, end - 1
-        self.slots.append(Slot(path, is_text))
+        self.slots.append(LayoutSlot(path, is_text))
         self._literals.append(self._document[self._end : start])
         self._end = end

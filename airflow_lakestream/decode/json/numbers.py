@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask, Words
-from airflow_lakestream.decode.lanes.spans import Texts, leading
+from airflow_lakestream.decode.lanes.spans import TextBuffer, leading
 
 # Integers below 2**53, divided by such a power, are rounded once: any parser returns the same number.
 _MOST_DIGITS = 15
@@ -28,7 +28,7 @@ _STEPS = (
 
 
 def integers(
-    texts: Texts, starts: Integers, stops: Integers, kind: type[np.signedinteger[Any]]
+    texts: TextBuffer, starts: Integers, stops: Integers, kind: type[np.signedinteger[Any]]
 ) -> tuple[npt.NDArray[Any], Mask]:
     """Return integers of up to 18 digits, and a mask; values outside the mask have no meaning."""
     starts, negative = _behind_sign(texts, starts)
@@ -43,7 +43,7 @@ def integers(
     return values.astype(kind), good & (values >= limits.min) & (values <= limits.max)
 
 
-def doubles(texts: Texts, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
+def doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
     """Return numbers of up to 15 digits without an exponent, and a mask; values outside the mask have no meaning."""
     sample = slice(None, None, 1 + len(starts) // _SAMPLE)
     if np.median(stops[sample] - starts[sample]) > _MOST_DIGITS + 2:
@@ -72,7 +72,7 @@ def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float6
     return _eight(digits) / _POWERS[counts - points], good
 
 
-def _doubles(texts: Texts, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
+def _doubles(texts: TextBuffer, starts: Integers, stops: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
     points = np.minimum(texts.next_place(starts, np.minimum(stops, starts + _MOST_DIGITS), _POINT), stops)
     wholes, sizes = points - starts, stops - points - 1
     has_point = sizes >= 0
@@ -85,12 +85,12 @@ def _doubles(texts: Texts, starts: Integers, stops: Integers) -> tuple[npt.NDArr
     return (whole * powers + fraction) / powers, good
 
 
-def _behind_sign(texts: Texts, starts: Integers) -> tuple[Integers, Mask | None]:
+def _behind_sign(texts: TextBuffer, starts: Integers) -> tuple[Integers, Mask | None]:
     negative: Mask = texts.bytes[starts] == _MINUS
     return (starts + negative, negative) if negative.any() else (starts, None)
 
 
-def _digits(texts: Texts, stops: Integers, sizes: Integers, most: int) -> tuple[Integers, Mask]:
+def _digits(texts: TextBuffer, stops: Integers, sizes: Integers, most: int) -> tuple[Integers, Mask]:
     """Return the numbers with the given ends and numbers of digits; no digit makes 0."""
     good: Mask = sizes <= most
     values = np.zeros(len(stops), np.uint64)

@@ -13,12 +13,12 @@ from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.confluent import HEADER
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, cut
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, cut
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult
 
 
-class _Decoder(Protocol):
-    def decode(self, batch: RawBatch) -> Decoded: ...
+class _DocumentDecoder(Protocol):
+    def decode(self, batch: RawBatch) -> DecoderResult: ...
 
 
 class JsonSchemaDecoder:
@@ -33,7 +33,7 @@ class JsonSchemaDecoder:
         self,
         schema: pa.Schema,
         unknown_fields: UnknownFields | str,
-        documents: Callable[[pa.Schema, UnknownFields], _Decoder],
+        documents: Callable[[pa.Schema, UnknownFields], _DocumentDecoder],
     ) -> None:
         self.schema = schema
         self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
@@ -43,7 +43,7 @@ class JsonSchemaDecoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self._make)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch."""
         framed = unframe(batch.values)
         count = len(framed.places)
@@ -51,14 +51,14 @@ class JsonSchemaDecoder:
         decoded = self._documents.decode(inner)
         bad = [BadRow(int(framed.places[row.index]), row.reason, framed.schema_id(row.index)) for row in decoded.bad]
         bad += [BadRow(index, _NO_FRAME) for index in framed.unframed]
-        return Decoded(decoded.rows, sorted(bad, key=lambda row: row.index))
+        return DecoderResult(decoded.rows, sorted(bad, key=lambda row: row.index))
 
 
 _NO_FRAME = "the value does not begin as Confluent's wire format does: a zero and a schema id"
 
 
 @dataclass(frozen=True)
-class Framed:
+class FramedValues:
     """Values without frames, with positions and schema ids (-1: null), and the positions of values without a frame.
 
     A null has no frame, and stays null.
@@ -74,12 +74,12 @@ class Framed:
         return int(self.ids[row]) if self.ids[row] >= 0 else None
 
 
-def unframe(values: pa.Array) -> Framed:
+def unframe(values: pa.Array) -> FramedValues:
     """Remove the frames of the values."""
-    lanes = Lanes.over(values)
+    lanes = ByteLanes.over(values)
     null = values.is_null().to_numpy(zero_copy_only=False)
     framed = confluent.is_framed(lanes) & (lanes.end - lanes.pos >= HEADER)
     kept = framed | null
     ids = np.where(null, -1, confluent.schema_ids(lanes, framed))
     inner = values if kept.all() else values.filter(pa.array(kept))
-    return Framed(cut(inner, HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
+    return FramedValues(cut(inner, HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())

@@ -48,7 +48,7 @@ def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Sc
     :param references: the schemas that `$ref` may name, as (name, text).
     """
     try:
-        columns = _Columns(text, references)
+        columns = _SchemaColumns(text, references)
         kind = columns.kind(columns.root, "", 0)[0]
     except SchemaRefused:
         raise
@@ -75,7 +75,7 @@ def _of_document(schema: Any, name: str) -> Any:
     return made
 
 
-class Alternatives:
+class SchemaAlternatives:
     """Alternatives allowed by the schemas of documents, without references and combinations.
 
     :param text: the schema; `references` are the schemas that `$ref` may name, as (name, text).
@@ -132,7 +132,7 @@ class Alternatives:
         return self._resolved[reference]
 
 
-class _Columns(Alternatives):
+class _SchemaColumns(SchemaAlternatives):
     """Columns of a schema, with references resolved on the way. The methods raise SchemaRefused."""
 
     _fields = 0

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.decode.json.layout import Layout, layout_of
+from airflow_lakestream.decode.json.layout import JsonLayout, layout_of
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask
-from airflow_lakestream.decode.lanes.spans import Texts
+from airflow_lakestream.decode.lanes.spans import TextBuffer
 
 _QUOTE = ord('"')
 # The possible first bytes of a scalar that is not a text.
@@ -32,16 +32,16 @@ _LONG = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class LayoutDocuments:
     """Documents of a layout: row numbers, and the starts and ends of the scalars of each slot.
 
     The quotes of a string are not part of the scalar. `is_plain`: all texts are known to be valid.
     """
 
-    layout: Layout
+    layout: JsonLayout
     rows: Integers
     spans: Sequence[tuple[Integers, Integers]]
-    text: Texts
+    text: TextBuffer
     is_plain: bool = False
 
     def texts(self, slot: int, which: Mask | None = None) -> pa.Array:
@@ -51,14 +51,14 @@ class Shaped:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LayoutSample:
     """A layout, and the sizes of scalars in a sample of documents: guesses for saving time.
 
     :param sizes: size of each slot in bytes, or None if it varies.
     :param means: mean size of each slot in bytes.
     """
 
-    layout: Layout
+    layout: JsonLayout
     sizes: tuple[int | None, ...]
     means: tuple[float, ...]
 
@@ -69,25 +69,25 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _DocumentGroup:
     """Selection of documents: row numbers, starts and ends."""
 
     rows: Integers
     starts: Integers
     stops: Integers
 
-    def pick(self, which: Mask | slice) -> _Group:
+    def pick(self, which: Mask | slice) -> _DocumentGroup:
         """Return a part of the selection."""
-        return _Group(self.rows[which], self.starts[which], self.stops[which])
+        return _DocumentGroup(self.rows[which], self.starts[which], self.stops[which])
 
 
-class Shapes:
+class LayoutSorter:
     """Sorter of documents by layout, for several threads; keeps the layouts of the last batch."""
 
     def __init__(self) -> None:
-        self._known: tuple[Known, ...] = ()
+        self._known: tuple[LayoutSample, ...] = ()
 
-    def sort(self, values: pa.Array) -> list[Shaped]:
+    def sort(self, values: pa.Array) -> list[LayoutDocuments]:
         """Return the documents of each layout, from a binary array; a document without a layout is left out."""
         count = len(values)
         known = self._known
@@ -95,13 +95,13 @@ class Shapes:
             return []
         if not known and all(layout_of(values[i].as_py() or b"") is None for i in (0, count // 2, count - 1)):
             return []
-        text = Texts(values)
-        group = _Group(np.arange(count), text.starts, text.stops)
+        text = TextBuffer(values)
+        group = _DocumentGroup(np.arange(count), text.starts, text.stops)
         if values.null_count:
             group = group.pick(values.is_valid().to_numpy(zero_copy_only=False))
         candidates, misses = list(known), 0
-        found: list[Known] = []
-        sorted_out: list[Shaped] = []
+        found: list[LayoutSample] = []
+        sorted_out: list[LayoutDocuments] = []
         left = np.ones(count, np.bool_)
         while misses < _MISSES and len(group.rows) > count // _SHARE and len(found) < _MOST_LAYOUTS:
             one = candidates.pop(0) if candidates else _learn(text, group)
@@ -109,7 +109,7 @@ class Shapes:
                 misses += 1
                 group = group.pick(slice(1, None))
                 continue
-            shaped = _Matching(text, group, one).run()
+            shaped = _LayoutMatch(text, group, one).run()
             if not len(shaped.rows):
                 continue
             found.append(one)
@@ -124,7 +124,7 @@ class Shapes:
         return sorted_out
 
 
-def _hold_no_quotes(text: Texts, parts: list[Shaped], left: Mask) -> bool:
+def _hold_no_quotes(text: TextBuffer, parts: list[LayoutDocuments], left: Mask) -> bool:
     """Return whether all quotes are in the literals of layouts, or in documents without a layout."""
     if np.count_nonzero(left) > len(left) // _SHARE:
         return False
@@ -134,32 +134,32 @@ def _hold_no_quotes(text: Texts, parts: list[Shaped], left: Mask) -> bool:
     return quotes == text.quotes
 
 
-def _learn(text: Texts, group: _Group) -> Known | None:
+def _learn(text: TextBuffer, group: _DocumentGroup) -> LayoutSample | None:
     """Return the layout of the first document, or None if impossible or shared by too few documents."""
     layout = layout_of(text.bytes[group.starts[0] : group.stops[0]].tobytes())
     if layout is None:
         return None
-    unknown = Known(layout, (None,) * len(layout.slots), (0.0,) * len(layout.slots))
+    unknown = LayoutSample(layout, (None,) * len(layout.slots), (0.0,) * len(layout.slots))
     sample = group.pick(slice(None, None, 1 + len(group.rows) // _SAMPLE))
-    shaped = _Matching(text, sample, unknown).run()
+    shaped = _LayoutMatch(text, sample, unknown).run()
     if len(shaped.rows) * _SAMPLE < len(sample.rows):
         return None
     sizes = [stops - starts for starts, stops in shaped.spans]
     same = [int(some[0]) if (some == some[0]).all() else None for some in sizes]
-    return Known(layout, tuple(same), tuple(float(some.mean()) for some in sizes))
+    return LayoutSample(layout, tuple(same), tuple(float(some.mean()) for some in sizes))
 
 
-class _Matching:
+class _LayoutMatch:
     """Match of documents with a layout, from both ends to the longest scalar; unfit documents are dropped."""
 
-    def __init__(self, text: Texts, group: _Group, known: Known) -> None:
+    def __init__(self, text: TextBuffer, group: _DocumentGroup, known: LayoutSample) -> None:
         self._text = text
         self._known = known
         self._layout = known.layout
         self._rows, self._front, self._back = group.rows, group.starts, group.stops
         self._spans: list[tuple[Integers, Integers] | None] = [None] * len(known.layout.slots)
 
-    def run(self) -> Shaped:
+    def run(self) -> LayoutDocuments:
         """Return the matching documents with the scalars; the result may be empty."""
         layout, pivot = self._layout, self._known.pivot
         first, last = layout.literals[0], layout.literals[-1]
@@ -174,7 +174,7 @@ class _Matching:
                 break
             (self._forward if slot < pivot else self._backward)(slot)
         self._take(pivot, self._front, self._back, None)
-        return Shaped(layout, self._rows, [span for span in self._spans if span is not None], self._text)
+        return LayoutDocuments(layout, self._rows, [span for span in self._spans if span is not None], self._text)
 
     def _forward(self, slot: int) -> None:
         """Take the scalar at the front, and the literal behind the scalar."""

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.decode.json.document import Json, Number, describe, to_text
+from airflow_lakestream.decode.json.document import Json, JsonNumber, describe, to_text
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.outcome import Misfit, quoted, shorten
 from airflow_lakestream.exceptions import InvalidArgument
@@ -144,7 +144,7 @@ def _integer(kind: pa.DataType) -> Coerce:
     limit = 1 << (kind.bit_width - 1)
 
     def coerce(value: Json) -> int:
-        if not isinstance(value, Number):
+        if not isinstance(value, JsonNumber):
             raise Misfit(f"is {describe(value)}, not a number")
         number = int(value) if value.is_integer_literal and len(value) <= 20 else _integral(value)
         if not -limit <= number < limit:
@@ -174,7 +174,7 @@ def floating(kind: pa.DataType) -> Coerce:
     surely_exact = 15 if double else 7
 
     def coerce(value: Json) -> float:
-        if not isinstance(value, Number):
+        if not isinstance(value, JsonNumber):
             raise Misfit(f"is {describe(value)}, not a number")
         # Arrow rounds the text to a float32 in one step; going through a double would round twice.
         number: float = float(value) if double else pa.scalar(str(value)).cast(kind).as_py()
@@ -199,7 +199,7 @@ def _string(kind: pa.DataType) -> Coerce:
 def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
     def coerce(value: Json) -> Any:
         if type(value) is not str:
-            hint = iso8601.epoch_hint(value) if what.startswith(_DATE_TIME) and isinstance(value, Number) else ""
+            hint = iso8601.epoch_hint(value) if what.startswith(_DATE_TIME) and isinstance(value, JsonNumber) else ""
             raise Misfit(f"is {describe(value)}, not a string with {what}{hint}")
         return read(value)
 

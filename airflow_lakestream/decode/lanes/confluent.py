@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, Mask
 
 HEADER = 5
 
 
-def schema_ids(lanes: Lanes, framed: Mask) -> Integers:
+def schema_ids(lanes: ByteLanes, framed: Mask) -> Integers:
     """Move the framed lanes behind the header, and return the schema ids in the headers."""
     words = lanes.words[lanes.pos]
     ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
@@ -20,7 +20,7 @@ def schema_ids(lanes: Lanes, framed: Mask) -> Integers:
     return ids
 
 
-def is_framed(lanes: Lanes) -> Mask:
+def is_framed(lanes: ByteLanes) -> Mask:
     """Return a mask of the lanes in Confluent's wire format."""
     framed: Mask = (lanes.data[lanes.pos] == 0) & (lanes.end > lanes.pos)
     return framed

@@ -13,10 +13,10 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import TimestampsFiner, UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, with_uuids
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, with_uuids
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.other_names import Naming, OtherNames
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, SchemaDecoder
+from airflow_lakestream.decode.other_names import FieldNaming, OtherNames
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult, SchemaDecoder
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource, versions_of
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _ROWS = 12_500
 _BYTES = 32 << 20
 
-Read = Callable[[Lanes], list[pa.Array]]
+Read = Callable[[ByteLanes], list[pa.Array]]
 
 
 class FramedDecoder(SchemaDecoder, ABC):
@@ -56,7 +56,7 @@ class FramedDecoder(SchemaDecoder, ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self.registry, self.finer)
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         """Return the rows and the bad records of a batch. Raises the registry's errors, see `registry.client`."""
         self._topic = batch.topic
         tables: list[pa.Table] = []
@@ -72,10 +72,10 @@ class FramedDecoder(SchemaDecoder, ABC):
             raise AssertionError(f"{len(order)} rows and {len(bad)} bad records of {len(batch)}")
         if np.any(order[1:] < order[:-1]):
             table = table.take(pa.array(np.argsort(order)))
-        return Decoded(table, sorted(bad, key=lambda row: row.index))
+        return DecoderResult(table, sorted(bad, key=lambda row: row.index))
 
     def _chunk(self, values: pa.Array, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
-        lanes, rows = Lanes.over(values), np.arange(len(values))
+        lanes, rows = ByteLanes.over(values), np.arange(len(values))
         if values.null_count:
             there = values.is_valid().to_numpy(zero_copy_only=False)
             yield from self._tombstones(rows[~there], first, bad)
@@ -96,7 +96,7 @@ class FramedDecoder(SchemaDecoder, ABC):
             yield self._table(self._nulls(len(rows))), rows
 
     def _read(
-        self, key: Hashable, schema_id: int | None, lanes: Lanes, rows: Integers, first: int, bad: list[BadRow]
+        self, key: Hashable, schema_id: int | None, lanes: ByteLanes, rows: Integers, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
         read = self._reader(key)
         if isinstance(read, str):
@@ -140,19 +140,19 @@ class FramedDecoder(SchemaDecoder, ABC):
         return schema
 
     def _by_names(
-        self, compile_by: Callable[[Naming], Read], names: Callable[[Sequence[RegisteredSchema]], OtherNames]
+        self, compile_by: Callable[[FieldNaming], Read], names: Callable[[Sequence[RegisteredSchema]], OtherNames]
     ) -> Read:
         """Return the reader by the field names in the schema, or else in further versions of the schema.
 
         :param names: returns the other names by these versions, and by the schema itself.
         """
-        naming, read, refused = Naming(names([])), None, None
+        naming, read, refused = FieldNaming(names([])), None, None
         try:
             read = compile_by(naming)
         except Unfit as unfit:
             refused = unfit
         if naming.has_gaps and (versions := versions_of(self.registry, self._topic, self.kind)):
-            wider = Naming(names(versions))
+            wider = FieldNaming(names(versions))
             try:
                 read, naming = compile_by(wider), wider
             except Unfit as unfit:
@@ -167,7 +167,7 @@ class FramedDecoder(SchemaDecoder, ABC):
         return read
 
     @abstractmethod
-    def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
+    def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
         """Move the lanes behind the framing; yield each schema's key, registry id and lanes.
 
         Lanes that fail by then are bad records; later failures are not visible in `lanes`.

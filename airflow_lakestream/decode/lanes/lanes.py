@@ -32,7 +32,7 @@ _STEPS = (
 )
 
 
-class Lanes:
+class ByteLanes:
     """Positions in a buffer, by lane; `why` is 0 or the index of a failed lane's reason in `reasons`.
 
     A failed lane is empty and at position 0: values read from it have no meaning, and do no harm.
@@ -50,7 +50,7 @@ class Lanes:
         self.reasons = reasons
 
     @classmethod
-    def over(cls, values: pa.Array) -> Lanes:
+    def over(cls, values: pa.Array) -> ByteLanes:
         """Return a lane for each value of a binary array; a null has an empty lane."""
         _, offsets, data = values.buffers()
         ends = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
@@ -64,22 +64,22 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.pos)
 
-    def take(self, rows: Integers | Mask) -> Lanes:
+    def take(self, rows: Integers | Mask) -> ByteLanes:
         """Return a selection of the lanes; the progress of the selection is not visible here before `put`."""
         return self._with(self.pos[rows], self.end[rows], self.why[rows])
 
-    def put(self, rows: Integers | Mask, lanes: Lanes) -> None:
+    def put(self, rows: Integers | Mask, lanes: ByteLanes) -> None:
         """Continue at the positions of `lanes`, taken from these rows."""
         self.pos[rows] = lanes.pos
         self.end[rows] = lanes.end
         self.why[rows] = lanes.why
 
-    def inside(self, starts: Integers, lengths: Integers) -> Lanes:
+    def inside(self, starts: Integers, lengths: Integers) -> ByteLanes:
         """Return lanes over the given part of each lane."""
         return self._with(starts.copy(), starts + lengths, self.why.copy())
 
-    def _with(self, pos: Integers, end: Integers, why: Integers) -> Lanes:
-        part = Lanes.__new__(Lanes)
+    def _with(self, pos: Integers, end: Integers, why: Integers) -> ByteLanes:
+        part = ByteLanes.__new__(ByteLanes)
         part.data, part.words, part.reasons = self.data, self.words, self.reasons
         part.pos, part.end, part.why = pos, end, why
         return part
@@ -100,7 +100,7 @@ class Lanes:
             self.reasons.append(reason)
         self.why[lane] = self.reasons.index(reason)
 
-    def fail_with(self, other: Lanes) -> None:
+    def fail_with(self, other: ByteLanes) -> None:
         """Mark the failed lanes of `other`, of the same length, as failed here."""
         failed = other.why != 0
         if failed.any():
@@ -212,7 +212,7 @@ def cut(values: pa.Array, before: int, behind: int = 0) -> pa.Array:
 
     The values have to be long enough. Arrow's own `binary_slice` fails on some arrays ("Negative buffer resize"; 26.0).
     """
-    lanes = Lanes.over(values)
+    lanes = ByteLanes.over(values)
     there = values.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.where(there, lanes.end - lanes.pos - before - behind, 0)
     inner = lanes.binary(lanes.pos + np.where(there, before, 0), lengths)

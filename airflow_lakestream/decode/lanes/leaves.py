@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import TimestampsFiner
-from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Lanes, Mask
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Bytes, Integers, Mask
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.decimals import DECIMAL_DIGITS, decimal_text, fitting_decimal
 from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
-Fit = Callable[[Lanes, Any], pa.Array]
+Fit = Callable[[ByteLanes, Any], pa.Array]
 """Makes a column of the values just read from the lanes: integers, floats, or bytes (an Arrow array of binary)."""
 
 
@@ -44,7 +44,7 @@ def integers(kind: pa.DataType, path: str) -> Fit:
     if t.is_signed_integer(kind):
         limit = 1 << (kind.bit_width - 1)
 
-        def fit(lanes: Lanes, values: Any) -> pa.Array:
+        def fit(lanes: ByteLanes, values: Any) -> pa.Array:
             if values.dtype == np.uint64:
                 lanes.fail(values >= np.uint64(limit), out_of_range)
             elif kind.bit_width < 64:
@@ -63,7 +63,7 @@ def integers(kind: pa.DataType, path: str) -> Fit:
 def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:
     exact = np.uint64(1 << (53 if t.is_float64(kind) else 24))
 
-    def fit(lanes: Lanes, values: Any) -> pa.Array:
+    def fit(lanes: ByteLanes, values: Any) -> pa.Array:
         size = values if values.dtype == np.uint64 else np.abs(values).view(np.uint64)
         floats = values.astype(kind.to_pandas_dtype())
         large = size > exact
@@ -78,7 +78,7 @@ def _integers_as_floats(kind: pa.DataType, path: str) -> Fit:
 
 
 def _integers_as_decimals(kind: pa.DataType, out_of_range: str) -> Fit:
-    def fit(lanes: Lanes, values: Any) -> pa.Array:
+    def fit(lanes: ByteLanes, values: Any) -> pa.Array:
         limit = 10 ** (kind.precision - kind.scale) if kind.scale <= kind.precision else 1
         if values.dtype == np.uint64:
             lanes.fail(values >= np.uint64(min(limit, 2**64 - 1)), out_of_range) if limit < 2**64 else None
@@ -105,7 +105,7 @@ def floats(kind: pa.DataType, path: str) -> Fit:
     if not t.is_float32(kind):
         raise Unfit(f"{path}: a floating-point number can't become {kind}")
 
-    def fit(lanes: Lanes, values: Any) -> pa.Array:
+    def fit(lanes: ByteLanes, values: Any) -> pa.Array:
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
         lanes.fail((single != values) & ~np.isnan(values), f"{path}: a number that {kind} can't hold exactly")
@@ -126,7 +126,7 @@ def dates(kind: pa.DataType, path: str) -> Fit:
     if not t.is_date32(kind):
         return integers(kind, path)
 
-    def fit(lanes: Lanes, values: Integers) -> pa.Array:
+    def fit(lanes: ByteLanes, values: Integers) -> pa.Array:
         lanes.fail(
             (values < value_ranges.MIN_DAY) | (values > value_ranges.MAX_DAY), f"{path}: {value_ranges.NOT_A_YEAR}"
         )
@@ -140,7 +140,7 @@ def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -
     if not (t.is_time64(kind) and kind.unit == "us"):
         return integers(kind, path)
 
-    def fit(lanes: Lanes, values: Integers) -> pa.Array:
+    def fit(lanes: ByteLanes, values: Integers) -> pa.Array:
         if nanos == 1:
             values = _in_micros(lanes, values, path, finer)
         scale = max(nanos // 1000, 1)
@@ -152,7 +152,7 @@ def times(kind: pa.DataType, path: str, nanos: int, *, finer: TimestampsFiner) -
     return fit
 
 
-def _in_micros(lanes: Lanes, nanos: Integers, path: str, finer: TimestampsFiner) -> Integers:
+def _in_micros(lanes: ByteLanes, nanos: Integers, path: str, finer: TimestampsFiner) -> Integers:
     """Return nanoseconds as microseconds, rounded down, also before 1970; a remainder fails the lane unless cut."""
     if finer is TimestampsFiner.REJECT:
         lanes.fail(nanos % 1000 != 0, f"{path}: {value_ranges.FINER_NUMBER}")
@@ -167,7 +167,7 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool, finer: 
         has = "an instant, and the column has no zone" if zoned else "a local time, and the column has a zone"
         raise Unfit(f"{path}: {has}")
 
-    def fit(lanes: Lanes, values: Integers) -> pa.Array:
+    def fit(lanes: ByteLanes, values: Integers) -> pa.Array:
         if nanos == 1:
             values = _in_micros(lanes, values, path, finer)
         scale = max(nanos // 1000, 1)
@@ -187,7 +187,7 @@ def instants(kind: pa.DataType, path: str, finer: TimestampsFiner) -> Fit:
     if not (t.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None):
         raise Unfit(f"{path}: an instant can't become {kind}")
 
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         micros = np.zeros(len(values), np.int64)
         for row, value in enumerate(values.to_pylist()):
             if lanes.why[row]:
@@ -221,7 +221,7 @@ def blobs(kind: pa.DataType, path: str) -> Fit:
 def _sized(kind: pa.DataType, path: str) -> Fit:
     size = kind.byte_width
 
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         wrong = pc.not_equal(pc.binary_length(values), size).to_numpy(zero_copy_only=False)
         if wrong.any():
             lanes.fail(wrong, f"{path}: not the {size} bytes of the column")
@@ -242,7 +242,7 @@ def texts(kind: pa.DataType, path: str) -> Fit:
     else:
         raise Unfit(f"{path}: text can't become {kind}")
 
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         try:
             text = values.cast(target)
         except pa.ArrowInvalid:
@@ -283,7 +283,7 @@ for _value, _digit in enumerate("0123456789abcdef"):
 
 
 def _uuids(path: str) -> Fit:
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         sized = _sized(pa.binary(36), path)(lanes, values)
         text = np.frombuffer(sized.buffers()[1], np.uint8)[sized.offset * 36 :][: 36 * len(values)].reshape(-1, 36)
         nibbles = _NIBBLES[text[:, _DIGITS]]
@@ -312,7 +312,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
     whole = kind.precision - kind.scale
     out_of_range = f"{path}: out of range for {kind}"
 
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         lengths = pc.binary_length(values).to_numpy().astype(np.int64)
         lanes.fail(lengths == 0, f"{path}: a decimal of no bytes")
         long = lengths > 16
@@ -340,7 +340,7 @@ def decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
 def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
     """Return the fit of numbers with a scale outside Arrow's range, converted individually."""
 
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         found = [fitting_decimal(value, scale, kind.precision, kind.scale) for value in values.to_pylist()]
         wrong = np.fromiter((one is None for one in found), np.bool_, len(found))
         lanes.fail(wrong, f"{path}: out of range for {kind}, or of more fraction digits")
@@ -350,7 +350,7 @@ def _odd_decimals(kind: pa.DataType, path: str, scale: int) -> Fit:
 
 
 def _decimal_texts(kind: pa.DataType, path: str, scale: int) -> Fit:
-    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+    def fit(lanes: ByteLanes, values: pa.Array) -> pa.Array:
         lanes.fail(
             pc.equal(pc.binary_length(values), 0).to_numpy(zero_copy_only=False), f"{path}: a decimal of no bytes"
         )

@@ -21,7 +21,7 @@ _LOW = np.uint64(0x0101010101010101)
 _HIGH = np.uint64(0x8080808080808080)
 
 
-class Texts:
+class TextBuffer:
     """The bytes of all values of an array, concatenated, with padding at both ends.
 
     :param values: binary or string, perhaps a part of a longer array.

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Words
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, Words
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.other_names import Naming, identity_of
+from airflow_lakestream.decode.other_names import FieldNaming, identity_of
 from airflow_lakestream.decode.protobuf import fields as protobuf_fields
 from airflow_lakestream.decode.protobuf import walk as protobuf_walk
-from airflow_lakestream.decode.protobuf.fields import Column
+from airflow_lakestream.decode.protobuf.fields import MessageColumn
 from airflow_lakestream.decode.protobuf.values import DELIMITED
 from airflow_lakestream.decode.values.outcome import no_such_field
 
@@ -35,10 +35,10 @@ _ROUNDS = 16
 _FEW = 256
 
 
-class MessageReader:
+class ProtobufMessageReader:
     """Reader of messages of the same type: all fields are checked, and the wanted fields become columns."""
 
-    def __init__(self, descriptor: Any, fields: list[pa.Field], path: str, compiler: Compiler) -> None:
+    def __init__(self, descriptor: Any, fields: list[pa.Field], path: str, compiler: ProtobufCompiler) -> None:
         self._name = path or descriptor.full_name
         self._path = path
         self._compiler = compiler
@@ -48,7 +48,7 @@ class MessageReader:
         self._kinds = [leaves.plain(field.type) for field in fields]
         # For the official package, an entry with more than a key and a value is not an entry.
         self._ignore_unknown = compiler.ignore_unknown and not descriptor.GetOptions().map_entry
-        self._columns: dict[int, Column] = {}
+        self._columns: dict[int, MessageColumn] = {}
         known = {field.name for field in descriptor.fields}
         placed = set(self._wanted.values())
         for place, field in enumerate(fields):
@@ -64,7 +64,7 @@ class MessageReader:
     def _inner(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
-    def _column_of(self, number: int) -> Column | None:
+    def _column_of(self, number: int) -> MessageColumn | None:
         """Return the reader of a field, or None if unknown.
 
         Fields without a column get a reader on first use, since a type may contain itself.
@@ -76,11 +76,11 @@ class MessageReader:
             self._columns[number] = self._compiler.unwanted(field, self._inner(field.name))
         return self._columns[number]
 
-    def read(self, lanes: Lanes, depth: int = 0) -> list[pa.Array]:
+    def read(self, lanes: ByteLanes, depth: int = 0) -> list[pa.Array]:
         """Read the lanes to the ends; return the columns."""
         if depth > _DEEPEST:
             lanes.fail(np.ones(len(lanes), np.bool_), f"{self._name}: nested deeper than {_DEEPEST} levels")
-        run = protobuf_fields.Run(len(lanes))
+        run = protobuf_fields.FieldValues(len(lanes))
         tags, small, last, rounds = self._next_tags(lanes), 0, _DONE, 0
         while len(tags) and (tag := tags.min()) != _DONE:
             hit = tags == tag
@@ -104,7 +104,7 @@ class MessageReader:
                 lanes.put(rows, part)
         return self._finished(run, lanes)
 
-    def _next_tags(self, lanes: Lanes) -> Words:
+    def _next_tags(self, lanes: ByteLanes) -> Words:
         more = lanes.pos < lanes.end
         if more.all():
             found = np.minimum(lanes.varints(self._name), _MOST_TAG)
@@ -119,7 +119,7 @@ class MessageReader:
             lanes.put(rows, part)
         return tags
 
-    def _step(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
+    def _step(self, tag: int, part: ByteLanes, rows: Integers, run: protobuf_fields.FieldValues, depth: int) -> None:
         number, wire = tag >> 3, tag & 7
         if tag >= _MOST_TAG or not number or wire not in (0, 1, 2, 5):
             part.fail(np.ones(len(part), np.bool_), f"{self._name}: no field begins like this")
@@ -134,7 +134,7 @@ class MessageReader:
         else:
             part.fail(np.ones(len(part), np.bool_), f"{self._name}: an unknown field, number {number}")
 
-    def _walk(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
+    def _walk(self, tag: int, part: ByteLanes, rows: Integers, run: protobuf_fields.FieldValues, depth: int) -> None:
         """Find all consecutive fields of this tag in each lane, and read the fields in a single step."""
         lanes, starts, behind = protobuf_walk.along(part, tag, self._name)
         items = part.take(lanes)
@@ -146,7 +146,7 @@ class MessageReader:
             part.why[lanes[failed]] = items.why[failed]
             part.pos[lanes[failed]] = part.end[lanes[failed]] = 0
 
-    def _finished(self, run: protobuf_fields.Run, lanes: Lanes) -> list[pa.Array]:
+    def _finished(self, run: protobuf_fields.FieldValues, lanes: ByteLanes) -> list[pa.Array]:
         columns: list[pa.Array] = [None] * len(self._kinds)
         for field in self._descriptor.fields:
             place = self._wanted.get(field.name)
@@ -160,33 +160,33 @@ class MessageReader:
         return columns
 
 
-class Compiler:
+class ProtobufCompiler:
     """Compiler of readers of columns. All methods raise Unfit if no value of the field fits the column.
 
     :ivar patient: any number of steps is allowed, and messages come without their groups.
     """
 
-    def __init__(self, naming: Naming, *, ignore_unknown: bool, finer: TimestampsFiner) -> None:
+    def __init__(self, naming: FieldNaming, *, ignore_unknown: bool, finer: TimestampsFiner) -> None:
         self.naming = naming
         self.finer = finer
         self.ignore_unknown = ignore_unknown
         self.patient = False
-        self._checkers: dict[str, MessageReader] = {}
+        self._checkers: dict[str, ProtobufMessageReader] = {}
 
-    def message(self, descriptor: Any, fields: list[pa.Field], path: str = "") -> MessageReader:
+    def message(self, descriptor: Any, fields: list[pa.Field], path: str = "") -> ProtobufMessageReader:
         """Return the reader of a message's fields."""
-        return MessageReader(descriptor, fields, path, self)
+        return ProtobufMessageReader(descriptor, fields, path, self)
 
-    def column(self, field: Any, column: pa.Field, path: str) -> Column:
+    def column(self, field: Any, column: pa.Field, path: str) -> MessageColumn:
         """Return the reader of a column."""
         return protobuf_fields.column(field, column, path, self)
 
-    def unwanted(self, field: Any, path: str) -> Column:
+    def unwanted(self, field: Any, path: str) -> MessageColumn:
         """Return a reader for a field without a column: validates and skips the values."""
         return protobuf_fields.unwanted(field, path, self)
 
-    def checker(self, descriptor: Any) -> MessageReader:
+    def checker(self, descriptor: Any) -> ProtobufMessageReader:
         """Return a reader of the message without any column, for validation."""
         if descriptor.full_name not in self._checkers:
-            self._checkers[descriptor.full_name] = MessageReader(descriptor, [], "", self)
+            self._checkers[descriptor.full_name] = ProtobufMessageReader(descriptor, [], "", self)
         return self._checkers[descriptor.full_name]

@@ -11,10 +11,10 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.other_names import Naming, proto_of, protobuf_names
-from airflow_lakestream.decode.protobuf.columns import Compiler, MessageReader
+from airflow_lakestream.decode.other_names import FieldNaming, proto_of, protobuf_names
+from airflow_lakestream.decode.protobuf.columns import ProtobufCompiler, ProtobufMessageReader
 from airflow_lakestream.decode.protobuf.schema import is_map
 from airflow_lakestream.decode.values.outcome import SchemaRefused
 
@@ -26,7 +26,7 @@ class ProtobufDecoder(FramedDecoder):
 
     kind = "PROTOBUF"
 
-    def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
+    def _split(self, lanes: ByteLanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
         framed = confluent.is_framed(lanes)
         lanes.fail(~framed, "the value does not begin as Confluent's wire format does, with a zero")
         ids = confluent.schema_ids(lanes, framed)
@@ -46,15 +46,17 @@ class ProtobufDecoder(FramedDecoder):
         except SchemaRefused as refused:
             raise Unfit(str(refused)) from None
 
-        def read_by(naming: Naming) -> Read:
-            compiler = Compiler(naming, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, finer=self.finer)
+        def read_by(naming: FieldNaming) -> Read:
+            compiler = ProtobufCompiler(
+                naming, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, finer=self.finer
+            )
             reader = compiler.message(descriptor, list(self.schema))
-            return _WithSecondTry(descriptor, reader, compiler).read
+            return _RetryingReader(descriptor, reader, compiler).read
 
         return self._by_names(read_by, protobuf_names)
 
 
-def _messages(lanes: Lanes) -> list[tuple[tuple[int, ...], Integers]]:
+def _messages(lanes: ByteLanes) -> list[tuple[tuple[int, ...], Integers]]:
     """Move the lanes behind the message indexes; return the lanes of each message of the schema."""
     counts = lanes.zigzags("message indexes")
     lanes.fail((counts < 0) | (counts > _MOST_INDEXES), "message indexes: too many")
@@ -82,11 +84,11 @@ def _messages(lanes: Lanes) -> list[tuple[tuple[int, ...], Integers]]:
     return [(path, np.sort(its)) for path, its in found.items() if len(its)]
 
 
-def _of(paths: list[list[int]], lanes: Lanes) -> list[list[int]]:
+def _of(paths: list[list[int]], lanes: ByteLanes) -> list[list[int]]:
     return [path for path, why in zip(paths, lanes.why.tolist(), strict=True) if not why]
 
 
-class _WithSecondTry:
+class _RetryingReader:
     """Reader of messages in lanes; the official package rewrites failed messages for a second try.
 
     So this reader need not know rare forms (a message in several parts, groups, numbers of closed enums without a
@@ -94,14 +96,14 @@ class _WithSecondTry:
     word on whether the bytes are a message at all.
     """
 
-    def __init__(self, descriptor: Any, reader: MessageReader, compiler: Compiler) -> None:
+    def __init__(self, descriptor: Any, reader: ProtobufMessageReader, compiler: ProtobufCompiler) -> None:
         from google.protobuf import message_factory
 
         self._message = message_factory.GetMessageClass(descriptor)
         self._reader = reader
         self._compiler = compiler
 
-    def read(self, lanes: Lanes) -> list[pa.Array]:
+    def read(self, lanes: ByteLanes) -> list[pa.Array]:
         starts, ends = lanes.pos.copy(), lanes.end.copy()
         columns = self._reader.read(lanes)
         failed = np.flatnonzero(lanes.why)
@@ -116,7 +118,7 @@ class _WithSecondTry:
                 rewritten[lane] = written
         if not rewritten:
             return columns
-        again = Lanes.over(pa.array(rewritten.values(), pa.binary()))
+        again = ByteLanes.over(pa.array(rewritten.values(), pa.binary()))
         self._compiler.patient = True
         try:
             better = self._reader.read(again)

@@ -11,20 +11,28 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask, last_of_each_key, list_array, map_array, merged
+from airflow_lakestream.decode.lanes.lanes import (
+    ByteLanes,
+    Integers,
+    Mask,
+    last_of_each_key,
+    list_array,
+    map_array,
+    merged,
+)
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.protobuf import messages as protobuf_messages
-from airflow_lakestream.decode.protobuf.readers import Compiler
+from airflow_lakestream.decode.protobuf.readers import ReaderCompiler
 from airflow_lakestream.decode.protobuf.schema import is_map
 from airflow_lakestream.decode.protobuf.values import DELIMITED, FIXED32, FIXED64, VARINT, scalar, span, wire_type
 from airflow_lakestream.decode.protobuf.walk import packed_varints
 
-Read = Callable[[Lanes, int], pa.Array | None]
+Read = Callable[[ByteLanes, int], pa.Array | None]
 
 _WIDTHS = {FIXED64: 8, FIXED32: 4}
 
 
-class Run:
+class FieldValues:
     """State of a reading of messages: values by field, and the last member of each oneof."""
 
     def __init__(self, count: int) -> None:
@@ -55,7 +63,7 @@ class Run:
         return seen
 
 
-class Column(ABC):
+class MessageColumn(ABC):
     """A field of a message: the reader of values, and the conversion of the values to a column."""
 
     def __init__(self, field: Any, read: Read, path: str) -> None:
@@ -69,11 +77,11 @@ class Column(ABC):
         # The oneof of a single `optional` field has no other members.
         self._oneof = oneof.name if oneof is not None and len(oneof.fields) > 1 else None
 
-    def take(self, part: Lanes, rows: Integers, run: Run, depth: int) -> None:
+    def take(self, part: ByteLanes, rows: Integers, run: FieldValues, depth: int) -> None:
         """Read a value in each lane."""
         run.add(self.number, rows, self._read(part, depth), self._oneof)
 
-    def take_packed(self, part: Lanes, rows: Integers, run: Run, depth: int) -> None:
+    def take_packed(self, part: ByteLanes, rows: Integers, run: FieldValues, depth: int) -> None:
         """Read any number of values in each lane, packed."""
         starts, lengths = span(part, self.path)
         width = _WIDTHS.get(self.wire)
@@ -93,10 +101,10 @@ class Column(ABC):
         part.pos[owners[failed]] = part.end[owners[failed]] = 0
 
     @abstractmethod
-    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+    def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
         """Return the column, with an entry for each of `lanes`."""
 
-    def _places(self, run: Run) -> tuple[list[pa.Array], Integers, bool]:
+    def _places(self, run: FieldValues) -> tuple[list[pa.Array], Integers, bool]:
         """Return all values, the position of each row's last value (-1 without), and whether a row has several."""
         parts, places, done, twice = [], np.full(run.count, -1, np.int64), 0, False
         for rows, values in run.values.get(self.number, ()):
@@ -109,7 +117,7 @@ class Column(ABC):
         return parts, places, twice
 
 
-class Single(Column):
+class SingleColumn(MessageColumn):
     """Field with a single value at most; the last value counts."""
 
     def __init__(self, field: Any, read: Read, path: str, column: pa.Field, default: pa.Array | None) -> None:
@@ -120,7 +128,7 @@ class Single(Column):
         self._default = default
         self._presence = field.has_presence
 
-    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+    def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
         """Return the column; a missing field has the default, or is null if the field has presence."""
         if self._oneof is None and (whole := run.whole(self.number)) is not None:
             return whole
@@ -145,21 +153,21 @@ class Single(Column):
         values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
         return values.take(pa.array(places, mask=places < 0))
 
-    def _refuse_parts(self, run: Run, lanes: Lanes) -> None:
+    def _refuse_parts(self, run: FieldValues, lanes: ByteLanes) -> None:
         times = np.zeros(run.count, np.int64)
         for rows, _ in run.values[self.number]:
             np.add.at(times, rows, 1)
         lanes.fail(times > 1, f"{self.path}: a message in several parts")
 
 
-class Repeated(Column):
+class RepeatedColumn(MessageColumn):
     """Field with any number of values."""
 
     def __init__(self, field: Any, read: Read, path: str, column: pa.Field) -> None:
         super().__init__(field, read, path)
         self._kind = leaves.plain(column.type)
 
-    def _all(self, run: Run, kind: pa.DataType) -> tuple[pa.Array, Integers]:
+    def _all(self, run: FieldValues, kind: pa.DataType) -> tuple[pa.Array, Integers]:
         met = run.values.get(self.number, [])
         owners = np.concatenate([rows for rows, _ in met]) if met else np.zeros(0, np.int64)
         parts = [values for _, values in met]
@@ -169,49 +177,49 @@ class Repeated(Column):
             values = values.take(pa.array(order))
         return values, np.bincount(owners, minlength=run.count)
 
-    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+    def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
         """Return the lists; a missing field is an empty list."""
         values, lengths = self._all(run, self._kind.value_type)
         return list_array(values, lengths, self._kind)
 
 
-class Mapped(Repeated):
+class MapColumn(RepeatedColumn):
     """A map: on the wire a list of entries."""
 
     def __init__(self, field: Any, read: Read, path: str, column: pa.Field) -> None:
         super().__init__(field, read, path, column)
         self._entry = pa.struct([("key", self._kind.key_type), ("value", self._kind.item_type)])
 
-    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+    def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
         """Return the maps; of several entries with the same key the last counts."""
         entries, lengths = last_of_each_key(*self._all(run, self._entry))
         return map_array(entries, lengths, self._kind)
 
 
-class Unwanted(Column):
+class SkippedField(MessageColumn):
     """Field without a column."""
 
-    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+    def finish(self, run: FieldValues, lanes: ByteLanes) -> pa.Array:
         """Refuse a call: the field has no column."""
         raise AssertionError("a field without a column")
 
 
-def column(field: Any, column: pa.Field, path: str, compiler: Compiler) -> Column:
+def column(field: Any, column: pa.Field, path: str, compiler: ReaderCompiler) -> MessageColumn:
     """Return the reader of a column. Raises Unfit."""
     if field.type == field.TYPE_GROUP:
         raise Unfit(f"{path}: a group can't become a column")
     if is_map(field):
-        return Mapped(field, _entry(field, column.type, path, compiler), path, column)
+        return MapColumn(field, _entry(field, column.type, path, compiler), path, column)
     if field.is_repeated:
         if not (t.is_list(column.type) or t.is_large_list(column.type)):
             raise Unfit(f"{path}: a repeated field can't become {column.type}")
         read, _ = value(field, column.type.value_type, f"{path}[]", compiler)
-        return Repeated(field, read, path, column)
+        return RepeatedColumn(field, read, path, column)
     read, default = value(field, column.type, path, compiler)
-    return Single(field, read, path, column, default)
+    return SingleColumn(field, read, path, column, default)
 
 
-def value(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> tuple[Read, pa.Array | None]:
+def value(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> tuple[Read, pa.Array | None]:
     """Return the reader of a field's values, and the default of the column. Raises Unfit."""
     if field.type == field.TYPE_MESSAGE:
         return protobuf_messages.reader(field.message_type, kind, path, compiler), None
@@ -219,7 +227,7 @@ def value(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> tuple
     return (lambda lanes, depth: read(lanes)), default
 
 
-def _entry(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read:
+def _entry(field: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> Read:
     if not t.is_map(kind):
         raise Unfit(f"{path}: a map can't become {kind}")
     # An entry whose value is a message and is missing means an empty message: here it is null, and refused.
@@ -230,7 +238,7 @@ def _entry(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read
         raise Unfit(f"{path}: keys can't become {kind.key_type}")
     fields = [pa.field("key", leaves.plain(kind.key_type)), pa.field("value", leaves.plain(kind.item_type))]
 
-    def read(lanes: Lanes, depth: int) -> pa.Array:
+    def read(lanes: ByteLanes, depth: int) -> pa.Array:
         keys, items = protobuf_messages.inside(inner, lanes, depth, path)
         # Null in failed lanes; Arrow's maps can't be made with null keys at all.
         return pa.StructArray.from_arrays([keys.fill_null(key[0]), items], fields=fields)
@@ -238,31 +246,33 @@ def _entry(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read
     return read
 
 
-def unwanted(field: Any, path: str, compiler: Compiler) -> Column:
+def unwanted(field: Any, path: str, compiler: ReaderCompiler) -> MessageColumn:
     """Return a reader for skipping a field, with the checks of the official package."""
     if field.type == field.TYPE_GROUP:
-        return Unwanted(field, _refused(path), path)
+        return SkippedField(field, _refused(path), path)
     if field.type == field.TYPE_MESSAGE:
 
-        def message(lanes: Lanes, depth: int) -> None:
+        def message(lanes: ByteLanes, depth: int) -> None:
             # Created only now: a message may contain itself.
             protobuf_messages.inside(compiler.checker(field.message_type), lanes, depth, path)
 
-        return Unwanted(field, message, path)
+        return SkippedField(field, message, path)
     if wire_type(field) == DELIMITED:
-        return Unwanted(field, value(field, pa.string() if field.type == 9 else pa.binary(), path, compiler)[0], path)
-    return Unwanted(field, _moving(wire_type(field), path), path)
+        return SkippedField(
+            field, value(field, pa.string() if field.type == 9 else pa.binary(), path, compiler)[0], path
+        )
+    return SkippedField(field, _moving(wire_type(field), path), path)
 
 
 def _refused(path: str) -> Read:
-    def refuse(lanes: Lanes, depth: int) -> None:
+    def refuse(lanes: ByteLanes, depth: int) -> None:
         lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: a group")
 
     return refuse
 
 
 def _moving(wire: int, path: str) -> Read:
-    def move(lanes: Lanes, depth: int) -> None:
+    def move(lanes: ByteLanes, depth: int) -> None:
         if wire == VARINT:
             lanes.varints(path)
         else:

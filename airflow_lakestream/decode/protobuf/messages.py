@@ -11,19 +11,19 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Lanes
+from airflow_lakestream.decode.lanes.lanes import ByteLanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.protobuf.readers import Compiler, MessageReader
+from airflow_lakestream.decode.protobuf.readers import MessageReader, ReaderCompiler
 from airflow_lakestream.decode.protobuf.schema import JSON_TYPES, TIMESTAMP, WRAPPERS
 from airflow_lakestream.decode.protobuf.values import span
 from airflow_lakestream.tables.schema import value_ranges
 
-Read = Callable[[Lanes, int], pa.Array]
+Read = Callable[[ByteLanes, int], pa.Array]
 
 _NANOS = 1_000_000_000
 
 
-def inside(reader: MessageReader, lanes: Lanes, depth: int, path: str) -> list[pa.Array]:
+def inside(reader: MessageReader, lanes: ByteLanes, depth: int, path: str) -> list[pa.Array]:
     """Read a message in each lane, behind the message's length; return the columns."""
     starts, lengths = span(lanes, path)
     part = lanes.inside(starts, lengths)
@@ -32,7 +32,7 @@ def inside(reader: MessageReader, lanes: Lanes, depth: int, path: str) -> list[p
     return columns
 
 
-def reader(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read:
+def reader(descriptor: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> Read:
     """Return the reader of a message as a value of this type. Raises Unfit."""
     name = descriptor.full_name
     if t.is_struct(kind):
@@ -48,18 +48,18 @@ def reader(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler) ->
     raise Unfit(f"{path}: a message of type {name} can't become {kind}")
 
 
-def _struct(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read:
+def _struct(descriptor: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> Read:
     inner, fields = compiler.message(descriptor, list(kind), path), list(leaves.plain(kind))
     return lambda lanes, depth: pa.StructArray.from_arrays(inside(inner, lanes, depth, path), fields=fields)
 
 
-def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read:
+def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: ReaderCompiler) -> Read:
     if kind.unit != "us" or kind.tz is None:
         raise Unfit(f"{path}: an instant can't become {kind}")
     inner = compiler.message(descriptor, [pa.field("seconds", pa.int64()), pa.field("nanos", pa.int32())], path)
     low, high = value_ranges.MIN_MICROS // 1_000_000, value_ranges.MAX_MICROS // 1_000_000
 
-    def read(lanes: Lanes, depth: int) -> pa.Array:
+    def read(lanes: ByteLanes, depth: int) -> pa.Array:
         columns = inside(inner, lanes, depth, path)
         # A missing part is the default, not null; nulls come from failed lanes.
         filled = (column.fill_null(0) if column.null_count else column for column in columns)
@@ -85,7 +85,7 @@ def _json(name: str, kind: pa.DataType, path: str) -> Read:
         except (DecodeError, json_format.Error, ValueError, RecursionError):
             return None
 
-    def read(lanes: Lanes, depth: int) -> pa.Array:
+    def read(lanes: ByteLanes, depth: int) -> pa.Array:
         starts, lengths = span(lanes, path)
         # One by one: such values contain themselves, and are rare.
         texts = pa.array([text(value) for value in lanes.binary(starts, lengths).to_pylist()], kind)

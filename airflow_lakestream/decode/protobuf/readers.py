@@ -7,17 +7,17 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from airflow_lakestream.core.policies import TimestampsFiner
-from airflow_lakestream.decode.lanes.lanes import Lanes
+from airflow_lakestream.decode.lanes.lanes import ByteLanes
 
 
 class MessageReader(Protocol):
     """Reader of messages of the same type; see `protobuf.columns`."""
 
-    def read(self, lanes: Lanes, depth: int = 0) -> list[pa.Array]:
+    def read(self, lanes: ByteLanes, depth: int = 0) -> list[pa.Array]:
         """Read the lanes to the ends; return the columns."""
 
 
-class Compiler(Protocol):
+class ReaderCompiler(Protocol):
     """Compiler of readers of columns; see `protobuf.columns`."""
 
     patient: bool

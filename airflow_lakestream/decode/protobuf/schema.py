@@ -38,7 +38,7 @@ class CompilerTimedOut(LakestreamError, Transient):
 
 
 @dataclass(frozen=True)
-class Proto:
+class ProtobufSchema:
     """A compiled schema: the pool of descriptors, and the file with the messages."""
 
     pool: Any
@@ -76,7 +76,7 @@ class Proto:
 
 
 @lru_cache(maxsize=256)
-def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> Proto:
+def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> ProtobufSchema:
     """Return the descriptors of a .proto file, given all imported files as (name, text).
 
     Google's own compiler does the work, in a separate process: no other program knows the language to the letter.
@@ -93,7 +93,7 @@ def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> Pr
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
         pool.Add(file)
-    return Proto(pool, files.file[-1])
+    return ProtobufSchema(pool, files.file[-1])
 
 
 def _place(folder: Path, name: str, content: str) -> None:

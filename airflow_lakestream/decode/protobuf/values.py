@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Lanes, Words
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Words
 from airflow_lakestream.decode.lanes.leaves import Unfit
 
-Read = Callable[[Lanes], pa.Array]
+Read = Callable[[ByteLanes], pa.Array]
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 
@@ -64,17 +64,17 @@ def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | N
     if field.type in (_STRING, _BYTES):
         return _span(field, kind, path)
     convert = _converter(field, kind, path)
-    raw = {FIXED64: Lanes.fixed64, FIXED32: Lanes.fixed32}.get(wire_type(field), Lanes.varints)
+    raw = {FIXED64: ByteLanes.fixed64, FIXED32: ByteLanes.fixed32}.get(wire_type(field), ByteLanes.varints)
     zero = np.zeros(1, np.uint32 if wire_type(field) == FIXED32 else np.uint64)
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         return convert(lanes, raw(lanes, path))
 
     return read, _default(lambda lanes: convert(lanes, zero))
 
 
-def _default(make: Callable[[Lanes], pa.Array]) -> pa.Array | None:
-    lanes = Lanes.over(pa.array([b""]))
+def _default(make: Callable[[ByteLanes], pa.Array]) -> pa.Array | None:
+    lanes = ByteLanes.over(pa.array([b""]))
     value = make(lanes)
     return None if lanes.why.any() else value
 
@@ -101,7 +101,7 @@ def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Fit:
     names = dict(sorted((value.number, value.name) for value in reversed(enum.values)))
     numbers, texts = np.array(list(names), np.int64), pa.array(names.values(), kind)
 
-    def fit_names(lanes: Lanes, values: Words) -> pa.Array:
+    def fit_names(lanes: ByteLanes, values: Words) -> pa.Array:
         wanted = _int32(values)
         places = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
         lanes.fail(numbers[places] != wanted, f"{path}: a number that the enum {enum.full_name} has no name for")
@@ -113,14 +113,14 @@ def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Fit:
 def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
     fit = leaves.texts(kind, path) if field.type == _STRING else leaves.blobs(kind, path)
 
-    def read(lanes: Lanes) -> pa.Array:
+    def read(lanes: ByteLanes) -> pa.Array:
         starts, lengths = span(lanes, path)
         return fit(lanes, lanes.binary(starts, lengths))
 
     return read, _default(lambda lanes: fit(lanes, pa.array([b""])))
 
 
-def span(lanes: Lanes, path: str) -> Any:
+def span(lanes: ByteLanes, path: str) -> Any:
     """Move over a length and as many bytes; return the starts and the lengths."""
     # A length of 2**63 or more becomes negative, and is as wrong.
     return lanes.spans(lanes.varints(path).view(np.int64), path)

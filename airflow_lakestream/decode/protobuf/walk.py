@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, offsets_of
+from airflow_lakestream.decode.lanes.lanes import ByteLanes, Integers, offsets_of
 from airflow_lakestream.decode.protobuf.values import DELIMITED, FIXED32, FIXED64, VARINT, span
 
 
-def skip(wire: int, lanes: Lanes, path: str) -> None:
+def skip(wire: int, lanes: ByteLanes, path: str) -> None:
     """Move over a value of this wire type."""
     if wire == VARINT:
         lanes.varints(path)
@@ -18,7 +18,7 @@ def skip(wire: int, lanes: Lanes, path: str) -> None:
         lanes.skip(8 if wire == FIXED64 else 4, path)
 
 
-def along(lanes: Lanes, tag: int, path: str) -> tuple[Integers, Integers, Integers]:
+def along(lanes: ByteLanes, tag: int, path: str) -> tuple[Integers, Integers, Integers]:
     """Return the consecutive values behind this tag: lane and start of each value, and the end in each lane.
 
     The lanes are already behind the first tag.
@@ -72,7 +72,7 @@ def varint(number: int) -> bytes:
     return bytes([*written, number])
 
 
-def packed_varints(lanes: Lanes, starts: Integers, lengths: Integers, path: str) -> tuple[Integers, Integers]:
+def packed_varints(lanes: ByteLanes, starts: Integers, lengths: Integers, path: str) -> tuple[Integers, Integers]:
     """Return the start and the lane of each number in these spans."""
     within = np.arange(int(lengths.sum())) - np.repeat(offsets_of(lengths)[:-1], lengths)
     owners = np.repeat(np.arange(len(lanes)), lengths)

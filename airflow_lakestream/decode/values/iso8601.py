@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.decode.values.outcome import Misfit, quoted
-from airflow_lakestream.tables.schema.time_sources import Epoch
+from airflow_lakestream.tables.schema.time_sources import EpochUnit
 from airflow_lakestream.tables.schema.value_ranges import FINER_TEXT, MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
 
 MICROS_PER_SECOND = 1_000_000
@@ -33,10 +33,10 @@ _FINER = r"(:[0-9]{2}[.,][0-9]{6})[0-9]+"
 _WITH_EXPONENT = re.compile(r"\d(?:\.\d+)?[eE]\+?\d\d?", re.ASCII)
 # From September 2001 to the end of 2099, as the digits of seconds since the epoch.
 _EPOCH_S = range(10**9, 4_102_444_800)
-_UNITS = {10: Epoch.SECONDS, 13: Epoch.MILLISECONDS, 16: Epoch.MICROSECONDS, 19: Epoch.NANOSECONDS}
+_UNITS = {10: EpochUnit.SECONDS, 13: EpochUnit.MILLISECONDS, 16: EpochUnit.MICROSECONDS, 19: EpochUnit.NANOSECONDS}
 
 
-def epoch_unit(text: str) -> Epoch | None:
+def epoch_unit(text: str) -> EpochUnit | None:
     """Return the likely unit of a number as a time since the epoch, by the integer part, or None."""
     # Java writes the exponent of a large double.
     whole = (f"{Decimal(text):f}" if _WITH_EXPONENT.fullmatch(text) else text).partition(".")[0]

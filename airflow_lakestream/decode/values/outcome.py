@@ -105,7 +105,7 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecoderResult:
     """Rows of the good records of a batch, in the order of the records, and the bad records.
 
     `bad` is in that order, too; every record is a row or bad, so `len(rows) + len(bad)` is the length of the batch.
@@ -115,7 +115,7 @@ class Decoded:
     bad: Sequence[BadRow] = ()
 
     @classmethod
-    def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> Decoded:
+    def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> DecoderResult:
         """Return the columns as rows, with the records in `reasons` as bad records."""
         if reasons:
             kept = pa.array(good_ones(len(columns[0]), reasons))
@@ -125,14 +125,14 @@ class Decoded:
 
     def refined(
         self, places: npt.NDArray[np.int64], reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema
-    ) -> Decoded:
+    ) -> DecoderResult:
         """Return the result with new columns, and with the rows in `reasons` moved to the bad records.
 
         :param places: positions of the rows' records in the batch.
         """
-        rest = Decoded.without(reasons, columns, schema)
+        rest = DecoderResult.without(reasons, columns, schema)
         bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in rest.bad)]
-        return Decoded(rest.rows, sorted(bad, key=lambda row: row.index))
+        return DecoderResult(rest.rows, sorted(bad, key=lambda row: row.index))
 
     def whole(self, batch: RawBatch) -> pa.Table:
         """Return the rows of the whole batch. Raises BadRecord for the first bad record."""

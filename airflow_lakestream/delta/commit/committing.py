@@ -14,8 +14,8 @@ from typing import Any
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.delta.commit.log import Action, info_of, put_commit, read_commit
-from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.storage import DeltaTableAccess
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.tables.tries import tries
 
@@ -27,7 +27,7 @@ RETRY_PAUSE = 0.05
 CHECKPOINT_INTERVAL = 10
 
 
-class CommitOutcomeUnknown(LakestreamError, Transient):
+class DeltaCommitUnknown(LakestreamError, Transient):
     """Commit with an unknown outcome: the store gave no answer, and could not be read afterwards."""
 
     def __init__(self, table: str, cause: BaseException) -> None:
@@ -38,7 +38,7 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
         )
 
 
-class CommitRefused(LakestreamError, Transient):
+class DeltaCommitRefused(LakestreamError, Transient):
     """Failure of all commit attempts, since another writer was faster each time; the table is unchanged."""
 
     def __init__(self, table: str) -> None:
@@ -48,19 +48,23 @@ class CommitRefused(LakestreamError, Transient):
         )
 
 
-class Committer:
+class DeltaCommitter:
     """Commit of a landing, with retries.
 
     :param make: returns the landing's actions for a head (None without a table), or raises to refuse the landing.
     """
 
     def __init__(
-        self, tables: Tables, table: str, landing_id: str, make: Callable[[Head | None], Sequence[Action]]
+        self,
+        tables: DeltaTableAccess,
+        table: str,
+        landing_id: str,
+        make: Callable[[DeltaTableHead | None], Sequence[Action]],
     ) -> None:
         self._tables, self._table, self._landing_id, self._make = tables, table, landing_id, make
         # Versions requested without an answer: each may be this landing's, or may yet be.
         self._open: list[int] = []
-        self.head: Head | None = None
+        self.head: DeltaTableHead | None = None
 
     @cached_property
     def _store(self) -> Any:
@@ -71,7 +75,7 @@ class Committer:
         return bool(self._open)
 
     def commit(self) -> int:
-        """Return the landing's version. Raises the errors of `make`, CommitOutcomeUnknown and CommitRefused."""
+        """Return the landing's version. Raises the errors of `make`, DeltaCommitUnknown and DeltaCommitRefused."""
         unknown: BaseException | None = None
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
@@ -88,8 +92,8 @@ class Committer:
                 if version is not None:
                     return version
         if self._open and unknown is not None:
-            raise CommitOutcomeUnknown(self._table, unknown) from unknown
-        raise CommitRefused(self._table)
+            raise DeltaCommitUnknown(self._table, unknown) from unknown
+        raise DeltaCommitRefused(self._table)
 
     def _try(self) -> int | None:
         self.head = self._tables.open(self._table)
@@ -116,7 +120,7 @@ class Committer:
         return None
 
 
-def look_after(tables: Tables, table: str, version: int) -> None:
+def look_after(tables: DeltaTableAccess, table: str, version: int) -> None:
     """Write a checkpoint if due, and delete log files older than the table's retention; never raises."""
     try:
         head = tables.open(table)

@@ -31,7 +31,7 @@ class DamagedLog(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True)
-class _Log:
+class _LogFiles:
     """Sizes of a log's files: of versions, and of the parts of checkpoints by version."""
 
     commits: Mapping[int, int]
@@ -82,7 +82,7 @@ def find_damage(store: Any, table: str, error: str = "") -> DamagedLog | None:
     return None
 
 
-def _hint(log: _Log, base: int) -> str:
+def _hint(log: _LogFiles, base: int) -> str:
     others = [other for other in log.checkpoints if other < base]
     if any(log.is_whole_from(other) for other in (*others, -1)):
         return (
@@ -109,7 +109,7 @@ def _last_checkpoint(store: Any) -> int:
         return -1
 
 
-def _listed(store: Any, after: str | None = None) -> _Log:
+def _listed(store: Any, after: str | None = None) -> _LogFiles:
     commits: dict[int, int] = {}
     checkpoints: dict[int, dict[str, int]] = {}
     for path, size in _files(store, after):
@@ -119,7 +119,7 @@ def _listed(store: Any, after: str | None = None) -> _Log:
                 checkpoints.setdefault(version, {})[path] = size
             else:
                 commits[version] = size
-    return _Log(commits, checkpoints)
+    return _LogFiles(commits, checkpoints)
 
 
 def _files(store: Any, after: str | None) -> Iterator[tuple[str, int]]:

@@ -16,27 +16,27 @@ from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import commit_info
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_writable, protocol_of
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.tables.guards import check_landing
 
 _NO_UUID = "the table was dropped and created again"
 
 
 @dataclass(frozen=True)
-class Target:
+class DeltaTarget:
     """Target of written files: the table at the last look; `fields` as Delta's JSON, including the schema change.
 
     `base` is None for a table that the commit creates.
     """
 
-    base: Head | None
+    base: DeltaTableHead | None
     fields: Sequence[Mapping[str, Any]]
     partitions: tuple[str, ...]
     changes: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_fit(head: Head | None, target: Target, table: str) -> None:
+def check_fit(head: DeltaTableHead | None, target: DeltaTarget, table: str) -> None:
     """Refuse files written for another table, schema or partitioning. Raises StaleFiles."""
     if target.base is None or head is None:
         if head is not None:
@@ -53,7 +53,9 @@ def check_fit(head: Head | None, target: Target, table: str) -> None:
         raise StaleFiles(table, "the partitioning was changed")
 
 
-def check_ledger(head: Head | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool) -> None:
+def check_ledger(
+    head: DeltaTableHead | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool
+) -> None:
     """Refuse a landing forbidden by the ledgers at the head. Raises LedgerConflict."""
     if head is None:
         return
@@ -62,8 +64,8 @@ def check_ledger(head: Head | None, consumer_group: str, landing: Landing, *, al
 
 
 def landing_actions(
-    head: Head | None,
-    target: Target,
+    head: DeltaTableHead | None,
+    target: DeltaTarget,
     consumer_group: str,
     landing: Landing,
     files: Sequence[Action],
@@ -91,8 +93,8 @@ def landing_actions(
     return [*actions, *files]
 
 
-def _new_head(target: Target) -> Head:
-    return Head(
+def _new_head(target: DeltaTarget) -> DeltaTableHead:
+    return DeltaTableHead(
         table="",
         version=-1,
         table_id=str(uuid.uuid4()),

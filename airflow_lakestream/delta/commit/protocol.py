@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.write.columns import uses_ntz
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -62,7 +62,7 @@ def unreadable(table: str, error: str) -> UnfitTable:
     return UnfitTable(table, f"delta-rs can't read it: {said}", "Correct what is named; or land in another table.")
 
 
-def check_writable(head: Head) -> None:
+def check_writable(head: DeltaTableHead) -> None:
     """Refuse a table with rules that a plain append would break. Raises UnfitTable."""
     unknown = sorted(head.features - _HARMLESS) if head.writer_version == 7 else []
     if unknown or head.writer_version > 7:
@@ -78,12 +78,12 @@ def check_writable(head: Head) -> None:
             raise UnfitTable(head.table, what, "Land in a table whose columns are plain ones.")
 
 
-def protocol_of(head: Head | None, fields: Sequence[Mapping[str, Any]]) -> list[Action]:
+def protocol_of(head: DeltaTableHead | None, fields: Sequence[Mapping[str, Any]]) -> list[Action]:
     """Return the protocol action of a version with these columns; empty if the protocol stays.
 
     Readers refuse a table that has a `timestamp_ntz` without the feature: it comes in the version of the column.
     """
-    held = Head("", -1, "", pa.schema([]), (), ()) if head is None else head
+    held = DeltaTableHead("", -1, "", pa.schema([]), (), ()) if head is None else head
     reader, writer = held.reader_version, held.writer_version
     readers, writers = held.reader_features, held.writer_features
     if uses_ntz(fields) and not (NTZ_FEATURE in readers and NTZ_FEATURE in writers):
@@ -104,7 +104,7 @@ def _named(features: Mapping[int, Sequence[str]], version: int) -> Iterator[str]
     return (name for needed, names in features.items() if needed <= version <= max(features) for name in names)
 
 
-def check_removable(head: Head) -> None:
+def check_removable(head: DeltaTableHead) -> None:
     """Refuse a table if removing rows is not supported here. Raises UnfitTable, CannotReplace."""
     for key, what in (
         ("delta.appendOnly", "it is append-only"),
@@ -115,7 +115,7 @@ def check_removable(head: Head) -> None:
     check_no_dead_rows(head)
 
 
-def check_no_dead_rows(head: Head) -> None:
+def check_no_dead_rows(head: DeltaTableHead) -> None:
     """Refuse a table with deletion vectors: deleted rows are still in the files. Raises CannotReplace."""
     assert head.delta is not None, "the table is really there"
     if dead := pa.table(head.delta.deletion_vectors()).num_rows:

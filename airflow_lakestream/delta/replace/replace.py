@@ -10,17 +10,17 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.guard import Target, check_fit, landing_actions
+from airflow_lakestream.delta.commit.guard import DeltaTarget, check_fit, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_removable
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.replace.takeout import DeltaFiles, Finder, Takeout, remove_action
 from airflow_lakestream.delta.write.files import Add
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed, what_it_replaces
 
 
 @dataclass
-class Replacement:
+class DeltaReplacement:
     """Actions of a replacing landing, made for each new head.
 
     :param since: the version at the run's first look.
@@ -31,7 +31,7 @@ class Replacement:
     table: str
     consumer_group: str
     landing: Landing
-    target: Target
+    target: DeltaTarget
     files: Sequence[Add]
     finder: Finder
     since: int
@@ -41,7 +41,7 @@ class Replacement:
     made: Landing | None = None
     _takeout: Takeout | None = None
 
-    def make(self, head: Head | None) -> list[Action]:
+    def make(self, head: DeltaTableHead | None) -> list[Action]:
         """Return the actions for a head. Raises Conflict, ReplacedMeanwhile, CannotReplace, UnfitTable."""
         if head is None:
             raise StaleFiles(self.table, "the table was dropped")
@@ -65,7 +65,7 @@ class Replacement:
         """Return the files of remaining rows outside of all versions."""
         return self.finder.unneeded(self._takeout if is_committed else None)
 
-    def _landings_since(self, head: Head, ranges: RangeSet) -> Iterator[Landing]:
+    def _landings_since(self, head: DeltaTableHead, ranges: RangeSet) -> Iterator[Landing]:
         at = ledger_store.previous_version(head, self.consumer_group)
         while at is not None and at > self.since:
             item = ledger_store.landing_at(self.store, at, self.consumer_group)

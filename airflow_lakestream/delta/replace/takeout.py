@@ -10,19 +10,19 @@ import pyarrow as pa
 
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.delta.commit.protocol import check_no_dead_rows
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.write.files import Add, read_file, read_parts
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC
 
-Finder = takeout.Finder[Add, Add]
-Takeout = takeout.Takeout[Add, Add]
+Finder = takeout.TakeoutFinder[Add, Add]
+Takeout = takeout.TakeoutFiles[Add, Add]
 
 
 class DeltaFiles(takeout.HeadFiles[Add, Add]):
     """`tables.takeout.HeadFiles` of a Delta table; `store` is the store of the table's folder."""
 
-    def __init__(self, store: Any, head: Head) -> None:
+    def __init__(self, store: Any, head: DeltaTableHead) -> None:
         self._store, self._head = store, head
         self.name, self.columns = head.table, head.schema.names
 
@@ -63,13 +63,13 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
         return known, lacking
 
 
-def live_files(head: Head) -> Iterator[Add]:
+def live_files(head: DeltaTableHead) -> Iterator[Add]:
     """Yield the live files as `add` actions, `stats` as a mapping. Raises CannotReplace if files have deleted rows."""
     check_no_dead_rows(head)
     yield from adds_of(head)
 
 
-def adds_of(head: Head) -> Iterator[Add]:
+def adds_of(head: DeltaTableHead) -> Iterator[Add]:
     """Yield the live files as `add` actions, `stats` as a mapping; files may have deleted rows."""
     assert head.delta is not None, "the table is really there"
     table = pa.table(head.delta.get_add_actions(flatten=False))

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow import types as arrow
 
 from airflow_lakestream.delta.commit.log import info_of, read_commit
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.layout import arrange
 from airflow_lakestream.stores.ranged_file import RangedFile
@@ -117,7 +117,7 @@ def path_of(add: Add) -> str:
     return unquote(add["path"])
 
 
-class _Ranges(RangedFile):
+class _StoreFile(RangedFile):
     """File of a store, read by ranges."""
 
     def __init__(self, store: Any, add: Add) -> None:
@@ -134,7 +134,7 @@ class _Ranges(RangedFile):
 
 def open_file(store: Any, add: Add) -> Any:
     """Open a file for reading; only the ranges read are fetched."""
-    return _Ranges(store, add)
+    return _StoreFile(store, add)
 
 
 def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -143,7 +143,7 @@ def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] =
     :param columns: the columns to read; only these are fetched. Default: all.
     """
     names = list(columns or schema.names)
-    with pq.ParquetFile(_Ranges(store, add), pre_buffer=True) as file:
+    with pq.ParquetFile(_StoreFile(store, add), pre_buffer=True) as file:
         there = [name for name in names if name in file.schema_arrow.names]
         for number in range(file.num_row_groups):
             yield as_columns(file.read_row_group(number, there), add, schema, names)
@@ -235,7 +235,7 @@ def _milliseconds(at: datetime) -> str:
 CLOCKS_APART_MS = 3_600_000
 
 
-def delete_unreferenced(store: Any, head: Head | None, folder: str) -> tuple[int, int]:
+def delete_unreferenced(store: Any, head: DeltaTableHead | None, folder: str) -> tuple[int, int]:
     """Delete files below a folder never added by a version; return the numbers of deleted and of remaining files.
 
     The versions since the oldest of the files are read. If the log does not go back that far, nothing is deleted:

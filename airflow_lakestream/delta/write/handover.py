@@ -11,16 +11,16 @@ from typing import Any
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.delta.commit.guard import Target
-from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.storage import DeltaStorage, Tables
+from airflow_lakestream.delta.commit.guard import DeltaTarget
+from airflow_lakestream.delta.head import DeltaTableHead
+from airflow_lakestream.delta.storage import DeltaStorage, DeltaTableAccess
 from airflow_lakestream.delta.write.columns import delta_fields
 from airflow_lakestream.delta.write.files import delete_files, path_of
 
 
 @dataclass(frozen=True)
-class Outline:
-    """Outline of a table, existing or new, for another process; also `Tables` with this table only."""
+class DeltaOutline:
+    """Outline of a table, existing or new, for another process; also `DeltaTableAccess` with this table only."""
 
     table: str
     options: Mapping[str, str] = field(repr=False)
@@ -29,11 +29,11 @@ class Outline:
     fields: Sequence[Mapping[str, Any]]
     partitions: tuple[str, ...]
 
-    def open(self, table: str) -> Head | None:
+    def open(self, table: str) -> DeltaTableHead | None:
         """Return the table, or None for another table."""
         if table != self.table:
             return None
-        return Head(
+        return DeltaTableHead(
             table=table,
             version=0,
             table_id=self.table_id,
@@ -47,24 +47,24 @@ class Outline:
         return DeltaStorage(self.options).store(table)
 
 
-def outline(tables: Tables, table: str, target: Target, schema: pa.Schema) -> Outline:
+def outline(tables: DeltaTableAccess, table: str, target: DeltaTarget, schema: pa.Schema) -> DeltaOutline:
     """Return the outline of a target, for writing files in another process."""
-    assert isinstance(tables, DeltaStorage | Outline), "there are no others"
-    return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
+    assert isinstance(tables, DeltaStorage | DeltaOutline), "there are no others"
+    return DeltaOutline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
 
 
-def beside(tables: Tables, table: str, columns: pa.Schema) -> Outline:
+def beside(tables: DeltaTableAccess, table: str, columns: pa.Schema) -> DeltaOutline:
     """Return the outline of a staging table, with files below the folder of `table`."""
     assert isinstance(tables, DeltaStorage), "the driver has the table itself"
-    return Outline(table, dict(tables.options), "", columns, delta_fields(columns), ())
+    return DeltaOutline(table, dict(tables.options), "", columns, delta_fields(columns), ())
 
 
-def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
+def open_file(outline: DeltaOutline, file: Mapping[str, Any]) -> Any:
     """Open a handed file of a staging table for reading."""
     return pa.BufferReader(pa.py_buffer(obstore.get(outline.store(outline.table), path_of(file)).bytes()))
 
 
-def uri(outline: Outline, file: Mapping[str, Any]) -> str:
+def uri(outline: DeltaOutline, file: Mapping[str, Any]) -> str:
     """Return the URI of a handed file of a staging table."""
     return f"{outline.table.rstrip('/')}/{path_of(file)}"
 
@@ -74,12 +74,12 @@ def rows_in(file: Mapping[str, Any]) -> int:
     return int(json.loads(file["stats"])["numRecords"])
 
 
-def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
+def delete(outline: DeltaOutline, files: Iterable[Mapping[str, Any]]) -> list[str]:
     """Delete handed files of a staging table if possible; return the paths possibly left. Never raises."""
     return delete_files(outline.store(outline.table), files)
 
 
-def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:
+def encode_files(target: DeltaTarget, files: Sequence[Any]) -> dict[str, Any]:
     """Return files written for the target as JSON, with the data for `misfit`."""
     return {
         "table_id": _id(target),
@@ -89,7 +89,7 @@ def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def misfit(target: Target, store: Any, handed: Mapping[str, Any]) -> str | None:
+def misfit(target: DeltaTarget, store: Any, handed: Mapping[str, Any]) -> str | None:
     """Return the reason why handed files do not fit the table, or None."""
     if handed["table_id"] != _id(target):
         return "the table was dropped and created again since they were written"
@@ -102,11 +102,11 @@ def misfit(target: Target, store: Any, handed: Mapping[str, Any]) -> str | None:
     return None if gone is None else f"they are gone, such as {gone}"
 
 
-def _id(target: Target) -> str:
+def _id(target: DeltaTarget) -> str:
     return "" if target.base is None else target.base.table_id
 
 
-def _fingerprint(target: Target) -> str:
+def _fingerprint(target: DeltaTarget) -> str:
     return hashlib.sha256(json.dumps(list(target.fields), sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -15,7 +15,16 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType
 
-from airflow_lakestream.decode.avro.schema import Array, Enum, Map, Node, Primitive, Record, Union, parse
+from airflow_lakestream.decode.avro.schema import (
+    AvroArray,
+    AvroEnum,
+    AvroMap,
+    AvroPrimitive,
+    AvroUnion,
+    Node,
+    Record,
+    parse,
+)
 from airflow_lakestream.registry.schemas import RegisteredSchema
 
 # A way to a list's items, and to a map's values.
@@ -30,7 +39,7 @@ class WayRefused(ValueError):
 
 
 @dataclass
-class Ways:
+class AvroEncodings:
     """The ways of the places of the columns, such as `{"at": "timestamp-millis", "tags[]": "string"}`.
 
     :param symbols: the symbols of the enums, by name; a job fails at a symbol that it does not know.
@@ -44,7 +53,7 @@ class Ways:
         if (known := self.places.setdefault(place, way)) != way:
             raise WayRefused(f"{place} is written as {way} by one schema of the topic, and as {known} by another")
 
-    def lacks(self, other: Ways) -> str | None:
+    def lacks(self, other: AvroEncodings) -> str | None:
         """Return the first difference between another schema's ways and these ways; None without a difference."""
         for place, way in other.places.items():
             if (known := self.places.get(place)) != way:
@@ -52,9 +61,9 @@ class Ways:
         return None
 
 
-def ways_of(columns: Schema, schemas: Iterable[RegisteredSchema]) -> Ways:
+def ways_of(columns: Schema, schemas: Iterable[RegisteredSchema]) -> AvroEncodings:
     """Return the ways of the columns in all these schemas. Raises WayRefused, SchemaRefused for malformed schemas."""
-    found = Ways()
+    found = AvroEncodings()
     for schema in schemas:
         if schema.kind != "AVRO":
             raise WayRefused(f"schema {schema.id} is of type {schema.kind}, not AVRO")
@@ -65,7 +74,7 @@ def ways_of(columns: Schema, schemas: Iterable[RegisteredSchema]) -> Ways:
     return found
 
 
-def _fields(record: Record, fields: Iterable[iceberg.NestedField], path: str, found: Ways) -> None:
+def _fields(record: Record, fields: Iterable[iceberg.NestedField], path: str, found: AvroEncodings) -> None:
     written = dict(record.fields)
     for one in fields:
         # A field that a schema lacks is NULL, as in the extract.
@@ -74,8 +83,8 @@ def _fields(record: Record, fields: Iterable[iceberg.NestedField], path: str, fo
             _take(one.field_type, written[one.name], place, found)
 
 
-def _take(kind: IcebergType, node: Node, place: str, found: Ways) -> None:
-    if isinstance(node, Union):
+def _take(kind: IcebergType, node: Node, place: str, found: AvroEncodings) -> None:
+    if isinstance(node, AvroUnion):
         if len(node.values) != 1:
             raise WayRefused(f"{place} is a union of several types")
         node = node.values[0][1]
@@ -83,41 +92,41 @@ def _take(kind: IcebergType, node: Node, place: str, found: Ways) -> None:
 
 
 @singledispatch
-def _way(kind: IcebergType, node: Node, place: str, found: Ways) -> None:
-    way = _of_enum(node, found) if isinstance(node, Enum) and isinstance(kind, iceberg.StringType) else None
-    if way is None and isinstance(node, Primitive):
+def _way(kind: IcebergType, node: Node, place: str, found: AvroEncodings) -> None:
+    way = _of_enum(node, found) if isinstance(node, AvroEnum) and isinstance(kind, iceberg.StringType) else None
+    if way is None and isinstance(node, AvroPrimitive):
         way = _of_primitive(kind, node)
     if way is None:
-        written = f"{node.name} ({node.logical})" if isinstance(node, Primitive) and node.logical else node.name
+        written = f"{node.name} ({node.logical})" if isinstance(node, AvroPrimitive) and node.logical else node.name
         raise WayRefused(f"{place} is written as {written}, of which Flink makes no {kind} as the extract does")
     found.add(place, way)
 
 
 @_way.register
-def _(kind: iceberg.ListType, node: Node, place: str, found: Ways) -> None:
-    if not isinstance(node, Array):
+def _(kind: iceberg.ListType, node: Node, place: str, found: AvroEncodings) -> None:
+    if not isinstance(node, AvroArray):
         raise WayRefused(f"{place} is written as {node.name}, and the column is a list")
     found.add(place, WHOLE)
     _take(kind.element_type, node.items, place + ITEM, found)
 
 
 @_way.register
-def _(kind: iceberg.MapType, node: Node, place: str, found: Ways) -> None:
-    if not isinstance(node, Map) or not isinstance(kind.key_type, iceberg.StringType):
+def _(kind: iceberg.MapType, node: Node, place: str, found: AvroEncodings) -> None:
+    if not isinstance(node, AvroMap) or not isinstance(kind.key_type, iceberg.StringType):
         raise WayRefused(f"{place} is written as {node.name}, and the column is {kind}")
     found.add(place, WHOLE)
     _take(kind.value_type, node.values, place + VALUE, found)
 
 
 @_way.register
-def _(kind: iceberg.StructType, node: Node, place: str, found: Ways) -> None:
+def _(kind: iceberg.StructType, node: Node, place: str, found: AvroEncodings) -> None:
     if not isinstance(node, Record):
         raise WayRefused(f"{place} is written as {node.name}, and the column is a struct")
     found.add(place, WHOLE)
     _fields(node, kind.fields, place, found)
 
 
-def _of_enum(node: Enum, found: Ways) -> str:
+def _of_enum(node: AvroEnum, found: AvroEncodings) -> str:
     known = found.symbols.setdefault(node.name, [])
     known.extend(symbol for symbol in node.symbols if symbol not in known)
     return f"{_ENUM}{node.name}"
@@ -147,7 +156,7 @@ _ANY: Mapping[IcebergType, Mapping[str, str]] = {
 }
 
 
-def _of_primitive(kind: IcebergType, node: Primitive) -> str | None:
+def _of_primitive(kind: IcebergType, node: AvroPrimitive) -> str | None:
     if isinstance(kind, iceberg.DecimalType):
         # Flink takes the bytes for an unscaled number of the column's own scale.
         is_decimal = node.logical == "decimal" and node.name == "bytes" and node.scale == kind.scale

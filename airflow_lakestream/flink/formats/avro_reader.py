@@ -18,8 +18,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.flink.formats.avro import ITEM, VALUE, WayRefused, Ways, enum_of
-from airflow_lakestream.flink.formats.reading import Reading
+from airflow_lakestream.flink.formats.avro import ITEM, VALUE, AvroEncodings, WayRefused, enum_of
+from airflow_lakestream.flink.formats.reading import FormatReading
 from airflow_lakestream.flink.formats.types import quoted, type_of
 from airflow_lakestream.registry.config import RegistryConfig
 
@@ -40,7 +40,7 @@ _PLAIN: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class _Field:
+class _ReaderField:
     """A place of the reader's schema.
 
     :param make: returns the column's value for a reference to the field; None if the field is the value.
@@ -51,18 +51,18 @@ class _Field:
     make: Callable[[str], str] | None = None
 
 
-def avro_reading(columns: Schema, ways: Ways, registry: RegistryConfig) -> Reading:
+def avro_reading(columns: Schema, ways: AvroEncodings, registry: RegistryConfig) -> FormatReading:
     """Return the reading of records with these ways. Raises WayRefused."""
-    return _Reader(ways).reading(columns, registry)
+    return _ReaderSchema(ways).reading(columns, registry)
 
 
-class _Reader:
-    def __init__(self, ways: Ways) -> None:
+class _ReaderSchema:
+    def __init__(self, ways: AvroEncodings) -> None:
         self._ways = ways
         self._records = 0
         self._enums: set[str] = set()
 
-    def reading(self, columns: Schema, registry: RegistryConfig) -> Reading:
+    def reading(self, columns: Schema, registry: RegistryConfig) -> FormatReading:
         found = {one.name: self._field(one.field_type, one.name) for one in columns.fields}
         read = {name: one for name, one in found.items() if one is not None}
         if not read:
@@ -73,9 +73,9 @@ class _Reader:
         }
         schema = {"type": "record", "name": "lakestream_row", "fields": _members(read)}
         options = {"format": _FORMAT, f"{_FORMAT}.schema": json.dumps(schema), **_registry_options(registry)}
-        return Reading({name: one.flink for name, one in read.items()}, options, made)
+        return FormatReading({name: one.flink for name, one in read.items()}, options, made)
 
-    def _field(self, kind: IcebergType, place: str) -> _Field | None:
+    def _field(self, kind: IcebergType, place: str) -> _ReaderField | None:
         """Return the reader's field of a place; None if no schema has the place."""
         way = self._ways.places.get(place)
         if way is None:
@@ -84,20 +84,22 @@ class _Reader:
             return self._struct(kind, place)
         if isinstance(kind, iceberg.ListType):
             item = self._plain(kind.element_type, place + ITEM)
-            return _Field({"type": "array", "items": _nullable(item.schema)}, f"ARRAY<{item.flink}>")
+            return _ReaderField({"type": "array", "items": _nullable(item.schema)}, f"ARRAY<{item.flink}>")
         if isinstance(kind, iceberg.MapType):
             value = self._plain(kind.value_type, place + VALUE)
-            return _Field({"type": "map", "values": _nullable(value.schema)}, f"MAP<STRING NOT NULL, {value.flink}>")
+            return _ReaderField(
+                {"type": "map", "values": _nullable(value.schema)}, f"MAP<STRING NOT NULL, {value.flink}>"
+            )
         if isinstance(kind, iceberg.DecimalType):
             digits = {"precision": kind.precision, "scale": kind.scale}
-            return _Field({"type": "bytes", "logicalType": "decimal", **digits}, type_of(kind, place))
+            return _ReaderField({"type": "bytes", "logicalType": "decimal", **digits}, type_of(kind, place))
         if (enum := enum_of(way)) is not None:
-            return _Field(self._enum(enum), "STRING")
+            return _ReaderField(self._enum(enum), "STRING")
         if way in _PLAIN:
-            return _Field(*_PLAIN[way])
-        return _Field("long", "BIGINT", partial(_time, way, type_of(kind, place)))
+            return _ReaderField(*_PLAIN[way])
+        return _ReaderField("long", "BIGINT", partial(_time, way, type_of(kind, place)))
 
-    def _plain(self, kind: IcebergType, place: str) -> _Field:
+    def _plain(self, kind: IcebergType, place: str) -> _ReaderField:
         """Return the field of a list's items or a map's values, without an SQL expression. Raises WayRefused."""
         found = self._field(kind, place)
         assert found is not None, "who has the list has its items"
@@ -107,7 +109,7 @@ class _Reader:
             )
         return found
 
-    def _struct(self, kind: iceberg.StructType, place: str) -> _Field:
+    def _struct(self, kind: iceberg.StructType, place: str) -> _ReaderField:
         self._records += 1
         name = f"lakestream_{self._records}"
         found = {one.name: self._field(one.field_type, f"{place}.{one.name}") for one in kind.fields}
@@ -117,8 +119,8 @@ class _Reader:
         schema = {"type": "record", "name": name, "fields": _members(read)}
         flink = f"ROW<{', '.join(f'{quoted(field)} {one.flink}' for field, one in read.items())}>"
         if len(read) == len(found) and all(one.make is None for one in read.values()):
-            return _Field(schema, flink)
-        return _Field(schema, flink, partial(_row, found, kind, type_of(kind, place)))
+            return _ReaderField(schema, flink)
+        return _ReaderField(schema, flink, partial(_row, found, kind, type_of(kind, place)))
 
     def _enum(self, name: str) -> Any:
         # A name is defined at its first use.
@@ -128,7 +130,7 @@ class _Reader:
         return {"type": "enum", "name": name, "symbols": self._ways.symbols[name]}
 
 
-def _members(fields: Mapping[str, _Field]) -> list[dict[str, Any]]:
+def _members(fields: Mapping[str, _ReaderField]) -> list[dict[str, Any]]:
     return [{"name": name, "type": _nullable(one.schema), "default": None} for name, one in fields.items()]
 
 
@@ -136,14 +138,14 @@ def _nullable(schema: Any) -> list[Any]:
     return ["null", schema]
 
 
-def _value(field: _Field | None, reference: str, kind: str) -> str:
+def _value(field: _ReaderField | None, reference: str, kind: str) -> str:
     """Return the expression of a column's value."""
     if field is None:
         return f"CAST(NULL AS {kind})"
     return reference if field.make is None else field.make(reference)
 
 
-def _row(found: Mapping[str, _Field | None], kind: iceberg.StructType, flink: str, reference: str) -> str:
+def _row(found: Mapping[str, _ReaderField | None], kind: iceberg.StructType, flink: str, reference: str) -> str:
     values = (
         _value(found[one.name], f"{reference}.{quoted(one.name)}", type_of(one.field_type, one.name))
         for one in kind.fields

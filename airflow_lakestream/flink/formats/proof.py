@@ -17,24 +17,24 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.ports import Reader
-from airflow_lakestream.core.publishing.branch import Proof
+from airflow_lakestream.core.ports import RecordReader
+from airflow_lakestream.core.publishing.branch import RowProof
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.header_ids import VALUE, bad_rows
 from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.decode.keys import Decoder
+from airflow_lakestream.decode.keys import ColumnDecoder
 from airflow_lakestream.decode.raw import RawDecoder
-from airflow_lakestream.decode.values.outcome import Decoded, SchemaRefused
-from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
+from airflow_lakestream.decode.values.outcome import DecoderResult, SchemaRefused
+from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, ways_of
 from airflow_lakestream.flink.job import JobSpoilt
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaSource
-from airflow_lakestream.run.publication import DecodedAgain
+from airflow_lakestream.run.publication import DecodingProof
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema
 
 # Returns a reader with or without keys, and with or without headers.
-MakeReader = Callable[..., Reader]
+MakeReader = Callable[..., RecordReader]
 
 
 class SchemaMoved(JobSpoilt):
@@ -49,7 +49,7 @@ class SchemaMoved(JobSpoilt):
 
 
 @dataclass(frozen=True)
-class Reads:
+class JobFormat:
     """A job's way of reading, as submitted.
 
     :param format: "" for a job submitted before formats were noted, whose records are not decoded again.
@@ -62,7 +62,7 @@ class Reads:
     begins: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str) -> Reads:
+    def parse(cls, text: str) -> JobFormat:
         """Return the way of reading written by `str`."""
         if not text:
             return cls()
@@ -74,31 +74,37 @@ class Reads:
 
 
 def proof_of(
-    columns: Schema, reads: Reads, reader: MakeReader, registry: SchemaSource | None, *, compares: bool, share: float
-) -> Proof:
+    columns: Schema,
+    reads: JobFormat,
+    reader: MakeReader,
+    registry: SchemaSource | None,
+    *,
+    compares: bool,
+    share: float,
+) -> RowProof:
     """Return the proof of the records read by a job.
 
     :param columns: the columns of the records.
     :param registry: the registry, for Avro.
-    :param compares: see `DecodedAgain`; so is `share`.
+    :param compares: see `DecodingProof`; so is `share`.
     """
     is_raw = reads.format == "raw"
     if reads.format == "avro":
         assert registry is not None, "the configuration asks for it"
-        source = _OfTheseWays(columns, registry, Ways(dict(reads.places)))
+        source = _CheckedRegistry(columns, registry, AvroEncodings(dict(reads.places)))
 
-        def make(schema: pa.Schema) -> Decoder:
-            return _Framed(AvroDecoder(schema, registry=source))
+        def make(schema: pa.Schema) -> ColumnDecoder:
+            return _FramedDecoder(AvroDecoder(schema, registry=source))
     else:
         make = RawDecoder if is_raw else JsonDecoder
     wanted = arrow_schema(columns)
 
-    def decoder(table: pa.Schema) -> Decoder:
+    def decoder(table: pa.Schema) -> ColumnDecoder:
         """Return a decoder into the table's own types, which may have become wider than the job's types."""
         known = set(table.names) if compares else set[str]()
         return make(pa.schema([table.field(one.name) if one.name in known else one for one in wanted]))
 
-    return DecodedAgain(
+    return DecodingProof(
         reader=reader(is_raw and "key" in wanted.names, reads.format == "avro"),
         decoder=decoder,
         begins=reads.begins,
@@ -109,7 +115,7 @@ def proof_of(
 
 
 @dataclass(frozen=True)
-class _Framed:
+class _FramedDecoder:
     """A decoder of Avro as Flink reads Avro: by the schema id in each value, regardless of headers."""
 
     decoder: AvroDecoder
@@ -118,15 +124,15 @@ class _Framed:
     def schema(self) -> pa.Schema:
         return self.decoder.schema
 
-    def decode(self, batch: RawBatch) -> Decoded:
+    def decode(self, batch: RawBatch) -> DecoderResult:
         bare = list(bad_rows(batch, (VALUE,), "avro"))
-        return Decoded(no_rows(self.schema), bare) if bare else self.decoder.decode(batch)
+        return DecoderResult(no_rows(self.schema), bare) if bare else self.decoder.decode(batch)
 
 
-class _OfTheseWays:
+class _CheckedRegistry:
     """A registry limited to schemas whose values a job has read right."""
 
-    def __init__(self, columns: Schema, registry: SchemaSource, ways: Ways) -> None:
+    def __init__(self, columns: Schema, registry: SchemaSource, ways: AvroEncodings) -> None:
         self._columns = columns
         self._registry = registry
         self._ways = ways

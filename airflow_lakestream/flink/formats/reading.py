@@ -15,7 +15,7 @@ _TEXTS = (iceberg.BinaryType(), iceberg.StringType())
 
 
 @dataclass(frozen=True)
-class Reading:
+class FormatReading:
     """The reading of a format's records by Flink.
 
     :param fields: the types that the format fills, by name.
@@ -28,22 +28,22 @@ class Reading:
     made: Mapping[str, str] | None = field(default=None)
 
 
-def json_reading(columns: Schema, *, passes: bool = False) -> Reading:
+def json_reading(columns: Schema, *, passes: bool = False) -> FormatReading:
     """Return the reading of JSON.
 
     :param passes: a value unfit for its column is NULL, a record that is not JSON has no row; the extract lands these
         records. Otherwise they fail the job, and no record is left out.
     """
     ignored = "true" if passes else "false"
-    return Reading(
+    return FormatReading(
         {one.name: type_of(one.field_type, one.name) for one in columns.fields},
         {"format": "json", "json.ignore-parse-errors": ignored, "json.timestamp-format.standard": "ISO-8601"},
     )
 
 
-def text_reading() -> Reading:
+def text_reading() -> FormatReading:
     """Return the reading of keys and values as text, and of the record's time, for a statement to parse the texts."""
-    return Reading(
+    return FormatReading(
         {"key": "BYTES", "value": "BYTES"},
         {"value.format": "raw", "key.format": "raw", "key.fields": "key", "value.fields-include": "EXCEPT_KEY"},
         {
@@ -54,7 +54,7 @@ def text_reading() -> Reading:
     )
 
 
-def raw_reading(columns: Schema) -> Reading:
+def raw_reading(columns: Schema) -> FormatReading:
     """Return the reading of unchanged keys and values. Raises InvalidArgument."""
     for one in columns.fields:
         if one.name not in ("key", "value") or one.field_type not in _TEXTS:
@@ -66,4 +66,4 @@ def raw_reading(columns: Schema) -> Reading:
     options = {"value.format": "raw"}
     if "key" in names:
         options |= {"key.format": "raw", "key.fields": "key", "value.fields-include": "EXCEPT_KEY"}
-    return Reading({one.name: type_of(one.field_type, one.name) for one in columns.fields}, options)
+    return FormatReading({one.name: type_of(one.field_type, one.name) for one in columns.fields}, options)

@@ -10,7 +10,7 @@ from typing import Any
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.job_config import JobConfig
-from airflow_lakestream.flink.script.text import DATABASE, KAFKA, Script
+from airflow_lakestream.flink.script.text import DATABASE, KAFKA, FlinkScript
 
 APP = "flink_script"
 
@@ -47,9 +47,9 @@ class ScriptConfig(JobConfig):
         _ = self.parsed
 
     @cached_property
-    def parsed(self) -> Script:
+    def parsed(self) -> FlinkScript:
         """The statements."""
-        return Script.parse(self.script)
+        return FlinkScript.parse(self.script)
 
     @property
     def job_name(self) -> str:

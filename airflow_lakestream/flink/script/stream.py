@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from airflow_lakestream.core.landing.plan import ANOTHER_REPLICA
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.flink import statements
-from airflow_lakestream.flink.job import Jobs
+from airflow_lakestream.flink.job import JobSeries
 from airflow_lakestream.flink.job_stream import JobStream
-from airflow_lakestream.flink.rest import FlinkRefused, JobState, SqlSession
+from airflow_lakestream.flink.rest import FlinkJobState, FlinkRefused, SqlSession
 from airflow_lakestream.flink.script.config import ScriptConfig
 from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
-from airflow_lakestream.kafka.java import DamageTold
+from airflow_lakestream.kafka.java import JavaDamage
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class StateLost(LakestreamError, Terminal):
 class ScriptAtDamage(LakestreamError, Terminal):
     """Error of a job at an unreadable batch of records, after Flink's own retries."""
 
-    def __init__(self, job: str, told: DamageTold) -> None:
+    def __init__(self, job: str, told: JavaDamage) -> None:
         super().__init__(
             f"Flink's job {job} failed: a batch of records of {told.topic}[{told.partition}] is damaged in Kafka: "
             f"{told.line}. {ANOTHER_REPLICA} Else let the job begin behind the batch, whose end kafka-dump-log.sh "
@@ -43,8 +43,8 @@ class ScriptFinished(LakestreamError, Terminal):
 class ScriptStream(JobStream):
     """A script's job. Only Flink's state has the job's progress: once a state exists, no job begins without it."""
 
-    def __init__(self, config: ScriptConfig, lease: Lease) -> None:
-        super().__init__(config, Jobs(config), lease)
+    def __init__(self, config: ScriptConfig, lease: HeldLease) -> None:
+        super().__init__(config, JobSeries(config), lease)
         self._script = config
 
     def start(self) -> str:
@@ -67,18 +67,18 @@ class ScriptStream(JobStream):
             self.jobs.write(replace(note, moved="yes"))
         return True
 
-    def ended(self, job: str, state: JobState) -> None:
+    def ended(self, job: str, state: FlinkJobState) -> None:
         """Note a job as finished at the end of bounded sources. Raises JobEnded for any other end."""
-        if state is not JobState.FINISHED:
+        if state is not FlinkJobState.FINISHED:
             raise self.why(job, state)
         note = self.jobs.note()
         if note is not None:
             self.jobs.write(replace(note, finished="yes"))
         log.info("Job %s has finished.", job)
 
-    def why(self, job: str, state: JobState) -> LakestreamError:
+    def why(self, job: str, state: FlinkJobState) -> LakestreamError:
         """Return the error of an ended job; at a damaged batch a terminal error."""
-        told = DamageTold.of("\n".join(self.jobs.manager.causes(job)))
+        told = JavaDamage.of("\n".join(self.jobs.manager.causes(job)))
         # Without a place the damage may be a record that a broker has refused.
         return ScriptAtDamage(job, told) if told is not None and told.topic else super().why(job, state)
 

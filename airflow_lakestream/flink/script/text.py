@@ -31,14 +31,14 @@ _AS_SELECT = re.compile(r"CREATE\s+(OR\s+REPLACE\s+)?TABLE\b.*\bAS\s+(SELECT|WIT
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class FlinkScript:
     """The statements before the INSERTs, and the INSERTs, which are one job."""
 
     before: tuple[str, ...]
     inserts: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Script:
+    def parse(cls, text: str) -> FlinkScript:
         """Read a script. Raises InvalidArgument for statements that can't be supervised as one job."""
         before: list[str] = []
         inserts: list[str] = []

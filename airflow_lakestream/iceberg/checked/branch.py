@@ -49,7 +49,7 @@ DROP_TRIES, PAUSE = 5, 0.2
 
 
 @dataclass(frozen=True)
-class Branch:
+class CheckBranch:
     """Branch with a landing's rows, and the snapshot of these rows."""
 
     name: str
@@ -106,7 +106,7 @@ class Branch:
         return sum(ref.snapshot_id == self.snapshot.snapshot_id for ref in metadata.refs.values()) == 1
 
 
-class _Through:
+class _ComparingCatalog:
     """Catalog with compare-and-set commits."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -123,7 +123,7 @@ class _Through:
 
 def stage(
     catalog: Catalog, current: Table, group: str, landing: Landing, files: Sequence[DataFile], *, handed: bool
-) -> Branch:
+) -> CheckBranch:
     """Put a landing's files on a new branch. Raises the catalog's errors.
 
     :param handed: other tasks wrote some of the files.
@@ -136,7 +136,7 @@ def stage(
     if any(entry.replaced for entry in landing.topics.values()):
         summary[REPLACES] = "true"
     location, io, config = current.metadata_location, current.io, current.config
-    table = Table(current.name(), current.metadata, location, io, cast(Catalog, _Through(catalog)), config)
+    table = Table(current.name(), current.metadata, location, io, cast(Catalog, _ComparingCatalog(catalog)), config)
     transaction = LandingTransaction(table)
     producer: Producer = transaction.update_snapshot(snapshot_properties=summary, branch=name).fast_append()
     ManifestWriters(producer)
@@ -146,18 +146,18 @@ def stage(
     transaction.commit_transaction()
     snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
     assert snapshot is not None, "a branch is at a snapshot"
-    return Branch(name, snapshot)
+    return CheckBranch(name, snapshot)
 
 
-def kept(table: Table, group: str) -> Iterator[Branch]:
+def kept(table: Table, group: str) -> Iterator[CheckBranch]:
     """Yield a group's branches with unpublished rows, except branches changed by another writer."""
     for name in sorted(table.metadata.refs):
         snapshot = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
-        if name.startswith(PREFIX) and snapshot is not None and (found := Branch(name, snapshot)).group == group:
+        if name.startswith(PREFIX) and snapshot is not None and (found := CheckBranch(name, snapshot)).group == group:
             yield found
 
 
-def drop(catalog: Catalog, name: str, branch: Branch) -> None:
+def drop(catalog: Catalog, name: str, branch: CheckBranch) -> None:
     """Remove a branch with the snapshot's manifests, without the data files; publishing is impossible then."""
     for number in tries(DROP_TRIES, PAUSE):
         table = catalog.load_table(name)
@@ -176,7 +176,7 @@ def drop(catalog: Catalog, name: str, branch: Branch) -> None:
 
 
 def drop_superseded(
-    catalog: Catalog, name: str, group: str, but: Branch | None, ranges: RangeSet, seen: Table | None
+    catalog: Catalog, name: str, group: str, but: CheckBranch | None, ranges: RangeSet, seen: Table | None
 ) -> None:
     """Drop a group's branches with any of these offsets, or landed offsets, and delete the rows; never raises.
 
@@ -196,7 +196,7 @@ def drop_superseded(
         log.warning("%s: branches of earlier checks were left in place: %r", name, e)
 
 
-def _drop_with_rows(catalog: Catalog, name: str, branch: Branch) -> None:
+def _drop_with_rows(catalog: Catalog, name: str, branch: CheckBranch) -> None:
     table = catalog.load_table(name)
     paths = {file.file_path for file in added_files(table, branch.snapshot)} if branch.owns_files else set[str]()
     drop(catalog, name, branch)

@@ -11,27 +11,27 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.checks import Auditor, Written
+from airflow_lakestream.core.checks import RowChecker, StagedRows
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.tables.examiner import Examiner
+from airflow_lakestream.tables.examiner import LandingExaminer
 from airflow_lakestream.tables.schema.types import arrow_schema
 
 
-class IcebergExaminer(Examiner):
-    """`Examiner` of a group's landings in an Iceberg table."""
+class IcebergExaminer(LandingExaminer):
+    """`LandingExaminer` of a group's landings in an Iceberg table."""
 
-    def __init__(self, auditor: Auditor, catalog: Catalog, table: str, consumer_group: str) -> None:
+    def __init__(self, auditor: RowChecker, catalog: Catalog, table: str, consumer_group: str) -> None:
         super().__init__(auditor, table)
         self._catalog = catalog
         self._group = consumer_group
 
-    def written(self, landing: Landing, schema: Schema, io: FileIO, files: Sequence[DataFile]) -> Written:
+    def written(self, landing: Landing, schema: Schema, io: FileIO, files: Sequence[DataFile]) -> StagedRows:
         """Return the landing's rows and files for the checks.
 
         :param schema: the table's schema after the commit.
         """
-        return Written(
+        return StagedRows(
             arrow_schema(schema) if files else pa.schema([]),
             {file.file_path: file.file_size_in_bytes for file in files},
             lambda path: io.new_input(path).open(),

@@ -13,16 +13,16 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from airflow_lakestream.core.checks import Auditor, BranchDropped, ChecksFailed
+from airflow_lakestream.core.checks import BranchDropped, ChecksFailed, RowChecker
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.checked import branch as branches
-from airflow_lakestream.iceberg.checked.branch import Branch
+from airflow_lakestream.iceberg.checked.branch import CheckBranch
 from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt
-from airflow_lakestream.iceberg.commit.committing import Committer
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, CommitAttempt
+from airflow_lakestream.iceberg.commit.committing import IcebergCommitter
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
 from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
 from airflow_lakestream.iceberg.sink import IcebergSink, Kind
 from airflow_lakestream.iceberg.write.files import delete_files
@@ -41,7 +41,7 @@ class PublishGuard(CommitGuard):
     Without a branch it is the guard of any landing.
     """
 
-    branch: Branch | None = None
+    branch: CheckBranch | None = None
     # The manifests and the manifest list of the branch's snapshot.
     described: Sequence[str] = ()
 
@@ -49,7 +49,7 @@ class PublishGuard(CommitGuard):
         """Refuse landings forbidden by the ledger, and rows of a missing branch: the files may be gone, too."""
         super().check_ledger(current)
         if self.branch is not None and not self.branch.is_in(current.metadata):
-            raise Refused(BranchDropped(ledger_store.name_of(current), self.branch.name))
+            raise RefusalCarrier(BranchDropped(ledger_store.name_of(current), self.branch.name))
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -74,7 +74,7 @@ class PublishReplaceGuard(PublishGuard, ReplaceGuard):
     """Commit guard of a replace on a branch."""
 
 
-class CheckedSink(IcebergSink):
+class CheckedIcebergSink(IcebergSink):
     """`IcebergSink` with checks of all rows before publication.
 
     :param auditor: has the checks.
@@ -84,10 +84,16 @@ class CheckedSink(IcebergSink):
     _append_guard = PublishGuard
     _replace_guard = PublishReplaceGuard
     # The branch that the current commit publishes.
-    _branch: Branch | None = None
+    _branch: CheckBranch | None = None
 
     def __init__(
-        self, auditor: Auditor, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, **options: Any
+        self,
+        auditor: RowChecker,
+        catalog: Catalog,
+        table: str,
+        consumer_group: str,
+        design: TableDesign,
+        **options: Any,
     ) -> None:
         super().__init__(catalog, table, consumer_group, design, **options)
         self._examiner = IcebergExaminer(auditor, catalog, table, consumer_group)
@@ -144,7 +150,7 @@ class CheckedSink(IcebergSink):
             guard.branch, guard.described = self._branch, self._branch.described_by(self._io())
         return guard
 
-    def _audit(self, landing: Landing, files: Sequence[DataFile], branch: Branch | None) -> None:
+    def _audit(self, landing: Landing, files: Sequence[DataFile], branch: CheckBranch | None) -> None:
         """Check a landing's rows. Raises ChecksFailed."""
         written = self._examiner.written(landing, self._planned(None).schema, self._io(), files)
         self._examiner.examine(landing, written, None if branch is None else branch.name)
@@ -162,22 +168,22 @@ class CheckedSink(IcebergSink):
         first = Landing(uuid.uuid4().hex, f"{landing.run_id}/begin", topics, engine=landing.engine)
         if self._table is None:
             self._target(None)
-            attempt: Attempt = self._attempt(first)
+            attempt: CommitAttempt = self._attempt(first)
         else:
             # New columns of the records wait for the checks.
             metadata, overlap = self._table.metadata, self._allow_group_overlap
             guard = CommitGuard(self._catalog, self._group, first, metadata, allow_group_overlap=overlap)
             attempt = AppendAttempt(self._catalog, self._name, guard, self._summary(first))
-        Committer(self._catalog, self._name, self._group, first, attempt).commit(())
+        IcebergCommitter(self._catalog, self._name, self._group, first, attempt).commit(())
         if self._table is None:
             self._staged, self._table = None, self._catalog.load_table(self._name)
             self._change = SchemaChange.none(self._table.metadata)
 
-    def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> Branch:
+    def _staged_on_branch(self, landing: Landing, files: Sequence[DataFile]) -> CheckBranch:
         current = self._catalog.load_table(self._name)
         try:
             self._guard(landing, CommitGuard).check_fit(current)
-        except Refused as refused:
+        except RefusalCarrier as refused:
             raise refused.error from None
         try:
             return branches.stage(self._catalog, current, self._group, landing, files, handed=bool(self._adopted))
@@ -186,7 +192,7 @@ class CheckedSink(IcebergSink):
             self._leave_in_place()
             raise
 
-    def _withdraw(self, branch: Branch) -> None:
+    def _withdraw(self, branch: CheckBranch) -> None:
         """Drop a branch after a failure before publication; `discard` deletes the files."""
         try:
             branches.drop(self._catalog, self._name, branch)
@@ -194,7 +200,7 @@ class CheckedSink(IcebergSink):
             log.warning("%s: the branch %s was left in place: %r", self._name, branch.name, e)
             self._leave_in_place()
 
-    def _drop_superseded(self, landing: Landing, own: Branch | None) -> None:
+    def _drop_superseded(self, landing: Landing, own: CheckBranch | None) -> None:
         # The commit has just looked at the table again.
         seen = self._table if own is None else None
         branches.drop_superseded(self._catalog, self._name, self._group, own, landing.touched, seen)

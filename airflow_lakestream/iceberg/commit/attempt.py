@@ -68,7 +68,7 @@ def _apply(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> TableMe
 log = logging.getLogger(__name__)
 
 
-class Attempt(Protocol):
+class CommitAttempt(Protocol):
     """Interface of the commit attempts of a landing."""
 
     @property
@@ -211,7 +211,7 @@ def _delete_merged(producer: Producer) -> None:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class FileRewrite:
     """Removed and new files of a snapshot: data files and delete files."""
 
     out: Sequence[DataFile]
@@ -231,7 +231,7 @@ class RewriteAttempt(AppendAttempt):
         name: str,
         guard: HeadGuard,
         summary: Mapping[str, str],
-        rewrite: Callable[[Table], Rewrite],
+        rewrite: Callable[[Table], FileRewrite],
         written: Sequence[DataFile],
     ) -> None:
         super().__init__(catalog, name, guard, summary)

@@ -12,8 +12,8 @@ from pyiceberg.manifest import DataFile
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import Attempt
-from airflow_lakestream.iceberg.commit.guard import Refused
+from airflow_lakestream.iceberg.commit.attempt import CommitAttempt
+from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
 from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,12 @@ class CommitRefused(LakestreamError, Transient):
         )
 
 
-class Committer:
+class IcebergCommitter:
     """Commit of a landing, with retries."""
 
-    def __init__(self, catalog: Catalog, table: str, consumer_group: str, landing: Landing, attempt: Attempt) -> None:
+    def __init__(
+        self, catalog: Catalog, table: str, consumer_group: str, landing: Landing, attempt: CommitAttempt
+    ) -> None:
         self._catalog, self._table, self._group = catalog, table, consumer_group
         self._landing, self._attempt = landing, attempt
         # Whether files may be in the table, now or later: then they must not be deleted.
@@ -62,7 +64,7 @@ class Committer:
         for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
                 snapshot_id = self._attempt.commit(files)
-            except Refused as refused:
+            except RefusalCarrier as refused:
                 self._attempt.clean_up(keep=None)
                 raise refused.error from None
             except (CommitFailedException, ValidationException) as e:

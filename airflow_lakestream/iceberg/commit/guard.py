@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 Kind = TypeVar("Kind")
 
 
-class Refused(ValidationException):
+class RefusalCarrier(ValidationException):
     """Carrier of a package error through PyIceberg: a ValidationException ends the retries and deletes manifests."""
 
     def __init__(self, error: LakestreamError) -> None:
@@ -142,13 +142,13 @@ class CommitGuard:
         try:
             check_landing(ledger_store.name_of(current), self._landing, own, others.values())
         except Conflict as e:
-            raise Refused(e) from None
+            raise RefusalCarrier(e) from None
 
     def _check_precondition(self) -> None:
         try:
             self._landing.check_precondition()
         except Conflict as e:
-            raise Refused(e) from None
+            raise RefusalCarrier(e) from None
 
     def check_fit(self, current: Table) -> None:
         """Refuse files written for another table, schema or spec, since PyIceberg would accept the files."""
@@ -156,13 +156,13 @@ class CommitGuard:
         try:
             fitness.check_version(current.metadata, name)
         except fitness.FormatVersionTooNew as e:
-            raise Refused(e) from None
+            raise RefusalCarrier(e) from None
         if current.metadata.table_uuid != self._written_for.table_uuid:
-            raise Refused(StaleFiles(name, "the table was dropped and created again"))
+            raise RefusalCarrier(StaleFiles(name, "the table was dropped and created again"))
         if not self._change.fits(current.metadata):
-            raise Refused(StaleFiles(name, "the schema was changed"))
+            raise RefusalCarrier(StaleFiles(name, "the schema was changed"))
         if current.metadata.default_spec_id != self._written_for.default_spec_id:
-            raise Refused(StaleFiles(name, "the partition spec was changed"))
+            raise RefusalCarrier(StaleFiles(name, "the partition spec was changed"))
 
     def change_at(self, current: Table) -> SchemaChange | None:
         """Return the remaining change of the schema, or None if already made or empty."""
@@ -215,7 +215,7 @@ class CommitGuard:
             if not isinstance(e, hive.NotTaken) and _may_be_applied_yet(current, requirements):
                 raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
             if any(isinstance(r, AssertCreate) for r in requirements):
-                raise Refused(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
+                raise RefusalCarrier(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
             raise self._not_applied(str(e)) from e
 
     def _not_applied(self, why: str) -> Exception:

@@ -61,7 +61,7 @@ def commit_table(
     catalog: HiveCatalog, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
 ) -> CommitTableResponse:
     """Commit like the catalog, but only on the table just read. Raises the catalog's errors, and NotTaken."""
-    client = _Client(catalog._client)
+    client = _MetastoreClient(catalog._client)
     # The catalog itself stays as it is: it may be in use elsewhere.
     comparing = copy.copy(catalog)
     comparing._client = client  # type: ignore[assignment]
@@ -140,7 +140,7 @@ def _expecting(location: str) -> dict[str, str]:
     return {"expected_parameter_key": METADATA_LOCATION, "expected_parameter_value": location}
 
 
-class _Client:
+class _MetastoreClient:
     """PyIceberg's client of the metastore, with changes of a table only from the state read before."""
 
     def __init__(self, client: Any) -> None:
@@ -148,7 +148,7 @@ class _Client:
         self._open: Any = None
         self.sent = False
 
-    def __enter__(self) -> _Client:
+    def __enter__(self) -> _MetastoreClient:
         self._open = self._client.__enter__()
         return self
 

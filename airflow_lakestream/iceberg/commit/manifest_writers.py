@@ -54,7 +54,7 @@ class ManifestWriters:
         try:
             writer = self._make(with_optional_values(spec))
             named_apart(writer)
-            return _Noted(writer, done)
+            return _SignalWriter(writer, done)
         except BaseException:
             done.set_result(None)
             raise
@@ -68,10 +68,10 @@ class ManifestWriters:
 
 def with_optional_values(spec: PartitionSpec) -> PartitionSpec:
     """Return a partition spec with all values optional, as Iceberg specifies."""
-    return _Optional.model_validate(spec.model_dump())
+    return _OptionalValuesSpec.model_validate(spec.model_dump())
 
 
-class _Optional(PartitionSpec):
+class _OptionalValuesSpec(PartitionSpec):
     """See `with_optional_values`.
 
     PyIceberg requires a value if the column is required, and can't write the manifest of a row in which that column is
@@ -97,13 +97,13 @@ def named_apart(writer: Writer) -> None:
 
     def open_writer() -> AvroOutputFile[ManifestEntry]:
         file: AvroOutputFile[ManifestEntry] = opened()
-        file.__class__ = _NamedApart
+        file.__class__ = _UniqueNamesFile
         return file
 
     writer.new_writer = open_writer
 
 
-class _NamedApart(AvroOutputFile[ManifestEntry]):
+class _UniqueNamesFile(AvroOutputFile[ManifestEntry]):
     """See `named_apart`."""
 
     def _write_header(self) -> None:
@@ -126,7 +126,7 @@ def _rename(schema: Any, numbers: Iterator[int]) -> None:
             _rename(one, numbers)
 
 
-class _Noted:
+class _SignalWriter:
     """Manifest writer with a signal at the end of writing."""
 
     def __init__(self, writer: Writer, done: Future[None]) -> None:
@@ -135,7 +135,7 @@ class _Noted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
-    def __enter__(self) -> _Noted:
+    def __enter__(self) -> _SignalWriter:
         try:
             self._writer.__enter__()
         except BaseException:

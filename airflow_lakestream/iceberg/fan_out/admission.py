@@ -34,7 +34,7 @@ class FanOut:
     max_tables: int = 100
 
 
-class Admission:
+class RouteAdmission:
     """Decides on each route, once between two looks at the home; thread-safe.
 
     :param written_down: returns the tables known to the home, with the routes that name them.

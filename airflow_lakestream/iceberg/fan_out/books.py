@@ -21,7 +21,7 @@ from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier
 from airflow_lakestream.iceberg.replace.replace import ReplaceGuard
 
 VERSION = 1
@@ -55,7 +55,7 @@ class Fenced(Conflict):
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class HomeNotes:
     """Notes of a home on the fan-out.
 
     `fingerprint` is that of the configuration under which the tables are written. `tables` has the route of each table
@@ -74,7 +74,7 @@ class Books:
         return json.dumps({**data, "tables": dict(self.tables)}, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
-    def of(cls, properties: Properties) -> Books | None:
+    def of(cls, properties: Properties) -> HomeNotes | None:
         """Return a table's books, or None if the table is not a home. Raises UnreadableLedger."""
         text = properties.get(BOOKS)
         if text is None:
@@ -87,13 +87,13 @@ class Books:
         except (KeyError, ValueError, TypeError) as e:
             raise UnreadableLedger(f"table property {BOOKS}", f"not as this version writes it ({e!r}).") from e
 
-    def claimed(self, fingerprint: str) -> Books:
+    def claimed(self, fingerprint: str) -> HomeNotes:
         """Return the books after a takeover by this configuration."""
         if fingerprint == self.fingerprint:
             return self
         return replace(self, fingerprint=fingerprint, settled=False, tables=dict.fromkeys(self.tables))
 
-    def with_tables(self, tables: Mapping[str, str]) -> Books:
+    def with_tables(self, tables: Mapping[str, str]) -> HomeNotes:
         """Return the books with these tables and routes added."""
         return replace(self, tables={**self.tables, **tables})
 
@@ -118,7 +118,7 @@ def fingerprint_of(run_id: str) -> str | None:
     return found and found[1]
 
 
-class StampingGuard(CommitGuard):
+class PropertiesGuard(CommitGuard):
     """Commit guard with properties set in the landing's own commit, computed from the properties at the head."""
 
     stamp: Stamp
@@ -136,11 +136,11 @@ class StampingGuard(CommitGuard):
                 self.look(current)
             stamped = dict(self.stamp({} if current is None else current.metadata.properties))
         except LakestreamError as e:
-            raise Refused(e) from None
+            raise RefusalCarrier(e) from None
         return super()._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=stamped)))
 
 
-class StampingReplaceGuard(StampingGuard, ReplaceGuard):
+class PropertiesReplaceGuard(PropertiesGuard, ReplaceGuard):
     """Commit guard of a replace with properties set in the same commit."""
 
 
@@ -167,7 +167,7 @@ class LandedByFanOut(LakestreamError, Terminal):
 
 def note_on(properties: Properties) -> str | None:
     """Return a sentence on the table's part in a fan-out, or None."""
-    if (books := Books.of(properties)) is not None:
+    if (books := HomeNotes.of(properties)) is not None:
         tables = ", ".join(sorted(books.tables)) or "none yet"
         return f"it is the home of a fan-out of {books.topic}: the ledger of all its tables, without rows ({tables})."
     if homes := homes_of(properties):
@@ -186,7 +186,7 @@ class NotItsOwn(LakestreamError, Terminal):
 def owner_of(table: Table) -> str | None:
     """Return the owner of a table, as a continuation of the table's name, or None for an empty, free table."""
     properties = table.metadata.properties
-    if (books := Books.of(properties)) is not None:
+    if (books := HomeNotes.of(properties)) is not None:
         return f"is the home of a fan-out of {books.topic}"
     if MIRROR in properties:
         return "is a mirror of a database's table"

@@ -43,9 +43,9 @@ class FanOutOutline:
     """
 
     fan_out: FanOut
-    home: handover.Outline
+    home: handover.IcebergOutline
     columns: pa.Schema
-    tables: Mapping[str, handover.Outline] = field(default_factory=dict)
+    tables: Mapping[str, handover.IcebergOutline] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str | None] = field(default_factory=dict)
 

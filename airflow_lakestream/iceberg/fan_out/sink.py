@@ -34,11 +34,11 @@ from airflow_lakestream.core.ports import Conflict, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION, NewTables
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.fan_out.admission import LOOKS, Admission, FanOut, known_tables
-from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, NotItsOwn, Properties, Superseded
+from airflow_lakestream.iceberg.fan_out.admission import LOOKS, FanOut, RouteAdmission, known_tables
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, HomeNotes, NotItsOwn, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.share import ROUTES, FanOutOutline, by_route
 from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
-from airflow_lakestream.iceberg.fan_out.target import Target
+from airflow_lakestream.iceberg.fan_out.target import FanOutTarget
 from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -209,7 +209,7 @@ class FanOutSink:
             self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
 
     def decide(self, routes: Sequence[str]) -> None:
-        """Decide on routes of records. Raises HalfLanded, and the errors of `Admission.refusals`."""
+        """Decide on routes of records. Raises HalfLanded, and the errors of `RouteAdmission.refusals`."""
         with self._lock:
             self._refused |= self._admission.refusals(routes)
             self._outline = None
@@ -273,10 +273,10 @@ class FanOutSink:
         overlap = self._allow_group_overlap
         self._home = HomeSink(self._catalog, self._fan_out.home, self._group, bare, allow_group_overlap=overlap)
         self._ledger = Ledger(self._group)
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, FanOutTarget] = {}
         self._new: dict[str, str] = {}
         self._sinks: dict[str, tuple[TargetSink, TableState]] = {}
-        self._admission = Admission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
+        self._admission = RouteAdmission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
         self._read: list[pa.Table] = []
         self._refused: dict[str, str] = {}
         self._outline = None
@@ -317,19 +317,19 @@ class FanOutSink:
             log.info("The catalog does not list the tables beside %s: %r", self._fan_out.home, e)
             return None
 
-    def _open(self, name: str, identity: TopicIdentity) -> Target:
+    def _open(self, name: str, identity: TopicIdentity) -> FanOutTarget:
         if name not in self._targets:
             opened = self._look_at(name)
-            self._targets[name] = Target(name, partial(self._new_sink, name), opened, identity, self._run_id)
+            self._targets[name] = FanOutTarget(name, partial(self._new_sink, name), opened, identity, self._run_id)
         return self._targets[name]
 
-    def _target_of(self, route: str, rows: pa.Table, identity: TopicIdentity) -> Target:
+    def _target_of(self, route: str, rows: pa.Table, identity: TopicIdentity) -> FanOutTarget:
         for reason in self._admission.refusals([route]).values():
             partition, offset = rows[ROUTE_PARTITION][0].as_py(), rows[ROUTE_OFFSET][0].as_py()
             raise BadRecord(identity.topic, partition, offset, reason)
         return self._target(route, identity)
 
-    def _target(self, route: str, identity: TopicIdentity) -> Target:
+    def _target(self, route: str, identity: TopicIdentity) -> FanOutTarget:
         name = self._admission.table_of(route)
         if self._written_down().get(name) is None:
             self._new[name] = route
@@ -369,8 +369,8 @@ class FanOutSink:
         self._new.clear()
         log.info("%s has written down %s tables.", self._fan_out.home, len(self._written_down()))
 
-    def _books_in(self, properties: Properties, fingerprint: str) -> Books:
-        return Books.of(properties) or Books(self._fan_out.topic, fingerprint)
+    def _books_in(self, properties: Properties, fingerprint: str) -> HomeNotes:
+        return HomeNotes.of(properties) or HomeNotes(self._fan_out.topic, fingerprint)
 
     def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
         """Open all known tables until settled, and fence tables of earlier configurations. Raises TakenOver."""

@@ -25,13 +25,13 @@ from airflow_lakestream.iceberg.fan_out.books import (
     BOOKS,
     MEMBER,
     ROWS,
-    Books,
     Fenced,
+    HomeNotes,
     NotItsOwn,
     Properties,
+    PropertiesGuard,
+    PropertiesReplaceGuard,
     Stamp,
-    StampingGuard,
-    StampingReplaceGuard,
     fingerprint_of,
     landed_by_fan_out,
     landings_of,
@@ -50,18 +50,18 @@ log = logging.getLogger(__name__)
 _OF_ONE_TABLE = (BadRequestError, ForbiddenError, NotIceberg, UnreadableTable)
 
 
-class TakenMeanwhile(Conflict):
+class TableTakenMeanwhile(Conflict):
     """Free table at this run's look, filled by another stream since."""
 
     def __init__(self, table: str, why: str) -> None:
         super().__init__(f"{table} {why} since this run looked at it.")
 
 
-class _StampingSink(IcebergSink, ABC):
+class _PropertiesSink(IcebergSink, ABC):
     """Sink with table properties in each commit, and further entries in the snapshot's summary."""
 
-    _append_guard = StampingGuard
-    _replace_guard = StampingReplaceGuard
+    _append_guard = PropertiesGuard
+    _replace_guard = PropertiesReplaceGuard
 
     @abstractmethod
     def _stamp(self, properties: Properties) -> Properties:
@@ -80,12 +80,12 @@ class _StampingSink(IcebergSink, ABC):
 
     def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
         guard = super()._guard(landing, kind, **facts)
-        assert isinstance(guard, StampingGuard), "no other is used here"
+        assert isinstance(guard, PropertiesGuard), "no other is used here"
         guard.stamp, guard.look = self._stamp, self._look
         return guard
 
 
-class HomeSink(_StampingSink):
+class HomeSink(_PropertiesSink):
     """Home of a fan-out: the ledger covers the whole fan-out, the columns are common to all targets."""
 
     change: Stamp
@@ -103,9 +103,9 @@ class HomeSink(_StampingSink):
         return state
 
     @property
-    def books(self) -> Books | None:
+    def books(self) -> HomeNotes | None:
         """The books at the last look or commit."""
-        return Books.of(self.properties)
+        return HomeNotes.of(self.properties)
 
     def take_schema(self, schema: Schema) -> None:
         """Set the columns of this payload, for a missing home."""
@@ -131,7 +131,7 @@ class HomeSink(_StampingSink):
         return {**super()._summary(landing), **rows}
 
 
-class TargetSink(_StampingSink):
+class TargetSink(_PropertiesSink):
     """Target of a fan-out. Commits are refused once another configuration has fenced the table.
 
     `known`: the home has noted it, so it may hold records of a run that died. `fences`: the next commit is the fence.
@@ -194,7 +194,7 @@ class TargetSink(_StampingSink):
 
     def _look(self, table: Table) -> None:
         if (why := self._whose(table)) is not None:
-            raise TakenMeanwhile(self._name, why)
+            raise TableTakenMeanwhile(self._name, why)
 
     def _whose(self, table: Table) -> str | None:
         if MEMBER + self.home in table.metadata.properties or landed_by_fan_out(table, self._group):

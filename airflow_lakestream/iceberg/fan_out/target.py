@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity
 from airflow_lakestream.core.landing.refusing import look
-from airflow_lakestream.core.landing.unaccounted import Asked
+from airflow_lakestream.core.landing.unaccounted import ForeignRowQuery
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -43,7 +43,7 @@ class ReplacedByAnother(Conflict):
         super().__init__(f"{table}: another run did the half landed ranges again first.")
 
 
-class Target:
+class FanOutTarget:
     """Target table, with the rows read in this run since the last commit.
 
     Rows of offsets that the table holds already are set aside: a dead or another run landed these in this table, and
@@ -141,7 +141,7 @@ class Target:
         ledgers = [self._state.ledger, *self._state.others.values()]
         known = union(one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
         ranges = None if after.origin else after.landed
-        look(self._state.look_for_rows, Asked(topic, known, after.origin, ranges), self.name, self._group)
+        look(self._state.look_for_rows, ForeignRowQuery(topic, known, after.origin, ranges), self.name, self._group)
 
     def fence(self, fingerprint: str) -> None:
         """Exclude all except this configuration from commits; a missing table is created for the purpose.

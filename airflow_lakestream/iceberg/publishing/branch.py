@@ -17,15 +17,24 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 
-from airflow_lakestream.core.published import Published
-from airflow_lakestream.core.publishing.branch import BranchFile, BranchSnapshot, Line, News, Positions, Step
+from airflow_lakestream.core.published import PublicationMarker
+from airflow_lakestream.core.publishing.branch import (
+    BranchFile,
+    BranchSnapshot,
+    BranchStep,
+    EngineJobLine,
+    EnginePositions,
+    NewSnapshots,
+)
 from airflow_lakestream.core.publishing.refusals import BranchRewritten, MainHasBranch
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.publishing.whole import why_not_whole
 
 
-def news(table: Table, branch: str, marker: Published | None, positions: Positions) -> News | None:
+def news(
+    table: Table, branch: str, marker: PublicationMarker | None, positions: EnginePositions
+) -> NewSnapshots | None:
     """Return the new snapshots and files of the branch since the marker, or None without a branch.
 
     Raises BranchRewritten if anything except the engine's appends has changed it, and BranchCut if some of these have
@@ -39,14 +48,14 @@ def news(table: Table, branch: str, marker: Published | None, positions: Positio
     known = _own_since(table, branch, base, positions)
     unproven = "" if line is None else why_not_whole(table, branch, base, _last_of(line, marker), positions)
     floor = _floor(table.metadata, head, known, base)
-    steps = {s.snapshot_id: Step(_told(s), []) for s in known}
+    steps = {s.snapshot_id: BranchStep(_told(s), []) for s in known}
     for snapshot_id, sequence, file in _files_above(table, branch, head, floor):
-        step = steps.setdefault(snapshot_id, Step(BranchSnapshot(snapshot_id, sequence), []))
-        steps[snapshot_id] = Step(step.snapshot, [*step.files, file])
-    return News(sorted(steps.values(), key=lambda step: step.snapshot.sequence), unproven)
+        step = steps.setdefault(snapshot_id, BranchStep(BranchSnapshot(snapshot_id, sequence), []))
+        steps[snapshot_id] = BranchStep(step.snapshot, [*step.files, file])
+    return NewSnapshots(sorted(steps.values(), key=lambda step: step.snapshot.sequence), unproven)
 
 
-def _last_of(line: Line, marker: Published | None) -> int | None:
+def _last_of(line: EngineJobLine, marker: PublicationMarker | None) -> int | None:
     """Return the last published snapshot of the line, or None if unknown."""
     return marker.snapshot_id or None if marker is not None and marker.sequence > line.since else None
 
@@ -91,7 +100,7 @@ def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
     return metadata.snapshot_by_id(ref.snapshot_id)
 
 
-def _own_since(table: Table, branch: str, base: int, positions: Positions) -> list[Snapshot]:
+def _own_since(table: Table, branch: str, base: int, positions: EnginePositions) -> list[Snapshot]:
     """Return the engine's snapshots above a sequence number, newest first, up to the branch's start on main.
 
     Raises BranchRewritten if a snapshot of the engine is not an append, or is of a job outside of the line, or if

@@ -17,11 +17,11 @@ from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.schema import index_by_name, index_name_by_id
 from pyiceberg.table import FileScanTask, Table
 
-from airflow_lakestream.core.checks import Auditor
+from airflow_lakestream.core.checks import RowChecker
 from airflow_lakestream.core.ledger import Landing, TopicIdentity, union
 from airflow_lakestream.core.ports import TableState
-from airflow_lakestream.core.published import Published
-from airflow_lakestream.core.publishing.branch import BranchFile, FileRows, News, Positions
+from airflow_lakestream.core.published import PublicationMarker
+from airflow_lakestream.core.publishing.branch import BranchFile, EnginePositions, FileRows, NewSnapshots
 from airflow_lakestream.core.publishing.refusals import CHECKED_AGAIN, BranchFileGone, ColumnsMoved
 from airflow_lakestream.iceberg.checked.branch import drop_superseded
 from airflow_lakestream.iceberg.checked.examiner import IcebergExaminer
@@ -44,7 +44,7 @@ class PublishingSink(IcebergSink):
     _branch = ""
 
     def __init__(
-        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, auditor: Auditor | None = None
+        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, auditor: RowChecker | None = None
     ) -> None:
         super().__init__(catalog, table, consumer_group, design)
         self._examiner = None if auditor is None else IcebergExaminer(auditor, catalog, table, consumer_group)
@@ -74,7 +74,7 @@ class PublishingSink(IcebergSink):
         drop_superseded(self._catalog, self._name, self._group, None, landing.touched, self._table)
         return snapshot_id
 
-    def news(self, branch: str, marker: Published | None, positions: Positions) -> News | None:
+    def news(self, branch: str, marker: PublicationMarker | None, positions: EnginePositions) -> NewSnapshots | None:
         """Return the new snapshots and files of the branch since the marker, or None without a branch."""
         self._branch = branch
         return None if self._table is None else branches.news(self._table, branch, marker, positions)

@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from airflow_lakestream.core.publishing.branch import Positions
+from airflow_lakestream.core.publishing.branch import EnginePositions
 from airflow_lakestream.core.publishing.refusals import BranchCut
 from airflow_lakestream.iceberg import ledger_store
 
@@ -22,7 +22,7 @@ _EXPIRED = (
 )
 
 
-def why_not_whole(table: Table, branch: str, base: int, last: int | None, positions: Positions) -> str:
+def why_not_whole(table: Table, branch: str, base: int, last: int | None, positions: EnginePositions) -> str:
     """Return the reason why the completeness of the branch is unknown; empty if the branch is complete.
 
     :param base: the sequence number above which the engine's snapshots are.
@@ -31,7 +31,7 @@ def why_not_whole(table: Table, branch: str, base: int, last: int | None, positi
     Raises BranchCut if the branch lacks a snapshot of the engine.
     """
     newest = ledger_store.newest_sequence(table.metadata)
-    seen = _Seen(base, table.metadata.refs[branch].snapshot_id, last)
+    seen = _KnownSnapshots(base, table.metadata.refs[branch].snapshot_id, last)
     for one in ledger_store.metadata_files(table):
         seen.learn(one)
         if (lacking := seen.lacking(positions)) is not None:
@@ -42,7 +42,7 @@ def why_not_whole(table: Table, branch: str, base: int, last: int | None, positi
 
 
 @dataclass
-class _Seen:
+class _KnownSnapshots:
     """Snapshots above a sequence number, known from the metadata files read before."""
 
     base: int
@@ -72,7 +72,7 @@ class _Seen:
         line, end = self._walk()
         return end == self.last if self.last is not None else end in self.below or self._lowest(line) == 1
 
-    def lacking(self, positions: Positions) -> int | None:
+    def lacking(self, positions: EnginePositions) -> int | None:
         """Return a snapshot of the engine certainly outside of the head's ancestors, or None."""
         line, end = self._walk()
         if self.last is not None and end != self.last and end in self.below:

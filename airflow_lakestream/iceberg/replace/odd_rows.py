@@ -16,20 +16,20 @@ from airflow_lakestream.tables.coordinates import OFFSET, PARTITION, TOPIC
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlace:
+class RowsOutsideLog:
     """Rows of a topic outside of the partitions' logs, from offset 0 up to each partition's end in `ends`."""
 
     topic: str
     ends: Mapping[int, int]
 
-    def beside(self, ledgers: Iterable[Ledger]) -> NoPlace:
+    def beside(self, ledgers: Iterable[Ledger]) -> RowsOutsideLog:
         """Return the same, but without rows of landed offsets: the log may have grown since the look."""
         ends = dict(self.ends)
         for ledger in ledgers:
             for identity, entry in ledger.topics.items():
                 for r in entry.landed if identity.topic == self.topic else ():
                     ends[r.partition] = max(ends.get(r.partition, 0), r.until_offset)
-        return NoPlace(self.topic, ends)
+        return RowsOutsideLog(self.topic, ends)
 
     def holds(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return a mask of these rows; never NULL."""

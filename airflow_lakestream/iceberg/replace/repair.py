@@ -24,9 +24,9 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflic
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.guard import Refused
-from airflow_lakestream.iceberg.reject_table import RejectingSink
-from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
+from airflow_lakestream.iceberg.commit.guard import RefusalCarrier
+from airflow_lakestream.iceberg.reject_table import IcebergRejectingSink
+from airflow_lakestream.iceberg.replace.odd_rows import RowsOutsideLog
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import (
     FileKey,
@@ -68,7 +68,7 @@ class ChangedMeanwhile(Conflict):
 
 
 @dataclass(frozen=True, slots=True)
-class Repairing:
+class RepairChange:
     """Changes of a repair. `kept` are ranges with rows from the table; `has_missing`: rows were missing.
 
     `odd` are rows that no record can have, to be removed; `lost` the paths of data files that are gone, to be removed
@@ -78,12 +78,12 @@ class Repairing:
     landing: Landing
     kept: RangeSet
     has_missing: bool
-    odd: tuple[NoPlace, ...] = ()
+    odd: tuple[RowsOutsideLog, ...] = ()
     lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class RepairDone:
+class RepairOutcome:
     """Result of a repair: the snapshot, and the number of rows removed in this snapshot."""
 
     snapshot_id: int
@@ -93,7 +93,7 @@ class RepairDone:
 class RepairSink(IcebergSink):
     """Sink of a repair: commits the rows read again in a single snapshot."""
 
-    def repair(self, repairing: Repairing) -> RepairDone:
+    def repair(self, repairing: RepairChange) -> RepairOutcome:
         """Commit the buffered rows, with the kept rows of the table, in a single snapshot.
 
         Raises Conflict if the ledger of the ranges has changed since: audit again. Raises CannotReplace if rows can't
@@ -118,10 +118,10 @@ class RepairSink(IcebergSink):
         )
         attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
         snapshot_id = self._drive(attempt, landing, files)
-        return RepairDone(snapshot_id, attempt.rows_out(snapshot_id))
+        return RepairOutcome(snapshot_id, attempt.rows_out(snapshot_id))
 
 
-class RejectingRepairSink(RejectingSink):
+class RejectingRepairSink(IcebergRejectingSink):
     """Sink of a repair with the table's reject table: bad records are rejected by the same landing."""
 
     def __init__(
@@ -130,7 +130,7 @@ class RejectingRepairSink(RejectingSink):
         self._repairing = RepairSink(catalog, table, consumer_group, design)
         super().__init__(self._repairing, catalog, table, consumer_group, records)
 
-    def repair(self, repairing: Repairing) -> RepairDone:
+    def repair(self, repairing: RepairChange) -> RepairOutcome:
         """Write the rejected records, then repair, including the rejected records of the ranges."""
         done = self._repairing.repair(replace(repairing, landing=self.write_down(repairing.landing)))
         self.settle()
@@ -148,14 +148,14 @@ class RepairGuard(ReplaceGuard):
         for identity, change in self._landing.topics.items():
             entry = own.entry(identity)
             if gone := change.replaced - entry.landed:
-                raise Refused(RangesNotLanded(name, gone))
+                raise RefusalCarrier(RangesNotLanded(name, gone))
             if taken := change.held & entry.lost | change.landed & entry.landed:
-                raise Refused(LedgerConflict(name, taken))
+                raise RefusalCarrier(LedgerConflict(name, taken))
             if forgotten := change.replaced & entry.forgotten:
-                raise Refused(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
+                raise RefusalCarrier(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
             theirs = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
             if shared := (change.replaced | change.landed) & theirs:
-                raise Refused(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
+                raise RefusalCarrier(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
 
     def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
         return ChangedMeanwhile(table, ranges, "were replaced by another run")
@@ -179,9 +179,9 @@ class RepairFinder(Finder):
 
     kept: RangeSet = RangeSet()
     has_missing: bool = False
-    odd: tuple[NoPlace, ...] = ()
+    odd: tuple[RowsOutsideLog, ...] = ()
     lost: frozenset[str] = frozenset()
-    _odd_now: tuple[NoPlace, ...] = ()
+    _odd_now: tuple[RowsOutsideLog, ...] = ()
     _ones: dict[frozenset[FileKey], list[DataFile]] = field(default_factory=dict)
 
     def find(self, head: Any, landed: int) -> Takeout:

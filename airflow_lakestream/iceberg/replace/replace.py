@@ -17,13 +17,13 @@ from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, union
-from airflow_lakestream.core.lineage import Reading
+from airflow_lakestream.core.lineage import LedgerReading
 from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction, overwriting
-from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
+from airflow_lakestream.iceberg.commit.guard import HeadGuard, RefusalCarrier
 from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
@@ -35,7 +35,7 @@ class FirstLook:
     """Table at a run's first look, and the reading of the ledger; None without a table."""
 
     table: Table | None = None
-    reading: Reading | None = None
+    reading: LedgerReading | None = None
 
     def landings_since(self, now: Table, consumer_group: str) -> tuple[list[Landing], bool]:
         """Return a group's landings new in the history since the first look, and whether the list is complete."""
@@ -97,7 +97,7 @@ class ReplaceGuard(HeadGuard):
         name = ledger_store.name_of(current)
         landings, complete = self._first.landings_since(current, self._group)
         if replaced := replaced_by_others(landings, self._ranges, self._own):
-            raise Refused(self._replaced_meanwhile(name, replaced))
+            raise RefusalCarrier(self._replaced_meanwhile(name, replaced))
         if not complete:
             # Not as Refused: expiry moves no head, so an earlier try with an open outcome may still be applied.
             raise CannotReplace(
@@ -112,7 +112,7 @@ class ReplaceGuard(HeadGuard):
             ledgers = ledger_store.ledgers(current, self._group)
             check_replace(ledger_store.name_of(current), self._landing, self._group, ledgers)
         except (CannotReplace, Conflict) as e:
-            raise Refused(e) from None
+            raise RefusalCarrier(e) from None
 
     def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
         return ReplacedMeanwhile(table, ranges)
@@ -151,7 +151,7 @@ class ReplaceAttempt(AppendAttempt):
             ledgers = ledger_store.ledgers(table, self._group)
             takeout = self._finder.find(IcebergFiles(table), rows_landed(ledgers.values()))
         except (CannotReplace, Conflict) as e:
-            raise Refused(e) from None
+            raise RefusalCarrier(e) from None
         landing = self._completed(takeout, ledgers[self._group])
         self._replace_guard.expect(landing)
         summary = {**codec.encode_summary(self._group, landing), **transaction.notes}

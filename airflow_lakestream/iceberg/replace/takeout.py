@@ -21,7 +21,7 @@ from pyiceberg.types import PrimitiveType
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.manifests import Planner
+from airflow_lakestream.iceberg.manifests import WholeTablePlanner
 from airflow_lakestream.iceberg.write.deletes import NONE_DELETED, deleted_positions
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES
@@ -52,7 +52,7 @@ def live_files(table: Table) -> list[FileScanTask]:
 def live_files_of(metadata: TableMetadata, io: FileIO) -> list[FileScanTask]:
     """Return the data files of the head in this metadata, each with the applicable position deletes."""
     snapshot = metadata.current_snapshot()
-    return [] if snapshot is None else list(Planner(metadata, io).plan_files(snapshot.manifests(io)))
+    return [] if snapshot is None else list(WholeTablePlanner(metadata, io).plan_files(snapshot.manifests(io)))
 
 
 def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
@@ -156,8 +156,8 @@ def _known_by_reading(table: Table, file: DataFile) -> int:
 
 # A data file with the delete files that apply to it.
 FileKey = tuple[str, frozenset[str]]
-Finder = takeout.Finder[FileScanTask, DataFile]
-Takeout = takeout.Takeout[FileScanTask, DataFile]
+Finder = takeout.TakeoutFinder[FileScanTask, DataFile]
+Takeout = takeout.TakeoutFiles[FileScanTask, DataFile]
 
 
 class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):

@@ -100,18 +100,18 @@ def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
     aged = [n for n, ref in refs if ref.snapshot_ref_type == SnapshotRefType.BRANCH and ref.max_snapshot_age_ms]
     if aged:
         raise AgesOfBranches(name, aged)
-    guards: list[_Guard] = []
+    guards: list[_ExpiryGuard] = []
 
     def attempt() -> AppendAttempt:
         now = catalog.load_table(name)
-        guards.append(_Guard(catalog, now, rule))
+        guards.append(_ExpiryGuard(catalog, now, rule))
         return AppendAttempt(catalog, name, guards[-1], guards[-1].summary)
 
     ledger_edit.drive(name, attempt)
     return guards[-1].expiring
 
 
-class _Guard(ledger_edit.EditGuard):
+class _ExpiryGuard(ledger_edit.EditGuard):
     """Commit guard of a snapshot with unchanged ledgers, noted at further snapshots."""
 
     def __init__(self, catalog: Catalog, table: Table, rule: ExpiryRule) -> None:

@@ -24,7 +24,7 @@ from airflow_lakestream.core.restated import encode_restated
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused, response_of
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, RefusalCarrier, response_of
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
@@ -39,7 +39,7 @@ Decide = Callable[[Table], Mapping[str, Ledger]]
 Properties = Callable[[Table], Mapping[str, str]]
 
 
-class HeadMoved(Conflict):
+class EditOvertaken(Conflict):
     """Commit of another writer since the change was decided."""
 
     def __init__(self, table: str) -> None:
@@ -99,7 +99,7 @@ class EditGuard(CommitGuard):
         """Refuse a head moved since the decision."""
         super().check_fit(current)
         if ledger_store.head_of(current.metadata) != self._decided_at:
-            raise Refused(HeadMoved(ledger_store.name_of(current)))
+            raise RefusalCarrier(EditOvertaken(ledger_store.name_of(current)))
 
     def _not_applied(self, why: str) -> Exception:
         # Not a CommitFailedException: PyIceberg would put the change on a head that it was not decided for.
@@ -148,7 +148,7 @@ def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
         attempt = attempt or make()
         try:
             snapshot_id = attempt.commit([])
-        except (Refused, CommitFailedException, ValidationException) as e:
+        except (RefusalCarrier, CommitFailedException, ValidationException) as e:
             attempt.clean_up(keep=None)
             attempt, last = None, e
         except Exception as e:

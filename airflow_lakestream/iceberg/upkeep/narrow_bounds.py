@@ -92,12 +92,12 @@ def mend(catalog: Catalog, name: str, found: Sequence[WrongBounds]) -> int | Non
             SUMMARY_BOUNDS: str(len(found)),
         }
         guard = ledger_edit.EditGuard(catalog, edit_id, table, {}, {})
-        return _MendingAttempt(catalog, name, guard, summary, {one.path: one.ids for one in found})
+        return _BoundsAttempt(catalog, name, guard, summary, {one.path: one.ids for one in found})
 
     return ledger_edit.drive(name, attempt)
 
 
-class _MendingAttempt(AppendAttempt):
+class _BoundsAttempt(AppendAttempt):
     def __init__(
         self,
         catalog: Catalog,
@@ -110,13 +110,13 @@ class _MendingAttempt(AppendAttempt):
         self._wrong = wrong
 
     def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
-        producer = _MendedManifests(transaction, table.io, self._summary, self._wrong)
+        producer = _BoundsManifests(transaction, table.io, self._summary, self._wrong)
         note(producer, self._producers)
         with producer:
             pass
 
 
-class _MendedManifests(_OverwriteFiles):
+class _BoundsManifests(_OverwriteFiles):
     """Snapshot with the files of the parent, and new manifests for files with wrong bounds."""
 
     def __init__(

@@ -13,7 +13,7 @@ from airflow_lakestream.iceberg.write.deletes import deleted_positions
 
 
 @dataclass(frozen=True)
-class Reads:
+class ReadCounts:
     """Counts of the files at a table's head.
 
     :param data_files: data files, each opened once.
@@ -35,7 +35,7 @@ class Reads:
         return self.most > 1 or self.shared > 0 or self.needless > 0
 
     @classmethod
-    def of(cls, table: Table) -> Reads:
+    def of(cls, table: Table) -> ReadCounts:
         """Return the counts of a table's head. Raises ValueError for equality deletes, unsupported by PyIceberg."""
         tasks = live_files(table)
         needed = Counter(file.file_path for task in tasks for file in task.delete_files)

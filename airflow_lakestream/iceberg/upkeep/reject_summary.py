@@ -18,7 +18,7 @@ _MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class RejectExample:
     """Rejected record in a summary."""
 
     topic: str
@@ -48,19 +48,19 @@ class Example:
 
 
 @dataclass
-class Reason:
+class RejectReason:
     """Rejected records of the same group, stage and kind of reason."""
 
     consumer_group: str
     stage: str
     kind: str
     count: int = 0
-    examples: list[Example] = field(default_factory=list)
+    examples: list[RejectExample] = field(default_factory=list)
 
 
-def by_reason(parts: Iterable[pa.Table], examples: int) -> list[Reason]:
+def by_reason(parts: Iterable[pa.Table], examples: int) -> list[RejectReason]:
     """Return rejected records by group, stage and kind of reason, the most frequent first."""
-    found: dict[tuple[str, str, str], Reason] = {}
+    found: dict[tuple[str, str, str], RejectReason] = {}
     for part in parts:
         counted = part.group_by(["consumer_group", "stage", "error"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
@@ -71,14 +71,14 @@ def by_reason(parts: Iterable[pa.Table], examples: int) -> list[Reason]:
     return sorted(found.values(), key=lambda one: (-one.count, one.consumer_group, one.stage, one.kind))
 
 
-def _reason(found: dict[tuple[str, str, str], Reason], row: dict[str, Any]) -> Reason:
+def _reason(found: dict[tuple[str, str, str], RejectReason], row: dict[str, Any]) -> RejectReason:
     key = row["consumer_group"], row["stage"], kind_of(row["error"])
-    return found.setdefault(key, Reason(*key))
+    return found.setdefault(key, RejectReason(*key))
 
 
-def _examples(part: pa.Table, row: dict[str, Any], most: int) -> Iterator[Example]:
+def _examples(part: pa.Table, row: dict[str, Any], most: int) -> Iterator[RejectExample]:
     same = pc.and_(pc.equal(part["error"], row["error"]), pc.equal(part["stage"], row["stage"]))
     same = pc.and_(same, pc.equal(part["consumer_group"], row["consumer_group"]))
     for one in part.filter(same).slice(0, most).to_pylist():
         topic, partition, offset = (one[name] for name in COORDINATES)
-        yield Example(topic, partition, offset, one["error"], one["value"], one["run_id"])
+        yield RejectExample(topic, partition, offset, one["error"], one["value"], one["run_id"])

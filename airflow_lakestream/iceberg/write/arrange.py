@@ -28,7 +28,7 @@ from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DataFileRows:
     """Rows of a data file: all of `rows`, or the rows at `positions`, in this order."""
 
     rows: pa.Table
@@ -40,7 +40,7 @@ class Piece:
         return self.rows if self.positions is None else self.rows.take(self.positions)
 
 
-def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
+def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[DataFileRows]:
     """Yield the pieces of conforming rows for the table's spec and order: at least a piece, each with rows."""
     schema, spec = metadata.schema(), metadata.spec()
     values = [_partition_values(rows, schema, field) for field in spec.fields]
@@ -57,9 +57,9 @@ def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
         key = _partition_key(metadata, [value[first] for value in values]) if values else None
         for low, high in _cuts(start, count, max(1, target)):
             if positions is None:
-                yield Piece(rows.slice(low, high - low), None, key)
+                yield DataFileRows(rows.slice(low, high - low), None, key)
             else:
-                yield Piece(rows, positions.slice(low, high - low), key)
+                yield DataFileRows(rows, positions.slice(low, high - low), key)
         start += count
 
 
@@ -75,7 +75,7 @@ def _cuts(start: int, count: int, most: int) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(start + count * part // parts for part in range(parts + 1))
 
 
-class _Key(PartitionKey):
+class _FilePartition(PartitionKey):
     """Partition of a file. PyIceberg's own class finds values by column, and fails for several fields of a column."""
 
     @cached_property
@@ -85,7 +85,7 @@ class _Key(PartitionKey):
 
 def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> PartitionKey:
     spec = metadata.spec()
-    return _Key(
+    return _FilePartition(
         [PartitionFieldValue(field, _in_manifest(value)) for field, value in zip(spec.fields, values, strict=True)],
         spec,
         metadata.schema(),

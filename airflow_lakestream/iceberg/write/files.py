@@ -28,7 +28,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.hdfs import HdfsFileIO
 from airflow_lakestream.iceberg.manifests import live_entries_of
-from airflow_lakestream.iceberg.write.arrange import Piece, arrange
+from airflow_lakestream.iceberg.write.arrange import DataFileRows, arrange
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.parquet import write_parquet
 
@@ -58,7 +58,7 @@ def write_data_files(
     numbers = itertools.count() if counter is None else counter
     places = locations(metadata, folder)
     plans = [
-        _Plan(metadata, io, piece, _path(places, piece, prefix, next(numbers)))
+        _FileWrite(metadata, io, piece, _path(places, piece, prefix, next(numbers)))
         for piece in arrange(metadata, conform(rows, metadata.schema()))
     ]
     if len(plans) == 1:
@@ -85,10 +85,10 @@ def delete_files(io: FileIO, paths: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _FileWrite:
     metadata: TableMetadata
     io: FileIO
-    piece: Piece
+    piece: DataFileRows
     path: str
 
     def write(self) -> DataFile:
@@ -129,7 +129,7 @@ def locations(metadata: TableMetadata, folder: str) -> LocationProvider:
     return load_location_provider(metadata.location, properties)
 
 
-def _path(locations: LocationProvider, piece: Piece, prefix: str, number: int) -> str:
+def _path(locations: LocationProvider, piece: DataFileRows, prefix: str, number: int) -> str:
     # The writer overwrites without asking, and two processes may count from zero under one prefix.
     name = f"{prefix}-{number:05d}-{uuid.uuid4().hex[:12]}.parquet"
     key = piece.partition
@@ -139,7 +139,7 @@ def _path(locations: LocationProvider, piece: Piece, prefix: str, number: int) -
     return locations.new_data_location(name, key)
 
 
-def _write_alone(plan: _Plan) -> list[DataFile]:
+def _write_alone(plan: _FileWrite) -> list[DataFile]:
     try:
         return [plan.write()]
     except BaseException:
@@ -147,7 +147,7 @@ def _write_alone(plan: _Plan) -> list[DataFile]:
         raise
 
 
-def _write_side_by_side(plans: Sequence[_Plan]) -> list[DataFile]:
+def _write_side_by_side(plans: Sequence[_FileWrite]) -> list[DataFile]:
     executor = ExecutorFactory.get_or_create()
     futures: list[Future[DataFile]] = []
     try:

@@ -39,7 +39,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 @dataclass(frozen=True)
-class Outline:
+class IcebergOutline:
     """Outline of a table for another process; also a catalog with this table only."""
 
     name: str
@@ -52,7 +52,7 @@ class Outline:
             raise NoSuchTableError(f"{name}: only {self.name} is known here")
         return Table(tuple(name.split(".")), self.metadata, "", self.io, NoopCatalog("outline"))
 
-    def without_history(self) -> Outline:
+    def without_history(self) -> IcebergOutline:
         """Return the outline with the metadata needed for writing only, since many outlines may be sent at once."""
         properties = {key: text for key, text in self.metadata.properties.items() if not key.startswith("lakestream.")}
         bare: dict[str, Any] = {"properties": properties, "refs": {}, "current_snapshot_id": None}
@@ -60,21 +60,21 @@ class Outline:
         return replace(self, metadata=self.metadata.model_copy(update=bare))
 
 
-def beside(table: Table, columns: pa.Schema) -> Outline:
+def beside(table: Table, columns: pa.Schema) -> IcebergOutline:
     """Return the outline of a staging table, with files at the location of `table`."""
     own = {key: value for key, value in table.metadata.properties.items() if not key.startswith("lakestream.")}
     # No reader prunes such files.
     plain = {**own, TableProperties.DEFAULT_WRITE_METRICS_MODE: "none"}
     metadata = metadata_of(to_schema(columns), table.metadata.location, plain)
-    return Outline(".".join(table.name()), metadata, table.io)
+    return IcebergOutline(".".join(table.name()), metadata, table.io)
 
 
-def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
+def open_file(outline: IcebergOutline, file: Mapping[str, Any]) -> Any:
     """Open a handed file of a staging table for reading."""
     return outline.io.new_input(file["file_path"]).open()
 
 
-def uri(outline: Outline, file: Mapping[str, Any]) -> str:
+def uri(outline: IcebergOutline, file: Mapping[str, Any]) -> str:
     """Return the URI of a handed file of a staging table."""
     return str(file["file_path"])
 
@@ -84,7 +84,7 @@ def rows_in(file: Mapping[str, Any]) -> int:
     return int(file["record_count"])
 
 
-def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
+def delete(outline: IcebergOutline, files: Iterable[Mapping[str, Any]]) -> list[str]:
     """Delete handed files of a staging table if possible; return the paths possibly left. Never raises."""
     return delete_files(outline.io, [file["file_path"] for file in files])
 

@@ -64,7 +64,7 @@ _REMEDY = "Leave the argument out to keep the table's own, or evolve the table."
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class LayoutTerm:
     """Transform of a column, for example `bucket(16, user_id)`."""
 
     column: str
@@ -176,8 +176,10 @@ def _items(value: Sequence[str] | str | None) -> list[str]:
     return [part.strip() for part in parts if part.strip() or not isinstance(value, str)]
 
 
-def _partition_terms(schema: Schema, partition_by: Sequence[str] | str | None, *, is_new: bool = False) -> list[Term]:
-    terms: list[Term] = []
+def _partition_terms(
+    schema: Schema, partition_by: Sequence[str] | str | None, *, is_new: bool = False
+) -> list[LayoutTerm]:
+    terms: list[LayoutTerm] = []
     for text in _items(partition_by):
         term = _term(schema, text, "partition_by")
         # A NaN equals nothing, so no reader would find its partition.
@@ -188,7 +190,7 @@ def _partition_terms(schema: Schema, partition_by: Sequence[str] | str | None, *
     return terms
 
 
-def _refuse_repeated(term: Term, earlier: list[Term], text: str, *, is_new: bool) -> None:
+def _refuse_repeated(term: LayoutTerm, earlier: list[LayoutTerm], text: str, *, is_new: bool) -> None:
     for other in earlier:
         if other.key == term.key:
             raise InvalidArgument("partition_by", f"{text!r} is there twice.", "Remove one.")
@@ -226,7 +228,7 @@ def _sort_fields(schema: Schema, sort_by: Sequence[str] | str | None) -> list[So
     return fields
 
 
-def _term(schema: Schema, text: str, argument: str) -> Term:
+def _term(schema: Schema, text: str, argument: str) -> LayoutTerm:
     call = None if text in schema.column_names else _CALL.fullmatch(text)
     if call is None:
         return _bound(schema, text, text, IdentityTransform(), argument)
@@ -244,7 +246,7 @@ def _term(schema: Schema, text: str, argument: str) -> Term:
     return _bound(schema, sized["column"].strip(), text, _SIZED[name](int(sized["size"])), argument)
 
 
-def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argument: str) -> Term:
+def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argument: str) -> LayoutTerm:
     if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
         column = column[1:-1].replace(column[0] * 2, column[0])
     if column not in schema.column_names:
@@ -257,7 +259,7 @@ def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argu
     if not transform.can_transform(field.field_type) or not field.field_type.is_primitive:
         what = f"{str(transform).partition('[')[0]} takes no {type_text(field.field_type)}"
         raise InvalidArgument(argument, f"{text!r}: {what}, which {column!r} is.")
-    return Term(column, field.field_id, field.field_type, transform)
+    return LayoutTerm(column, field.field_id, field.field_type, transform)
 
 
 def _unit_of_a_time(schema: Schema, column: str) -> str:
@@ -276,7 +278,7 @@ def _single_columns(struct: StructType, path: str = "") -> Iterator[tuple[str, N
             yield from _single_columns(field.field_type, f"{path}{field.name}.")
 
 
-def _partition_name(term: Term, taken: set[str]) -> str:
+def _partition_name(term: LayoutTerm, taken: set[str]) -> str:
     word = str(term.transform).replace("truncate", "trunc").replace("[", "_").rstrip("]")
     if word == "identity":
         return term.column

@@ -32,12 +32,12 @@ from airflow_lakestream.iceberg.write.bounds import unbounded
 from airflow_lakestream.tables.coordinates import OFFSET
 
 
-class Nowhere(FileIO):
+class TrialFileIO(FileIO):
     """FileIO for trials, without any stored file."""
 
     def new_output(self, location: str) -> OutputFile:
         """Return a file for counting bytes only."""
-        return _Counted(location)
+        return _CountOnlyFile(location)
 
     def new_input(self, location: str) -> InputFile:
         """Refuse: a trial stores no file."""
@@ -47,7 +47,7 @@ class Nowhere(FileIO):
         """Ignore the call: a trial stores no file."""
 
 
-class _Counted(OutputFile):
+class _CountOnlyFile(OutputFile):
     def __init__(self, location: str) -> None:
         super().__init__(location)
         self._stream = pa.MockOutputStream()

@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 from airflow_lakestream.iceberg.commit.manifest_writers import named_apart, with_optional_values
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.files import check_file_format, write_data_files
-from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
+from airflow_lakestream.iceberg.write.parquet import TrialFileIO, write_parquet
 from airflow_lakestream.tables.no_rows import one_row
 from airflow_lakestream.tables.row_buffer import culprits
 from airflow_lakestream.tables.schema.types import arrow_schema
@@ -47,7 +47,7 @@ def _prove(metadata: TableMetadata) -> None:
         return
     files = _write(metadata, one_row(columns))
     codec: Any = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
-    spec, output = with_optional_values(metadata.spec()), Nowhere().new_output("")
+    spec, output = with_optional_values(metadata.spec()), TrialFileIO().new_output("")
     made = write_manifest(metadata.format_version, spec, metadata.schema(), output, 0, codec)
     named_apart(made)
     with made as writer:
@@ -57,8 +57,8 @@ def _prove(metadata: TableMetadata) -> None:
 
 def _write(metadata: TableMetadata, rows: pa.Table) -> list[DataFile]:
     if rows.num_rows:
-        return write_data_files(metadata, Nowhere(), rows, "")
+        return write_data_files(metadata, TrialFileIO(), rows, "")
     check_file_format(metadata.properties)
-    conforming, output = conform(rows, metadata.schema()), Nowhere().new_output("")
+    conforming, output = conform(rows, metadata.schema()), TrialFileIO().new_output("")
     write_parquet(output, metadata.schema(), metadata.properties, conforming)
     return []

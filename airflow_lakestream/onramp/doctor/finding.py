@@ -10,7 +10,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.onramp.connection_lines import without_secrets
 
 
-class Health(StrEnum):
+class PartHealth(StrEnum):
     """Health of a part: `NOTE` is worth knowing, `WRONG` has to be mended, `UNKNOWN` could not be checked."""
 
     OK = "ok"
@@ -19,15 +19,15 @@ class Health(StrEnum):
     UNKNOWN = "unknown"
 
 
-_EXIT_CODES = {Health.WRONG: 1, Health.UNKNOWN: 2}
+_EXIT_CODES = {PartHealth.WRONG: 1, PartHealth.UNKNOWN: 2}
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """A line of the doctor; `text` contains the problem and the remedy."""
 
     part: str
-    health: Health
+    health: PartHealth
     text: str
 
     def to_dict(self) -> dict[str, str]:
@@ -38,29 +38,29 @@ class Finding:
         return f"{self.health:<8} {self.part:<10} {self.text}"
 
 
-Look = Callable[[], Iterable[Finding]]
+Look = Callable[[], Iterable[DoctorFinding]]
 
 
-def findings_of(part: str, look: Look, secrets: Callable[[], Iterable[str]]) -> list[Finding]:
+def findings_of(part: str, look: Look, secrets: Callable[[], Iterable[str]]) -> list[DoctorFinding]:
     """Return the findings of a look; an error is a finding, too. Secrets are hidden in the texts.
 
     :param secrets: returns the texts to hide, as far as they are known after the look.
     """
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     try:
         # One by one: the findings before an error stay.
         for one in look():
             found.append(one)
     except LakestreamError as e:
-        found.append(Finding(part, Health.UNKNOWN if isinstance(e, Transient) else Health.WRONG, str(e)))
+        found.append(DoctorFinding(part, PartHealth.UNKNOWN if isinstance(e, Transient) else PartHealth.WRONG, str(e)))
     except (ImportError, OSError) as e:
-        found.append(Finding(part, Health.WRONG, f"{type(e).__name__}: {e}"))
+        found.append(DoctorFinding(part, PartHealth.WRONG, f"{type(e).__name__}: {e}"))
     except Exception as e:  # noqa: BLE001  # for any error of a client, the other parts are still checked
-        found.append(Finding(part, Health.UNKNOWN, f"{type(e).__name__}: {e}"))
+        found.append(DoctorFinding(part, PartHealth.UNKNOWN, f"{type(e).__name__}: {e}"))
     hidden = list(secrets())
     return [replace(one, text=" ".join(without_secrets(one.text, hidden).split())) for one in found]
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
+def exit_code(findings: Sequence[DoctorFinding]) -> int:
     """Return 2 if a part could not be checked, 1 if a part is wrong, otherwise 0."""
     return max((_EXIT_CODES.get(one.health, 0) for one in findings), default=0)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_lakestream.kafka.cluster import Address, Cluster, bootstrap_addresses
+from airflow_lakestream.kafka.cluster import BrokerAddress, KafkaCluster, bootstrap_addresses
 from airflow_lakestream.kafka.errors import KafkaMisconfigured
-from airflow_lakestream.onramp.doctor.finding import Finding, Health
+from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.onramp.samples import SampledTopic
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
@@ -22,7 +22,7 @@ _REGISTRY_SECONDS = 5.0
 _AHEAD_MS = 60_000
 
 
-def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[Finding]:
+def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[DoctorFinding]:
     """Connect with or without TLS, log in, and reach each broker at the advertised address."""
     try:
         servers = bootstrap_addresses(connection)
@@ -35,28 +35,28 @@ def check_brokers(connection: Mapping[str, Any], where: str) -> Iterator[Finding
     told = "; ".join(f"{server}: {problem}" for server, problem in problems.items() if problem is not None)
     if not reached:
         remedy = "Start the broker, correct bootstrap.servers, or open the way to it (firewall, VPN)."
-        yield Finding(BROKERS, Health.UNKNOWN, f"{where}: no broker can be reached: {told}. {remedy}")
+        yield DoctorFinding(BROKERS, PartHealth.UNKNOWN, f"{where}: no broker can be reached: {told}. {remedy}")
         return
     if told:
-        yield Finding(BROKERS, Health.NOTE, f"{where}: {told}. Others of bootstrap.servers answer.")
+        yield DoctorFinding(BROKERS, PartHealth.NOTE, f"{where}: {told}. Others of bootstrap.servers answer.")
     protocol = str(connection.get("security.protocol", "plaintext")).lower()
     if mismatch := _mismatch(reached[0], protocol):
-        yield Finding(BROKERS, Health.WRONG, f"{where}: {mismatch}")
+        yield DoctorFinding(BROKERS, PartHealth.WRONG, f"{where}: {mismatch}")
         return
-    brokers = Cluster(connection, where).brokers()
+    brokers = KafkaCluster(connection, where).brokers()
     unreached = [f"{one}: {problem}" for one in brokers.addresses if (problem := one.problem()) is not None]
     if unreached:
         remedy = "Correct advertised.listeners of the brokers, or make these names known here."
         said = f"brokers give clients addresses that can't be reached from here: {'; '.join(unreached)}. {remedy}"
-        yield Finding(BROKERS, Health.UNKNOWN, f"{where}: {said}")
+        yield DoctorFinding(BROKERS, PartHealth.UNKNOWN, f"{where}: {said}")
         return
     user = f" as {connection['sasl.username']}" if protocol.startswith("sasl") and "sasl.username" in connection else ""
     count = len(brokers.addresses)
     answer = "1 broker answers" if count == 1 else f"{count} brokers answer"
-    yield Finding(BROKERS, Health.OK, f"{where}: {answer}, by {protocol.upper()}{user}.")
+    yield DoctorFinding(BROKERS, PartHealth.OK, f"{where}: {answer}, by {protocol.upper()}{user}.")
 
 
-def _mismatch(server: Address, protocol: str) -> str | None:
+def _mismatch(server: BrokerAddress, protocol: str) -> str | None:
     """Describe the contradiction between the port and `security.protocol`, or return None if there is no known one."""
     speaks = server.speaks_tls()
     if speaks is True and protocol not in _TLS:
@@ -71,7 +71,7 @@ def _mismatch(server: Address, protocol: str) -> str | None:
     return None
 
 
-def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterator[Finding]:
+def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterator[DoctorFinding]:
     """Describe the topic, read a record, and compare the record's time with this machine's."""
     sampled = SampledTopic(connection, topic, where)
     state = sampled.look()
@@ -80,21 +80,21 @@ def check_topic(connection: Mapping[str, Any], topic: str, where: str) -> Iterat
     newest = sampled.last(state, 1)
     if not len(newest):
         said = "there is no record to read, so whether this user may read is not proven"
-        yield Finding(TOPIC, Health.NOTE, f"{size}; {said}. Produce one, and look again.")
+        yield DoctorFinding(TOPIC, PartHealth.NOTE, f"{size}; {said}. Produce one, and look again.")
         return
-    yield Finding(TOPIC, Health.OK, f"{size}; the newest records can be read.")
+    yield DoctorFinding(TOPIC, PartHealth.OK, f"{size}; the newest records can be read.")
     ahead = (newest.newest_ms or 0) - int(time.time() * 1000)
     if ahead > _AHEAD_MS:
         said = f"the newest record of {topic} is dated {ahead // 1000:,} s after this machine's clock"
         remedy = "Set the clock of this machine, or of the producer: intervals go by the records' times."
-        yield Finding(CLOCK, Health.WRONG, f"{said}. {remedy}")
+        yield DoctorFinding(CLOCK, PartHealth.WRONG, f"{said}. {remedy}")
 
 
-def check_registry(config: RegistryConfig | None, topic: str | None) -> Iterator[Finding]:
+def check_registry(config: RegistryConfig | None, topic: str | None) -> Iterator[DoctorFinding]:
     """Ask the registry for the topic's schema."""
     if config is None:
         said = "none is configured. Formats with a registry need schema.registry.url in the Kafka connection's extra."
-        yield Finding(REGISTRY, Health.NOTE, said)
+        yield DoctorFinding(REGISTRY, PartHealth.NOTE, said)
         return
     client = RegistryClient(replace(config, retries=0, timeout=min(config.timeout, _REGISTRY_SECONDS)))
     subject = f"{topic or 'lakestream-doctor'}-value"
@@ -102,6 +102,8 @@ def check_registry(config: RegistryConfig | None, topic: str | None) -> Iterator
         found = client.latest(subject)
     except SchemaNotFound:
         none = f" It has no subject {subject}." if topic else ""
-        yield Finding(REGISTRY, Health.OK, f"{config.url} answers.{none}")
+        yield DoctorFinding(REGISTRY, PartHealth.OK, f"{config.url} answers.{none}")
         return
-    yield Finding(REGISTRY, Health.OK, f"{config.url} answers: {subject} has schema {found.id} of type {found.kind}.")
+    yield DoctorFinding(
+        REGISTRY, PartHealth.OK, f"{config.url} answers: {subject} has schema {found.id} of type {found.kind}."
+    )

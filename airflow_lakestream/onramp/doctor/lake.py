@@ -18,7 +18,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, SetPropertiesUpdate
 
 from airflow_lakestream.iceberg import fitness
 from airflow_lakestream.iceberg.commit.new_table import make_namespace
-from airflow_lakestream.onramp.doctor.finding import Finding, Health
+from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.stores.folders import open_folder
 
 CATALOG, STORE, CLOCK = "catalog", "store", "clock"
@@ -27,7 +27,9 @@ _SKEW_SECONDS = 60
 _ROWS = pa.table({"id": pa.array([1], pa.int64())})
 
 
-def check_catalog(open_catalog: Callable[[], Catalog], table: str | None, *, read_only: bool) -> Iterator[Finding]:
+def check_catalog(
+    open_catalog: Callable[[], Catalog], table: str | None, *, read_only: bool
+) -> Iterator[DoctorFinding]:
     """Open the catalog, look at the table, and commit to a scratch table, unless `read_only`."""
     catalog = open_catalog()
     namespaces = catalog.list_namespaces()
@@ -40,15 +42,15 @@ def check_catalog(open_catalog: Callable[[], Catalog], table: str | None, *, rea
             known += f", {table} can be read"
         except NoSuchTableError:
             known += f", {table} is not there yet"
-    yield Finding(CATALOG, Health.OK, f"{kind} answers: {known}.")
+    yield DoctorFinding(CATALOG, PartHealth.OK, f"{kind} answers: {known}.")
     if read_only:
         said = "whether a commit works is not tried with --read-only."
-        yield Finding(CATALOG, Health.NOTE, said)
+        yield DoctorFinding(CATALOG, PartHealth.NOTE, said)
         return
     yield from _with_scratch_table(catalog, table)
 
 
-def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding]:
+def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[DoctorFinding]:
     scratch = f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
     namespace = table.rpartition(".")[0] if table is not None else scratch
     name = f"{namespace}.{scratch}"
@@ -67,24 +69,32 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding
             catalog.drop_namespace(namespace)
     yield compared
     if not read_back:
-        yield Finding(STORE, Health.WRONG, f"{made.location()}: a row that was written was not read back.")
+        yield DoctorFinding(STORE, PartHealth.WRONG, f"{made.location()}: a row that was written was not read back.")
     elif left:
         said = f"files can be written and read, and those of {made.location()} are still there"
-        yield Finding(STORE, Health.NOTE, f"{said}. Delete them; without the right to delete, orphan files stay.")
+        yield DoctorFinding(
+            STORE, PartHealth.NOTE, f"{said}. Delete them; without the right to delete, orphan files stay."
+        )
     else:
-        yield Finding(STORE, Health.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted.")
+        yield DoctorFinding(
+            STORE, PartHealth.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted."
+        )
 
 
-def _compare_and_set(catalog: Catalog, name: str) -> Finding:
+def _compare_and_set(catalog: Catalog, name: str) -> DoctorFinding:
     """Commit for a head unknown to the table: a catalog that accepts the commit would let runs overwrite rows."""
     stale = (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": 1}),)
     try:
         change = (SetPropertiesUpdate(updates={"lakestream.doctor": "stale"}),)
         fitness.commit_table(catalog, catalog.load_table(name), stale, change)
     except CommitFailedException:
-        return Finding(CATALOG, Health.OK, "commits work, and one for an older head is refused (compare and set).")
+        return DoctorFinding(
+            CATALOG, PartHealth.OK, "commits work, and one for an older head is refused (compare and set)."
+        )
     remedy = "Use a REST, Glue, SQL or Hive catalog that checks requirements."
-    return Finding(CATALOG, Health.WRONG, f"a commit for an older head was taken: runs would lose rows. {remedy}")
+    return DoctorFinding(
+        CATALOG, PartHealth.WRONG, f"a commit for an older head was taken: runs would lose rows. {remedy}"
+    )
 
 
 def _remove(catalog: Catalog, made: Table, name: str) -> bool:
@@ -111,7 +121,7 @@ def _above(location: str, scratch: str) -> str:
     return location.partition(f"/{scratch}")[0]
 
 
-def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[Finding]:
+def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[DoctorFinding]:
     """Write, create only if missing, read and delete a file, like a Delta commit and a checkpoint's lease.
 
     :param location: a path or a URI.
@@ -120,7 +130,7 @@ def check_store(location: str, properties: Mapping[str, str] | None, *, read_onl
     folder = open_folder(location, properties)
     folder.names()
     if read_only:
-        yield Finding(STORE, Health.OK, f"{location} can be listed; writing is not tried with --read-only.")
+        yield DoctorFinding(STORE, PartHealth.OK, f"{location} can be listed; writing is not tried with --read-only.")
         return
     name, content = f".{_SCRATCH}{uuid.uuid4().hex}", uuid.uuid4().bytes
     missing = _missing_folders(location)
@@ -131,10 +141,10 @@ def check_store(location: str, properties: Mapping[str, str] | None, *, read_onl
         if not created or again or folder.read(name) != content:
             remedy = "Use a store with conditional writes: a disk, S3, or one that is as strict."
             said = f"{location}: a file that was there could be created again: commits could overwrite each other."
-            yield Finding(STORE, Health.WRONG, f"{said} {remedy}")
+            yield DoctorFinding(STORE, PartHealth.WRONG, f"{said} {remedy}")
             return
         modified = folder.modified(name)
-        yield Finding(STORE, Health.OK, f"{location}: files can be created once, read and deleted.")
+        yield DoctorFinding(STORE, PartHealth.OK, f"{location}: files can be created once, read and deleted.")
     finally:
         folder.remove(name)
         for path in missing:
@@ -143,11 +153,15 @@ def check_store(location: str, properties: Mapping[str, str] | None, *, read_onl
         yield _clock(location, modified - written_at)
 
 
-def _clock(location: str, ahead: float) -> Finding:
+def _clock(location: str, ahead: float) -> DoctorFinding:
     if abs(ahead) <= _SKEW_SECONDS:
-        return Finding(CLOCK, Health.OK, f"the time of {location} is this machine's, within {_SKEW_SECONDS} s.")
+        return DoctorFinding(
+            CLOCK, PartHealth.OK, f"the time of {location} is this machine's, within {_SKEW_SECONDS} s."
+        )
     way = "ahead of" if ahead > 0 else "behind"
-    return Finding(CLOCK, Health.WRONG, f"the time of {location} is {abs(ahead):.0f} s {way} this machine's. Set it.")
+    return DoctorFinding(
+        CLOCK, PartHealth.WRONG, f"the time of {location} is {abs(ahead):.0f} s {way} this machine's. Set it."
+    )
 
 
 def _missing_folders(location: str) -> list[Path]:

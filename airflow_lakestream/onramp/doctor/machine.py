@@ -8,7 +8,7 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
-from airflow_lakestream.onramp.doctor.finding import Finding, Health
+from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.spark.java import JavaUnfit
 from airflow_lakestream.spark.java import check_java as find_java
 from airflow_lakestream.spark.packages import SparkMixed, check_spark
@@ -18,18 +18,18 @@ _DISTRIBUTION = "airflow-lakestream"
 _SPARK = "spark"
 
 
-def check_java(*, needed: bool) -> Iterator[Finding]:
+def check_java(*, needed: bool) -> Iterator[DoctorFinding]:
     """Look for a Java version fit for Spark."""
     try:
         java, version = find_java()
     except JavaUnfit as e:
         # Without Spark, Java is not needed.
-        yield Finding(JAVA, Health.WRONG if needed else Health.NOTE, str(e))
+        yield DoctorFinding(JAVA, PartHealth.WRONG if needed else PartHealth.NOTE, str(e))
     else:
-        yield Finding(JAVA, Health.OK, f"{java} is version {version}.")
+        yield DoctorFinding(JAVA, PartHealth.OK, f"{java} is version {version}.")
 
 
-def check_packages(needed: Collection[str]) -> Iterator[Finding]:
+def check_packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
     """Compare the installed packages with the requirements of the package and each extra.
 
     :param needed: the extras that have to be installed.
@@ -44,9 +44,11 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
     problems = [problem for one in by_extra.pop("", []) if (problem := _problem(one)) is not None]
     version = metadata.version(_DISTRIBUTION)
     if problems:
-        yield Finding(PACKAGES, Health.WRONG, f"{'; '.join(problems)}. pip install {_DISTRIBUTION}=={version}")
+        yield DoctorFinding(
+            PACKAGES, PartHealth.WRONG, f"{'; '.join(problems)}. pip install {_DISTRIBUTION}=={version}"
+        )
     else:
-        yield Finding(PACKAGES, Health.OK, f"{_DISTRIBUTION} {version}, and what it needs.")
+        yield DoctorFinding(PACKAGES, PartHealth.OK, f"{_DISTRIBUTION} {version}, and what it needs.")
     for extra, requirements in sorted(by_extra.items()):
         problems = [problem for one in requirements if (problem := _problem(one)) is not None]
         if extra == _SPARK and not problems:
@@ -55,11 +57,11 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
             except SparkMixed as e:
                 problems = [str(e)]
         if not problems:
-            yield Finding(PACKAGES, Health.OK, f"extra {extra}: installed.")
+            yield DoctorFinding(PACKAGES, PartHealth.OK, f"extra {extra}: installed.")
             continue
-        health = Health.WRONG if extra in needed else Health.NOTE
+        health = PartHealth.WRONG if extra in needed else PartHealth.NOTE
         remedy = f"To use it: pip install '{_DISTRIBUTION}[{extra}]'"
-        yield Finding(PACKAGES, health, f"extra {extra}: {'; '.join(problems)}. {remedy}")
+        yield DoctorFinding(PACKAGES, health, f"extra {extra}: {'; '.join(problems)}. {remedy}")
 
 
 def _extra_of(requirement: str) -> str:

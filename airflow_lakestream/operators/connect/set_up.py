@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.config.arguments import proven_share
 from airflow_lakestream.config.checks import auditor_of
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
-from airflow_lakestream.connect.driving import ConnectDriving
+from airflow_lakestream.connect.driving import ConnectorSupervision
 from airflow_lakestream.connect.iceberg_sink import SESSION
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.policies import is_given
@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.operators.base import run_key
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter", SESSION
 
 def driving_of(
     operator: KafkaConnectOperator, context: Any, wait: Callable[[float], None], handed_on: Mapping[str, Any]
-) -> ConnectDriving:
+) -> ConnectorSupervision:
     """Check all arguments, and return the supervision of the connector. Raises InvalidArgument."""
     spec = operator.spec()
     client = KafkaConnectHook(operator.connect_conn_id).open_client()
@@ -36,7 +36,7 @@ def driving_of(
     if spec.kind is not ConnectorKind.SOURCE and is_given(operator.kafka_conn_id):
         hook = KafkaHook(str(operator.kafka_conn_id))
         kafka = hook.configuration()
-        groups = Groups(kafka, hook.where)
+        groups = KafkaGroups(kafka, hook.where)
         if spec.sink is not None:
             catalog = IcebergHook(operator.iceberg_conn_id).open_catalog()
             auditor = auditor_of({"checks": operator.checks})
@@ -45,7 +45,7 @@ def driving_of(
             publisher = BranchPublisher(spec.sink, catalog, kafka, hook.where, group, run_id, auditor, share)
     elif spec.sink is not None:
         raise InvalidArgument("kafka_conn_id", "is None; where the sink begins is set by it, and checked.")
-    return ConnectDriving(spec, client, groups, publisher, wait, handed_on)
+    return ConnectorSupervision(spec, client, groups, publisher, wait, handed_on)
 
 
 def watched_by(operator: KafkaConnectOperator, spec: ConnectorSpec) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from airflow_lakestream.stores.folders import is_object_store
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.driver.driving import DriverSupervision
     from airflow_lakestream.flink.job_config import JobConfig
     from airflow_lakestream.triggers.flink_stream import FlinkStreamTrigger
 
@@ -74,7 +74,7 @@ class FlinkOperator(SupervisedOperator):
     def configuration(self, owner: str) -> JobConfig:
         """Check all arguments, and return the driver's configuration. Raises InvalidArgument."""
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
+    def driving(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
         from airflow_lakestream.operators.flink.set_up import driving_of
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.decode.known_formats import uses_registry
-from airflow_lakestream.driver.backend import Handle
-from airflow_lakestream.driver.detached import DetachedBackend, Job
-from airflow_lakestream.driver.driving import Driving, StreamSpec
+from airflow_lakestream.driver.backend import DriverHandle
+from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
+from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
 from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.flink.config import FlinkConfig
@@ -51,7 +51,7 @@ class FlinkBackend(DetachedBackend):
         super().__init__()
         self._config = config
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: DriverHandle) -> None:
         """Kill the driver, and cancel the driver's job."""
         lives = handle.process is not None and handle.process.alive is True
         super().kill(handle)
@@ -60,7 +60,9 @@ class FlinkBackend(DetachedBackend):
             cancel_noted(config.checkpoint_location, config.store_properties, config.manager_address)
 
 
-def driving_of(operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]) -> Driving:
+def driving_of(
+    operator: FlinkOperator, config: JobConfig, owner: str, wait: Callable[[float], None]
+) -> DriverSupervision:
     """Return the supervision of the driver."""
     spec = StreamSpec(
         location=config.checkpoint_location,
@@ -71,7 +73,7 @@ def driving_of(operator: FlinkOperator, config: JobConfig, owner: str, wait: Cal
         by=owner,
         properties=config.store_properties,
     )
-    return Driving(spec, FlinkBackend(config), _Launch(config, _folder_of(operator)).prepare, wait)
+    return DriverSupervision(spec, FlinkBackend(config), _FlinkLaunch(config, _folder_of(operator)).prepare, wait)
 
 
 def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
@@ -138,19 +140,19 @@ def _common(operator: FlinkOperator, owner: str) -> dict[str, Any]:
 
 
 @dataclass
-class _Launch:
+class _FlinkLaunch:
     """Prepares a new job for each launch."""
 
     config: JobConfig
     folder: Path
 
-    def prepare(self) -> Job:
+    def prepare(self) -> DetachedJob:
         folder = new_folder(self.folder, self.config.checkpoint_location)
         file = DriverConfig(self.config.to_dict(), self.config.fingerprint, self.config.inputs).write(folder)
         command = [sys.executable, "-m", "airflow_lakestream.flink.program", "--config", str(file)]
         # The driver must not see Airflow's connections and settings: the necessary ones are in its file.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW_", "_AIRFLOW_"))}
-        return Job(command, environment, folder)
+        return DetachedJob(command, environment, folder)
 
 
 def _folder_of(operator: FlinkOperator) -> Path:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.core.names import TRANSFORM
 
 if TYPE_CHECKING:
-    from airflow_lakestream.spark.frames.function import Function
+    from airflow_lakestream.spark.frames.function import FrameFunction
 
 
-def checked(function: str, beside: Path | None, argument: str = TRANSFORM) -> Function:
+def checked(function: str, beside: Path | None, argument: str = TRANSFORM) -> FrameFunction:
     """Import a function in the driver's way. Raises InvalidArgument.
 
     :param function: module:function.

@@ -19,7 +19,7 @@ _KEPT_S = 30 * 86_400
 
 
 @dataclass(frozen=True)
-class Place:
+class DriverPlace:
     """`location` of the checkpoint or the run; drivers with the same `stream` share a folder."""
 
     location: str
@@ -27,7 +27,7 @@ class Place:
     is_query: bool
 
 
-def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> Place:
+def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> DriverPlace:
     """Return the place of a task run's driver. Raises InvalidArgument without a place visible to all machines.
 
     :param run: key of the task's run, the same for all tries.
@@ -36,11 +36,11 @@ def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> Place:
     if _is_query(operator, given):
         if not given:
             raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
-        return Place(given, given, is_query=True)
+        return DriverPlace(given, given, is_query=True)
     name = fingerprint_of({"run": run})
     stream = f"{operator.dag_id}/{operator.task_id}"
     if given:
-        return Place(f"{given.rstrip('/')}/{name}", stream, is_query=False)
+        return DriverPlace(f"{given.rstrip('/')}/{name}", stream, is_query=False)
     if kind is not BackendKind.DETACHED:
         raise InvalidArgument(
             "checkpoint_location",
@@ -49,7 +49,7 @@ def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> Place:
         )
     root = folder_of(operator) / "runs"
     _forget(root)
-    return Place(str(root / name), stream, is_query=False)
+    return DriverPlace(str(root / name), stream, is_query=False)
 
 
 def folder_of(operator: StreamArguments) -> Path:

@@ -12,18 +12,18 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_lakestream.core.names import FUNCTIONS
 from airflow_lakestream.core.policies import ModeName, is_given
-from airflow_lakestream.driver.driving import Driving, StreamSpec
+from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
 from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
-from airflow_lakestream.hooks.spark_submission import Submission
+from airflow_lakestream.hooks.spark_submission import DriverSubmission
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.spark.code import checked, zip_of
 from airflow_lakestream.operators.spark.config import ConnectionIds, bundled, own
-from airflow_lakestream.operators.spark.place import Place, folder_of, place_of
+from airflow_lakestream.operators.spark.place import DriverPlace, folder_of, place_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, package_zip
@@ -33,7 +33,7 @@ from airflow_lakestream.spark.settings import s3a
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 
 
-def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> Driving:
+def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], None]) -> DriverSupervision:
     """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
     check_spark()
     owner, hook = run_key(context), _hook(operator, context)
@@ -50,21 +50,21 @@ def driving_of(operator: StreamArguments, context: Any, wait: Callable[[float], 
         properties=store_properties(operator.store_conn_id()),
     )
     application = operator.application or app_path(str(operator.app))
-    launch = _Launch(operator, config, application, hook, place)
-    return Driving(spec, backend_of(hook), launch.prepare, wait)
+    launch = _SparkLaunch(operator, config, application, hook, place)
+    return DriverSupervision(spec, backend_of(hook), launch.prepare, wait)
 
 
 @dataclass
-class _Launch:
+class _SparkLaunch:
     """Prepares a new submission for each launch."""
 
     operator: StreamArguments
     config: DriverConfig
     application: str
     hook: SparkHook
-    place: Place
+    place: DriverPlace
 
-    def prepare(self) -> Submission:
+    def prepare(self) -> DriverSubmission:
         # The driver may run anywhere, but spark-submit runs here: with another Java version it ends without an error.
         check_java(self.hook.environment(self.hook.variables))
         folder = new_folder(folder_of(self.operator), self.place.stream, SECRET_FILES)
@@ -73,7 +73,7 @@ class _Launch:
             code.append(zip_of(function[1], _beside(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
             code.append(package_zip(folder))
-        return Submission(
+        return DriverSubmission(
             application=self.application,
             folder=folder,
             config=self.config,
@@ -84,7 +84,7 @@ class _Launch:
         )
 
 
-def _configured(operator: StreamArguments, context: Any, place: Place) -> DriverConfig:
+def _configured(operator: StreamArguments, context: Any, place: DriverPlace) -> DriverConfig:
     run = run_key(context)
     query = {"trigger": operator.trigger, "owner": run}
     query |= {name: getattr(operator, name) for name in ("max_batches", "max_offsets_per_trigger")}
@@ -127,7 +127,7 @@ def _hook(operator: StreamArguments, context: Any) -> SparkHook:
     return SparkHook(operator.spark_conn_id, **options)
 
 
-def _add_packages(operator: StreamArguments, hook: SparkHook, place: Place) -> None:
+def _add_packages(operator: StreamArguments, hook: SparkHook, place: DriverPlace) -> None:
     if operator.packages is not None or operator.app is None:
         return
     packages, without = kafka_packages(), tuple[str, ...]()

@@ -13,16 +13,16 @@ from airflow_lakestream.core.policies import TableFormat, is_given
 from airflow_lakestream.operators.lineage import is_told
 
 if TYPE_CHECKING:
-    from airflow_lakestream.driver.drives import Drives
-    from airflow_lakestream.lineage.facts import Facts
+    from airflow_lakestream.driver.drives import StreamSupervisor
+    from airflow_lakestream.lineage.facts import LineageFacts
     from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 
 log = logging.getLogger(__name__)
 
 
-class _Kept(AbstractContextManager[None]):
+class _LineageKeeping(AbstractContextManager[None]):
     # Not a generator: contextlib restores the whole traceback of an error that goes on.
-    def __init__(self, operator: SupervisedOperator, driving: Drives) -> None:
+    def __init__(self, operator: SupervisedOperator, driving: StreamSupervisor) -> None:
         self._operator = operator
         self._driving = driving
         self._before: Mapping[str, Any] | None = None
@@ -40,14 +40,14 @@ class _Kept(AbstractContextManager[None]):
             self._operator.keep_facts(facts_of(self._operator, self._driving, self._before, is_over=error is None))
 
 
-def lineage_kept(operator: SupervisedOperator, driving: Drives) -> AbstractContextManager[None]:
+def lineage_kept(operator: SupervisedOperator, driving: StreamSupervisor) -> AbstractContextManager[None]:
     """Keep the facts of the try at its end, even after an error, if OpenLineage is enabled."""
-    return _Kept(operator, driving)
+    return _LineageKeeping(operator, driving)
 
 
 def facts_of(
-    operator: SupervisedOperator, driving: Drives, before: Mapping[str, Any], *, is_over: bool
-) -> Facts | None:
+    operator: SupervisedOperator, driving: StreamSupervisor, before: Mapping[str, Any], *, is_over: bool
+) -> LineageFacts | None:
     """Return the facts since `before`, or None after an error or without a Kafka connection.
 
     :param is_over: the run ends; else its next try goes on, and must not emit these facts again.
@@ -59,18 +59,20 @@ def facts_of(
         return None
 
 
-def _facts_of(operator: SupervisedOperator, driving: Drives, before: Mapping[str, Any], is_over: bool) -> Facts | None:
+def _facts_of(
+    operator: SupervisedOperator, driving: StreamSupervisor, before: Mapping[str, Any], is_over: bool
+) -> LineageFacts | None:
     kafka_conn_id = getattr(operator, "kafka_conn_id", None)
     if not is_given(kafka_conn_id):
         return None
     from airflow_lakestream.hooks.kafka import KafkaHook
-    from airflow_lakestream.lineage.facts import Facts
+    from airflow_lakestream.lineage.facts import LineageFacts
     from airflow_lakestream.lineage.names import brokers_of
     from airflow_lakestream.lineage.streaming import add_batches
 
     what, progress = operator.what(), driving.progress()
     brokers = brokers_of(KafkaHook(str(kafka_conn_id)).configuration())
-    facts = Facts(
+    facts = LineageFacts(
         brokers,
         str(what.get("consumer_group", "")),
         statement=operator.told_statement(),
@@ -83,7 +85,7 @@ def _facts_of(operator: SupervisedOperator, driving: Drives, before: Mapping[str
     return facts
 
 
-def _look(operator: SupervisedOperator, facts: Facts) -> None:
+def _look(operator: SupervisedOperator, facts: LineageFacts) -> None:
     from airflow_lakestream.hooks.lake import open_tables
     from airflow_lakestream.lakes.formats import LAKES
     from airflow_lakestream.lineage.streaming import look_at_tables

@@ -19,19 +19,27 @@ from airflow_lakestream.config.arguments import count_from_zero
 from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
-from airflow_lakestream.driver.supervisor import Action, Decision, DriverFailed, GaveUp, History, Limits, OnKill
+from airflow_lakestream.driver.supervisor import (
+    DriverFailed,
+    GaveUp,
+    OnKill,
+    SupervisionDecision,
+    SupervisionHistory,
+    SupervisionLimits,
+    SupervisorAction,
+)
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.operators.arguments import check_written_flags, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
-from airflow_lakestream.operators.lineage import TellsLineage
+from airflow_lakestream.operators.lineage import LineageReporting
 from airflow_lakestream.operators.outlets import tell_outlets
-from airflow_lakestream.operators.rendering import KeepsTexts
+from airflow_lakestream.operators.rendering import TextRendering
 from airflow_lakestream.operators.supervised.lineage import lineage_kept
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.driver.drives import Drives
+    from airflow_lakestream.driver.drives import StreamSupervisor
     from airflow_lakestream.operators.supervised.task_report import TaskReport
     from airflow_lakestream.triggers.driver import DriverTrigger
 
@@ -64,7 +72,7 @@ class _Signalled(Exception):
     """The process received SIGTERM."""
 
 
-class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
+class SupervisedOperator(TextRendering, BaseOperator, LineageReporting):
     """Keep a single driver of a stream running and moving until a good end.
 
     An engine's operator sets its `engine`, and defines `driving`, `what`, `new_trigger` and, if it has any,
@@ -94,7 +102,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
     on_kill_actions: ClassVar[type[StrEnum]] = OnKill
     place: ClassVar[str] = "checkpoint_location"
 
-    _driving: Drives | None = None
+    _driving: StreamSupervisor | None = None
     # See `links.links_until_run`.
     _has_run = False
     _is_heeding = False
@@ -146,7 +154,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         return choose(self.on_kill_actions, "on_kill_action", self.on_kill_action)
 
     @abstractmethod
-    def driving(self, context: Context, wait: Callable[[float], None]) -> Drives:
+    def driving(self, context: Context, wait: Callable[[float], None]) -> StreamSupervisor:
         """Check all arguments, and return the supervision of the driver. Raises InvalidArgument."""
 
     @abstractmethod
@@ -161,7 +169,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         """Return the connection of the object store with lease and progress; None without an object store."""
         return None
 
-    def limits(self) -> Limits:
+    def limits(self) -> SupervisionLimits:
         """Return the limits of the supervision. Raises InvalidArgument."""
 
         def bound(name: str) -> float | None:
@@ -169,7 +177,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
             return seconds(name, value) if is_given(value) else None
 
         required = ("healthy_after", "start_timeout", "unknown_timeout")
-        return Limits(
+        return SupervisionLimits(
             max_restarts=count_from_zero("max_restarts", self.max_restarts),
             backoff=seconds("restart_backoff", self.restart_backoff),
             stall_timeout=bound("stall_timeout"),
@@ -189,9 +197,9 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event: report, restart, or give up."""
-        history = History.parse(event["history"])
-        decision = Decision(
-            Action(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
+        history = SupervisionHistory.parse(event["history"])
+        decision = SupervisionDecision(
+            SupervisorAction(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
         )
         with airflow_errors():
             driving, told = self._set_up(context, event["begun"], int(event["restarts"]))
@@ -207,7 +215,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
 
     def _set_up(
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
-    ) -> tuple[Drives, TaskReport]:
+    ) -> tuple[StreamSupervisor, TaskReport]:
         with late_imports():
             from airflow_lakestream.operators.supervised.task_report import TaskReport
 
@@ -224,7 +232,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         return self._driving, told
 
     def _run(
-        self, context: Context, driving: Drives, told: TaskReport, decision: Decision | None = None
+        self, context: Context, driving: StreamSupervisor, told: TaskReport, decision: SupervisionDecision | None = None
     ) -> dict[str, Any]:
         self._is_heeding = True
         try:
@@ -234,39 +242,43 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         finally:
             self._is_heeding = False
 
-    def _heed(self, context: Context, driving: Drives, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
+    def _heed(
+        self, context: Context, driving: StreamSupervisor, told: TaskReport, decision: SupervisionDecision | None
+    ) -> dict[str, Any]:
         try:
             return self._supervise(driving, told, decision)
         except _Signalled:
             raise self._answer_to_signal(context, driving, told) from None
 
-    def _supervise(self, driving: Drives, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
-        history: History | None = None
+    def _supervise(
+        self, driving: StreamSupervisor, told: TaskReport, decision: SupervisionDecision | None
+    ) -> dict[str, Any]:
+        history: SupervisionHistory | None = None
         if decision is not None:
             driving.resume(decision.history)
-            if decision.action is Action.WAIT:
+            if decision.action is SupervisorAction.WAIT:
                 # The trigger fired for work that only a worker does.
                 decision = driving.follow(told, until_started=True)
         while True:
             if decision is None:
                 driving.begin(history)
                 decision = driving.follow(told, until_started=self.deferrable)
-            if decision.action is Action.WAIT:
+            if decision.action is SupervisorAction.WAIT:
                 self._defer(driving, told, decision.history)
-            if decision.action is Action.FINISH:
+            if decision.action is SupervisorAction.FINISH:
                 told.finished(driving.finish())
                 told.ended()
                 return {self.place: driving.spec.location, **told.report()}
             told.failed(decision.reason, driving.log_tail())
             driving.clear_away()
-            if decision.action is Action.GIVE_UP:
+            if decision.action is SupervisorAction.GIVE_UP:
                 told.ended()
                 raise self.given_up(driving.spec.location, decision)
             driving.pause(decision.at)
             told.restarted(decision.reason)
             history, decision = decision.history.restarted(time.time()), None
 
-    def given_up(self, location: str, decision: Decision) -> LakestreamError:
+    def given_up(self, location: str, decision: SupervisionDecision) -> LakestreamError:
         """Return the error for giving up a stream."""
         if decision.terminal:
             return DriverFailed(location, decision.reason)
@@ -288,7 +300,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
         batches = f"{report['batches']} batch{'' if report['batches'] == 1 else 'es'}"
         log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, shown)
 
-    def _defer(self, driving: Drives, told: TaskReport, history: History) -> None:
+    def _defer(self, driving: StreamSupervisor, told: TaskReport, history: SupervisionHistory) -> None:
         trigger = self.new_trigger(
             checkpoint_location=driving.spec.location,
             generation=driving.generation,
@@ -313,7 +325,7 @@ class SupervisedOperator(KeepsTexts, BaseOperator, TellsLineage):
             time.sleep(min(_SLICE, left))  # not a lock or an event: the code that the signal interrupted could hold it
         raise _Signalled
 
-    def _answer_to_signal(self, context: Context, driving: Drives, told: TaskReport) -> LakestreamError:
+    def _answer_to_signal(self, context: Context, driving: StreamSupervisor, told: TaskReport) -> LakestreamError:
         """React to a signal: the worker ends, or a person has ended the task."""
         state = _state_at_server(context["ti"])
         if state in (None, "running"):

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_lakestream.driver.progress import Progress
+from airflow_lakestream.driver.progress import DriverProgress
 from airflow_lakestream.driver.supervisor import DriverState
-from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.driver.watch import DriverLook
 from airflow_lakestream.links import push_pages
 from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
 
@@ -24,7 +24,7 @@ DOING_EVERY_S = 60.0
 class TaskReport:
     """Reports each event of a driver once.
 
-    :param begun: the sums from before the run, in the form of `Progress.sums`: they are subtracted.
+    :param begun: the sums from before the run, in the form of `DriverProgress.sums`: they are subtracted.
     :param what: `topic`, `table` and `consumer_group`, if known, for the report.
     :param engine: the engine's name in metrics.
     :param driver_pages: links with their addresses, in which `{url}` is the lease's address.
@@ -47,9 +47,9 @@ class TaskReport:
         self._doing, self._doing_told_at = "", time.monotonic()
         self.begun = begun
         self.restarts = 0
-        self.progress = Progress()
+        self.progress = DriverProgress()
 
-    def __call__(self, look: Look) -> None:
+    def __call__(self, look: DriverLook) -> None:
         """Report the news of a look."""
         if look.progress.batches >= self.progress.batches:
             self.progress = look.progress
@@ -132,11 +132,11 @@ class TaskReport:
         for line in log_tail:
             log.warning("driver: %s", line)
 
-    def finished(self, progress: Progress) -> None:
+    def finished(self, progress: DriverProgress) -> None:
         """Keep the last sums."""
         self.progress = progress
 
-    def _started(self, look: Look) -> None:
+    def _started(self, look: DriverLook) -> None:
         lease = look.lease
         assert lease is not None, "see the caller"
         if lease.generation <= self._started_generation:

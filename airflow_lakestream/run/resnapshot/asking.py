@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_lakestream.cdc.events.whole_snapshot import Snapshot, SnapshotSearch, origin_of_topic
+from airflow_lakestream.cdc.events.whole_snapshot import DebeziumSnapshot, SnapshotSearch, origin_of_topic
 from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.core.landing.plan import TopicState
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.kafka.signals import Signal, SignalTopic
+from airflow_lakestream.kafka.signals import SignalTopic, SnapshotSignal
 from airflow_lakestream.kafka.source import KafkaSource
 
 LOOK_SECONDS = 1.0
@@ -51,7 +51,7 @@ class NoSnapshot(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True)
-class Asking:
+class SnapshotRequest:
     """Request for the rows of a topic.
 
     :param connection: librdkafka configuration.
@@ -64,13 +64,13 @@ class Asking:
     connection: Mapping[str, object]
     where: str
     source: KafkaSource
-    payload: Payload
+    payload: PayloadFormats
     consumer_group: str
     timeout: float
     say: Callable[[str], object]
     stop: threading.Event
 
-    def find(self, since: Mapping[int, int]) -> tuple[Mapping[int, int], Snapshot]:
+    def find(self, since: Mapping[int, int]) -> tuple[Mapping[int, int], DebeziumSnapshot]:
         """Return the first offsets searched, and the last snapshot of the whole table. Raises NoSnapshot."""
         state = self.source.look()
         topic = state.identity.topic
@@ -84,7 +84,7 @@ class Asking:
 
     def ask(
         self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
-    ) -> tuple[Mapping[int, int], Snapshot]:
+    ) -> tuple[Mapping[int, int], DebeziumSnapshot]:
         """Return the topic's ends at the request to Debezium, and the snapshot. Raises NotAnswered, NotSignalled.
 
         :param entry: the mirror's ledger entry of the topic.
@@ -101,7 +101,9 @@ class Asking:
             asked = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)
         return asked.starts, self._await(self._search(asked.starts), topic)
 
-    def _asked_before(self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry) -> Signal | None:
+    def _asked_before(
+        self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry
+    ) -> SnapshotSignal | None:
         """Return the last signal if the snapshot is still to come or to be landed, or None."""
         asked = topic.last(table)
         if asked is None or asked.age > _ASKED_SECONDS:
@@ -112,7 +114,7 @@ class Asking:
         self.say(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago; it is not asked again.")
         return asked
 
-    def _await(self, search: SnapshotSearch, topic: SignalTopic) -> Snapshot:
+    def _await(self, search: SnapshotSearch, topic: SignalTopic) -> DebeziumSnapshot:
         since, seen = time.monotonic(), 0
         while True:
             state = self.source.look()
@@ -134,6 +136,6 @@ class Asking:
             raise Stopped
 
 
-def _is_landed(found: Snapshot, identity: TopicIdentity, entry: TopicEntry) -> bool:
+def _is_landed(found: DebeziumSnapshot, identity: TopicIdentity, entry: TopicEntry) -> bool:
     lasts = union(RangeSet.of(identity.topic, p, end - 1, end) for p, end in found.ends.items())
     return not lasts - entry.held

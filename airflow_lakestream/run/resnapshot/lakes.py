@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.swap.exchange import Swapping
+from airflow_lakestream.cdc.swap.exchange import MirrorSwapSink
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.exceptions import InvalidArgument
@@ -18,7 +18,7 @@ from airflow_lakestream.run.job import Lake
 from airflow_lakestream.tables.design import TableDesign
 
 
-class Tables:
+class ResnapshotTables:
     """The mirror `table`, and `aside`, the table built to replace the mirror's rows."""
 
     def __init__(self, lake: Lake, table: str) -> None:
@@ -43,11 +43,11 @@ class Tables:
         # The table itself last: its presence shows that an earlier run is not finished.
         self._swap.drop(self._lake, f"{self.aside}{SUFFIX}", self.aside)
 
-    def sink(self, consumer_group: str, *, soft_delete: bool) -> Swapping:
+    def sink(self, consumer_group: str, *, soft_delete: bool) -> MirrorSwapSink:
         """Return the sink to replace the mirror's rows."""
         # The key is taken from the table.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
-        sink: Swapping = self._swap.SwapSink(self._lake, self.table, consumer_group, design, self.aside)
+        sink: MirrorSwapSink = self._swap.swap_sink(self._lake, self.table, consumer_group, design, self.aside)
         return sink
 
     def _design(self, table: str) -> MirrorDesign:

@@ -17,20 +17,20 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.swap.exchange import CannotSwap
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Committed, Job
+from airflow_lakestream.core.landing.job import CommittedLanding, LandingJob
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState, check_identity
-from airflow_lakestream.core.ledger import Engine, Landing, Ledger, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.core.ports import Boundary, Conflict, Source
+from airflow_lakestream.core.ports import Conflict, TimeBoundary, TopicSource
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.source_types import in_new_rows
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.run.job import Lake, build_job
-from airflow_lakestream.run.resnapshot.asking import Asking
-from airflow_lakestream.run.resnapshot.lakes import Tables
+from airflow_lakestream.run.resnapshot.asking import SnapshotRequest
+from airflow_lakestream.run.resnapshot.lakes import ResnapshotTables
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class NotReplaced(LakestreamError, Transient):
 
 
 @dataclass(frozen=True)
-class Resnapshotted:
+class ResnapshotResult:
     """Result of a resnapshot: the replacing snapshot or version, and the number of rows before and after.
 
     Both numbers are None if an earlier run had committed the replace.
@@ -81,7 +81,7 @@ class Resnapshotted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resnapshot:
+class MirrorResnapshot:
     """Resnapshot of a mirror.
 
     :param table: the mirror: namespace.table, or the location of a Delta table.
@@ -113,9 +113,9 @@ class Resnapshot:
     def __post_init__(self) -> None:
         self._config("any")
 
-    def run(self, lake: Lake) -> Resnapshotted:
+    def run(self, lake: Lake) -> ResnapshotResult:
         """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and the errors of a landing."""
-        tables = Tables(lake, self.table)
+        tables = ResnapshotTables(lake, self.table)
         held = tables.design()
         if self.start_over:
             tables.drop_aside()
@@ -124,7 +124,7 @@ class Resnapshot:
         if begun is not None and state.landed_by_run:
             self.say(f"{self.table}: an earlier run has replaced the rows; its table aside is dropped.")
             tables.drop_aside()
-            return Resnapshotted(self.table, state.landed_by_run[-1][0], None, None)
+            return ResnapshotResult(self.table, state.landed_by_run[-1][0], None, None)
         topic = self._topic_of(state.ledger)
         if begun is None:
             starts, key = self._find(topic, state.ledger, held)
@@ -149,13 +149,15 @@ class Resnapshot:
         config = self._config(topic)
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
         held_by = config.payload
-        payload = Payload(
+        payload = PayloadFormats(
             format=held_by.format,
             envelope=held_by.envelope,
             registry=held_by.registry,
             writer_schemas=held_by.writer_schemas,
         )
-        asking = Asking(self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.say, self.stop)
+        asking = SnapshotRequest(
+            self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.say, self.stop
+        )
         if self.by_signal:
             entry = ledger.entry(source.identity())
             begin, snapshot = asking.ask(self.signal_topic, entry, start_over=self.start_over)
@@ -166,15 +168,17 @@ class Resnapshot:
         self.say(f"{topic}: the snapshot has {snapshot.rows} rows, from {at} on.")
         return starts, config.mirror.key or snapshot.key or held.key or ()
 
-    def _job(self, lake: Lake, topic: str, starts: Mapping[int, int], key: tuple[str, ...]) -> Job:
+    def _job(self, lake: Lake, topic: str, starts: Mapping[int, int], key: tuple[str, ...]) -> LandingJob:
         config = self._config(topic, key=list(key))
         job = build_job(config, self.kafka, lake, run_id=f"aside {uuid.uuid4().hex}", where=self.where, stop=self.stop)
-        return replace(job, source=_From(job.source, starts), committed=self._tell)
+        return replace(job, source=_OffsetSource(job.source, starts), committed=self._tell)
 
-    def _tell(self, committed: Committed) -> None:
+    def _tell(self, committed: CommittedLanding) -> None:
         self.say(f"{committed.table}: {committed.landing.counts.read} events landed aside.")
 
-    def _replace(self, tables: Tables, job: Job, key: tuple[str, ...], held: MirrorDesign) -> Resnapshotted:
+    def _replace(
+        self, tables: ResnapshotTables, job: LandingJob, key: tuple[str, ...], held: MirrorDesign
+    ) -> ResnapshotResult:
         last: BaseException | None = None
         for _ in range(TRIES):
             try:
@@ -196,11 +200,11 @@ class Resnapshot:
             self.say(f"{self.table}: all rows are replaced; the table aside is dropped.")
             tables.drop_aside()
             assert sink.swap is not None, "it was committed"
-            return Resnapshotted(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
+            return ResnapshotResult(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
         assert last is not None
         raise NotReplaced(self.table, last)
 
-    def _landing(self, run_id: str, ledger: Ledger, job: Job) -> tuple[Landing, RangeSet]:
+    def _landing(self, run_id: str, ledger: Ledger, job: LandingJob) -> tuple[Landing, RangeSet]:
         """Return the landing of the offsets missing in the mirror's ledger, and all offsets of the new rows."""
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
@@ -215,7 +219,7 @@ class Resnapshot:
         entry = TopicEntry(landed=reach - below - known.held, counts=built.counts, origin=origin, epochs=built.epochs)
         types = in_new_rows(aside.types, ledger.types)
         topics = {identity: entry}
-        landing = Landing(uuid.uuid4().hex, run_id, topics, engine=Engine.EXTRACT, types=types, types_anew=True)
+        landing = Landing(uuid.uuid4().hex, run_id, topics, engine=LandingEngine.EXTRACT, types=types, types_anew=True)
         return landing, reach
 
     def _topic_of(self, ledger: Ledger) -> str:
@@ -229,10 +233,10 @@ class Resnapshot:
 
 
 @dataclass(frozen=True)
-class _From:
+class _OffsetSource:
     """`core.ports.Source` of a topic with given first offsets, without commits of group offsets."""
 
-    inner: Source
+    inner: TopicSource
     begin: Mapping[int, int]
 
     def look(self) -> TopicState:
@@ -247,7 +251,7 @@ class _From:
         """Return the given offsets, or the log's start if higher."""
         return {p: max(marks.low, self.begin.get(p, 0)) for p, marks in state.marks.items()}
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         """Return the boundary of a time, by partition."""
         return self.inner.boundaries(state, at_ms)
 

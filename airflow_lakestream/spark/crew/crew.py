@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.parallel import LEAST_WIDTH, folder_of
-from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
-from airflow_lakestream.core.sharing.rounds import Answer, read_in_rounds
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.core.sharing.pieces import PlanShare, SharePiece, at_most_offsets, split
+from airflow_lakestream.core.sharing.rounds import RoundAnswer, read_in_rounds
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew import executors
-from airflow_lakestream.spark.crew.deciding import Deciding, DecidingOnColumns, DecidingOnTables, fan_out_of
-from airflow_lakestream.spark.crew.executors import Work
+from airflow_lakestream.spark.crew.deciding import ColumnDecisions, RoundDecisions, RouteDecisions, fan_out_of
+from airflow_lakestream.spark.crew.executors import ExecutorTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ class SparkReadFailed(LakestreamError, Transient):
 
 
 @dataclass
-class SparkCrew:
+class SparkReaders:
     """Remote readers on the executors of a Spark session, see `core.landing.job.Crew`.
 
     :param kafka: librdkafka configuration, without paths of this machine: see `spark.settings.kafka.for_executors`.
@@ -67,7 +67,7 @@ class SparkCrew:
     # The routes of the last landing, by the name of its table.
     _routes: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def takes(self, job: Job, plan: Plan) -> bool:
+    def takes(self, job: LandingJob, plan: Plan) -> bool:
         """Return whether executors read: not in a row-by-row retry, or in a half-done landing."""
         if not plan.ranges or job.careful:
             return False
@@ -78,7 +78,7 @@ class SparkCrew:
             return False
         return True
 
-    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+    def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Read the plan except `done`; see `core.landing.job.Crew`."""
         ranges = plan.ranges - done
         if most is not None:
@@ -87,9 +87,9 @@ class SparkCrew:
             return []
         deciding = self._deciding(job, plan)
 
-        def read(part: RangeSet) -> Sequence[Answer]:
+        def read(part: RangeSet) -> Sequence[RoundAnswer]:
             parts = split(part, self._tasks(part.width), LEAST_WIDTH)
-            shares = [Share.of(plan, one) for one in parts]
+            shares = [PlanShare.of(plan, one) for one in parts]
             return self._run(job, self._work(job, plan, deciding.decoders()), shares)
 
         def decide(brought: Sequence[Any]) -> None:
@@ -100,7 +100,7 @@ class SparkCrew:
             self._routes[job.table] = fan_out.routes
         return pieces
 
-    def clean_up(self, job: Job, *, repeated: bool) -> None:
+    def clean_up(self, job: LandingJob, *, repeated: bool) -> None:
         """Delete the leftovers of the tasks of a finished landing; never raises.
 
         :param repeated: an earlier try landed rows, and may have left files.
@@ -112,12 +112,12 @@ class SparkCrew:
         self._used.discard(folder)
         job.taking.sweep(folder)
 
-    def _deciding(self, job: Job, plan: Plan) -> Deciding:
+    def _deciding(self, job: LandingJob, plan: Plan) -> RoundDecisions:
         if (fan_out := fan_out_of(job)) is not None:
-            return DecidingOnTables(job, plan, fan_out, self._routes.get(job.table, ()))
-        return DecidingOnColumns(job, plan) if self.config.table_design.grows else Deciding(job, plan)
+            return RouteDecisions(job, plan, fan_out, self._routes.get(job.table, ()))
+        return ColumnDecisions(job, plan) if self.config.table_design.grows else RoundDecisions(job, plan)
 
-    def _work(self, job: Job, plan: Plan, decoders: RowDecoders) -> Work:
+    def _work(self, job: LandingJob, plan: Plan, decoders: RowDecoderFactory) -> ExecutorTask:
         identity, target = plan.state.identity, self._target(job)
         assert target is not None, "it was asked whether executors can write"
         one = self.config.of_topic(identity.topic)
@@ -125,7 +125,7 @@ class SparkCrew:
         if not isinstance(one, MirrorConfig):
             # The outline already has the schema that the landing will give the table: executors have no change to make.
             design = replace(design, evolution=SchemaEvolution.NONE)
-        return Work(
+        return ExecutorTask(
             run_id=job.run_id,
             consumer_group=job.consumer_group,
             kafka=self.kafka,
@@ -140,11 +140,11 @@ class SparkCrew:
             passes_over=job.replaces,
         )
 
-    def _target(self, job: Job) -> Any:
+    def _target(self, job: LandingJob) -> Any:
         """Return the outline of the executors' table."""
         return job.taking.outline()
 
-    def _take(self, job: Job, piece: Piece) -> None:
+    def _take(self, job: LandingJob, piece: SharePiece) -> None:
         """Take over an executor's files."""
         job.taking.take_over(piece.files)
 
@@ -152,7 +152,7 @@ class SparkCrew:
         cores = self.spark.sparkContext.defaultParallelism
         return cores * max(1, -(-width // (cores * MOST_WIDTH)))
 
-    def _run(self, job: Job, work: Work, shares: Sequence[Share]) -> list[Answer]:
+    def _run(self, job: LandingJob, work: ExecutorTask, shares: Sequence[PlanShare]) -> list[RoundAnswer]:
         self._used.add(work.folder)
         context = self.spark.sparkContext
         # The session's environment includes the settings of spark.executorEnv.
@@ -161,17 +161,17 @@ class SparkCrew:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
         except Exception as e:  # noqa: BLE001  # any error of Spark and of its bridge to the JVM
             self._raise(job, union(share.ranges for share in shares), e)
-        done = [answer for answer in answers if isinstance(answer, Answer)]
+        done = [answer for answer in answers if isinstance(answer, RoundAnswer)]
         for answer in done:
             # Taken over, the files are deleted with all that the landing does not commit.
             if answer.piece is not None:
                 self._take(job, answer.piece)
         for failed in answers:
-            if isinstance(failed, Failed):
+            if isinstance(failed, ChildFailure):
                 raise failed.error
         return done
 
-    def _raise(self, job: Job, ranges: RangeSet, error: Exception) -> NoReturn:
+    def _raise(self, job: LandingJob, ranges: RangeSet, error: Exception) -> NoReturn:
         if job.stop.is_set():
             raise Stopped from error
         raise SparkReadFailed(job.table, ranges, cause_of(error)) from error

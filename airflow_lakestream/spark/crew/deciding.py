@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import RowSchema
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import at_most_offsets
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.tables.rejects.sink import RejectingSink
 
@@ -19,22 +19,22 @@ from airflow_lakestream.tables.rejects.sink import RejectingSink
 FIRST_OFFSETS = 20_000
 
 
-def fan_out_of(job: Job) -> FanOutSink | None:
+def fan_out_of(job: LandingJob) -> FanOutSink | None:
     """Return the sink of a job whose records choose the table; None for any other sink."""
     inner = job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
     return inner if isinstance(inner, FanOutSink) else None
 
 
 @dataclass
-class Deciding:
+class RoundDecisions:
     """The driver's part of a plan for executors; the base class has nothing to decide."""
 
-    job: Job
+    job: LandingJob
     plan: Plan
 
-    def decoders(self) -> RowDecoders:
+    def decoders(self) -> RowDecoderFactory:
         """Return the decoders of the executors for the next round."""
-        assert isinstance(self.job.decoders, RowDecoders), "that is what build_job makes"
+        assert isinstance(self.job.decoders, RowDecoderFactory), "that is what build_job makes"
         return self.job.decoders
 
     def first(self, ranges: RangeSet) -> RangeSet:
@@ -50,12 +50,12 @@ class Deciding:
 
 
 @dataclass
-class DecidingOnColumns(Deciding):
+class ColumnDecisions(RoundDecisions):
     """Adds a column to the table for each new field, of a type for the values of all executors."""
 
     decided: bool = False
 
-    def decoders(self) -> RowDecoders:
+    def decoders(self) -> RowDecoderFactory:
         """Return the decoders of the executors for the next round."""
         decoders = super().decoders()
         return replace(decoders, payload=replace(decoders.payload, decided=self.decided))
@@ -70,7 +70,7 @@ class DecidingOnColumns(Deciding):
 
 
 @dataclass
-class DecidingOnTables(Deciding):
+class RouteDecisions(RoundDecisions):
     """Admits or refuses tables for records, in the order in which records ask for them.
 
     :param fan_out: the sink of the job.
@@ -80,7 +80,7 @@ class DecidingOnTables(Deciding):
     fan_out: FanOutSink
     known: Sequence[str]
 
-    def decoders(self) -> RowDecoders:
+    def decoders(self) -> RowDecoderFactory:
         """Return the decoders of the executors for the next round."""
         decoders = super().decoders()
         assert decoders.router is not None, "records choose their tables"

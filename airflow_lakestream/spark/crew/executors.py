@@ -11,18 +11,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_lakestream.core.landing.batch import Batch, Decoded, decode
+from airflow_lakestream.core.landing.batch import Batch, DecodedChunk, decode
 from airflow_lakestream.core.ports import RowSchema
-from airflow_lakestream.core.sharing.pieces import Share
-from airflow_lakestream.core.sharing.rounds import Answer, Left, Undecided
+from airflow_lakestream.core.sharing.pieces import PlanShare
+from airflow_lakestream.core.sharing.rounds import RoundAnswer, Undecided, UndecidedChunks
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg.fan_out.share import FanOutOutline, FanOutShare
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.runtime.zips import keep_directories
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
@@ -34,7 +34,7 @@ _KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
 
 
 @dataclass(frozen=True)
-class Work:
+class ExecutorTask:
     """The work of a landing's tasks on shares of a plan.
 
     :param kafka: librdkafka configuration, with no path of the driver's machine.
@@ -55,26 +55,26 @@ class Work:
     lake: LakeFormat
     table: str
     design: TableDesign
-    decoders: RowDecoders
+    decoders: RowDecoderFactory
     folder: str
     passes_over: bool
 
-    def __call__(self, share: Share) -> Answer | Failed:
+    def __call__(self, share: PlanShare) -> RoundAnswer | ChildFailure:
         """Read a share and return the answer. Our own errors are returned, too, for the driver."""
         settle()
         try:
             return self._read(share)
         except LakestreamError as e:
             # If raised here, Spark would retry the task and bring back only the error's text.
-            return Failed(e)
+            return ChildFailure(e)
 
     def columns(self) -> RowSchema:
         """Return the payload's columns, as in the table's outline."""
         return self._sink().load(self.run_id).schema
 
-    def _read(self, share: Share) -> Answer:
+    def _read(self, share: PlanShare) -> RoundAnswer:
         batch = Batch(share.plan)
-        sink, left = self._sink(), Left()
+        sink, left = self._sink(), UndecidedChunks()
         try:
             table = sink.load(self.run_id)
             sink.write_below(self.folder)
@@ -92,7 +92,7 @@ class Work:
                     else:
                         self._take(share, decoded, sink)
                         batch.add(decoded)
-            return Answer(batch.piece(sink.hand_over()) if batch.covers_anything else None, left)
+            return RoundAnswer(batch.piece(sink.hand_over()) if batch.covers_anything else None, left)
         except BaseException:
             sink.discard()
             raise
@@ -117,7 +117,7 @@ class Work:
         sink: SharedRejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
         return sink
 
-    def _take(self, share: Share, chunk: Decoded, sink: SharedRejectingSink) -> None:
+    def _take(self, share: PlanShare, chunk: DecodedChunk, sink: SharedRejectingSink) -> None:
         if (outcome := chunk.outcome) is not None:
             sink.write(outcome.rows, share.identity)
             if outcome.rejected is not None:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.cdc.merge.hands import Threads, Work
+from airflow_lakestream.cdc.merge.hands import MergeThreads, MergeWork
 from airflow_lakestream.cdc.mirror import Mirror
-from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.parallel import folder_of
-from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew import executors
-from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.crew.crew import SparkReaders
 from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 if TYPE_CHECKING:
@@ -42,31 +42,31 @@ class SparkMergeFailed(LakestreamError, Transient):
         )
 
 
-class MirrorCrew(SparkCrew):
-    """`SparkCrew` of a mirror."""
+class MirrorReaders(SparkReaders):
+    """`SparkReaders` of a mirror."""
 
-    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+    def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Read the plan except `done`, and let executors work on the files of the following merge."""
         pieces = super().read(job, plan, done, most)
         assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
         assert isinstance(job.shared.inner, Mirror), "that is what a mirror is landed by"
-        job.shared.inner.table.hands = Executors(self.spark.sparkContext, job)
+        job.shared.inner.table.hands = ExecutorMergePool(self.spark.sparkContext, job)
         # Leftovers of tasks without a commit are in this folder, which is deleted after the landing.
         job.shared.write_below(folder_of(job.run_id))
         return pieces
 
 
 @dataclass(frozen=True)
-class Executors:
+class ExecutorMergePool:
     """Merge works on the executors of a Spark session, see `cdc.merge.hands.Hands`."""
 
     context: SparkContext
-    job: Job
+    job: LandingJob
 
-    def do(self, *works: Work) -> Sequence[list[Any]]:
+    def do(self, *works: MergeWork) -> Sequence[list[Any]]:
         """Do the works in tasks of a single Spark job; small works on the driver. Raises SparkMergeFailed, Stopped."""
         if sum(work.size for work in works) < LEAST_BYTES:
-            return Threads().do(*works)
+            return MergeThreads().do(*works)
         context = self.context
         context.environment = executors.ENVIRONMENT | context.environment
         # Each task gets a share of each work. Spark pickles items of all works together, so large items are separated.
@@ -79,21 +79,21 @@ class Executors:
         parts = min(len(items), _TASKS_FOR_EACH_CORE * context.defaultParallelism)
         try:
             # Spark broadcasts the works to all tasks if they are large.
-            answers = context.parallelize(items, parts).map(_Task([work.do for work in works])).collect()
+            answers = context.parallelize(items, parts).map(_MergeTask([work.do for work in works])).collect()
         except Exception as e:  # any error of Spark and of its bridge to the JVM
             if self.job.stop.is_set():
                 raise Stopped from e
             raise SparkMergeFailed(self.job.table, cause_of(e)) from e
         results = [[None] * len(work.items) for work in works]
         for (_, number, place), answer in zip(places, answers, strict=True):
-            if isinstance(answer, Failed):
+            if isinstance(answer, ChildFailure):
                 raise answer.error
             results[number][place] = answer
         return results
 
 
 @dataclass(frozen=True)
-class _Task:
+class _MergeTask:
     works: Sequence[Callable[[Any], Any]]
 
     def __call__(self, numbered: tuple[int, Any]) -> Any:
@@ -103,4 +103,4 @@ class _Task:
             return self.works[number](item)
         except LakestreamError as e:
             # If raised here, Spark would retry the task and bring back only the error's text.
-            return Failed(e)
+            return ChildFailure(e)

@@ -18,27 +18,27 @@ import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
-from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ledger import Counts, Made, add_counts, union
+from airflow_lakestream.core.ledger import Counts, FunctionRows, add_counts, union
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import FrameSink, RowsNotWritable
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.parallel import folder_of
-from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.causes import cause_of
-from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.crew.crew import SparkReaders
 from airflow_lakestream.spark.frames.batches import counted_batches
 from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
-from airflow_lakestream.spark.frames.function import Function, TransformFailed, TransformRefused
-from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions, count, joined, offsets_of
+from airflow_lakestream.spark.frames.function import FrameFunction, TransformFailed, TransformRefused
+from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, ResultPositions, count, joined, offsets_of
 from airflow_lakestream.spark.frames.staged import read_by_spark
-from airflow_lakestream.spark.frames.tasks import RESULT, Reading, Writing, Written
+from airflow_lakestream.spark.frames.tasks import RESULT, StagedRowsTask, WriteTask, WriteTaskResult
 from airflow_lakestream.tables.coordinates import COORDINATES
-from airflow_lakestream.tables.transformed import Transformed
+from airflow_lakestream.tables.transformed import TransformNote
 from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 if TYPE_CHECKING:
@@ -48,22 +48,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class FrameCrew(SparkCrew):
-    """`SparkCrew` of a landing with a function.
+class FrameReaders(SparkReaders):
+    """`SparkReaders` of a landing with a function.
 
     :param function: the function that makes the table's rows.
     """
 
-    function: Function = field(kw_only=True)
+    function: FrameFunction = field(kw_only=True)
     # The staged files of the current landing, and the outline of their staging table.
     _staged: list[Mapping[str, Any]] = field(default_factory=list)
     _beside: Any = None
 
-    def takes(self, job: Job, plan: Plan) -> bool:
+    def takes(self, job: LandingJob, plan: Plan) -> bool:
         """Return True: executors always read, since rows from the driver's own decoder would bypass the function."""
         return True
 
-    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+    def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Read the plan except `done`, and land the function's result; see `core.landing.job.Crew`.
 
         Raises TransformFailed.
@@ -83,20 +83,20 @@ class FrameCrew(SparkCrew):
         assert decoded is not None, "there is a function"
         return pa.schema([*decoded, *metadata_schema(self.config.metadata_columns)])
 
-    def _sink(self, job: Job) -> FrameSink:
+    def _sink(self, job: LandingJob) -> FrameSink:
         assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
         assert isinstance(job.shared.inner, FrameSink), "that is what a function's rows go to"
         return job.shared.inner
 
-    def _target(self, job: Job) -> Any:
+    def _target(self, job: LandingJob) -> Any:
         return self._beside
 
-    def _take(self, job: Job, piece: Piece) -> None:
+    def _take(self, job: LandingJob, piece: SharePiece) -> None:
         """Keep staged files, and hand over rejected records."""
         self._staged += piece.files["files"]
         job.shared.take_over({**piece.files, "files": []})
 
-    def _made(self, job: Job, plan: Plan, staged: Sequence[Piece]) -> list[Piece]:
+    def _made(self, job: LandingJob, plan: Plan, staged: Sequence[SharePiece]) -> list[SharePiece]:
         """Return the function's result for staged rows as a single piece; empty without staged rows."""
         ranges = union(piece.ranges for piece in staged)
         counts: Mapping[int, Counts] = {}
@@ -117,10 +117,10 @@ class FrameCrew(SparkCrew):
         log.info("%s made %s rows of %s records", self.function.name, rows, sum(c.written for c in counts.values()))
         bad = sum((piece.bad for piece in staged), BadRecords())
         use = sum((piece.use for piece in staged), ColumnUse())
-        made = None if keeps else Made(self.function.name, rows)
-        return [Piece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
+        made = None if keeps else FunctionRows(self.function.name, rows)
+        return [SharePiece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made, use)]
 
-    def _hold(self, job: Job, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
+    def _hold(self, job: LandingJob, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
         """Set the sink's columns from a result; return the metadata columns, and whether rows keep positions.
 
         Raises TransformRefused.
@@ -128,7 +128,7 @@ class FrameCrew(SparkCrew):
         try:
             payload, metadata = columns_of(result, self.function.argument)
             keeps = self._keeps(metadata)
-            made_by = Transformed(self.function.name, self.function.fingerprint, keeps)
+            made_by = TransformNote(self.function.name, self.function.fingerprint, keeps)
             self._sink(job).hold_to(payload, metadata, made_by)
         except InvalidArgument as e:
             raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
@@ -144,20 +144,27 @@ class FrameCrew(SparkCrew):
         paths = [beside.uri(self._beside, file) for file in self._staged]
         if (rows := read_by_spark(self.spark, self._columns, schema, paths)) is not None:
             return rows
-        reading = Reading(self._beside, self.config.lake, tuple(self._staged), self._columns)
+        reading = StagedRowsTask(self._beside, self.config.lake, tuple(self._staged), self._columns)
         files = len(self._staged)
         numbers = self.spark.range(0, files, 1, max(1, files))
         return numbers.mapInArrow(reading.__call__, schema)
 
     def _write(
-        self, job: Job, plan: Plan, result: DataFrame, metadata: pa.Schema, ranges: RangeSet, *, keeps_positions: bool
-    ) -> list[Written]:
+        self,
+        job: LandingJob,
+        plan: Plan,
+        result: DataFrame,
+        metadata: pa.Schema,
+        ranges: RangeSet,
+        *,
+        keeps_positions: bool,
+    ) -> list[WriteTaskResult]:
         """Have the executors write the result. Raises TransformFailed."""
         config = self.config.of_topic(plan.state.identity.topic)
         design = replace(config.table_design, metadata=metadata, evolution=SchemaEvolution.NONE)
         folder = folder_of(job.run_id)
         self._used.add(folder)
-        writing = Writing(
+        writing = WriteTask(
             target=job.shared.outline(),
             lake=config.lake,
             table=job.table,
@@ -178,23 +185,23 @@ class FrameCrew(SparkCrew):
             if job.stop.is_set():
                 raise Stopped from e
             raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
-        answers: list[Written | Failed] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
-        written = [answer for answer in answers if isinstance(answer, Written)]
+        answers: list[WriteTaskResult | ChildFailure] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
+        written = [answer for answer in answers if isinstance(answer, WriteTaskResult)]
         for one in written:
             # Taken over, the files are deleted with all that the landing does not commit.
             job.shared.take_over(one.files)
         for answer in answers:
-            if isinstance(answer, Failed):
+            if isinstance(answer, ChildFailure):
                 raise self._refusal(job, ranges, answer.error)
         return written
 
-    def _refusal(self, job: Job, ranges: RangeSet, error: BaseException) -> BaseException:
+    def _refusal(self, job: LandingJob, ranges: RangeSet, error: BaseException) -> BaseException:
         if isinstance(error, RowsNotWritable | InvalidArgument):
             return TransformRefused(self.function.name, job.table, ranges, f"{str(error).rstrip('.')}.")
         return error
 
     def _placed(
-        self, job: Job, written: Sequence[Written], ranges: RangeSet, counts: Mapping[int, Counts]
+        self, job: LandingJob, written: Sequence[WriteTaskResult], ranges: RangeSet, counts: Mapping[int, Counts]
     ) -> Intervals:
         """Return the positions of all rows. Raises TransformRefused for positions not of this batch, or repeated."""
         remedy = "Drop the position columns from the result where a row is not one record."
@@ -213,7 +220,7 @@ class FrameCrew(SparkCrew):
                 raise TransformRefused(self.function.name, job.table, ranges, cause)
         return found
 
-    def _pass_over(self, job: Job, plan: Plan, frame: DataFrame, there: Intervals) -> None:
+    def _pass_over(self, job: LandingJob, plan: Plan, frame: DataFrame, there: Intervals) -> None:
         """Report staged records without a row from the function to the sink: a replace removes their rows."""
         identity = plan.state.identity
         rows = frame.select(*COORDINATES).mapInArrow(positions_in, RESULT).collect()
@@ -226,7 +233,7 @@ class FrameCrew(SparkCrew):
 
 def positions_in(batches: Any) -> Any:
     """Yield a single row with the positions of a task's rows, pickled."""
-    positions = Positions()
+    positions = ResultPositions()
     for batch in batches:
         positions.add(batch)
     yield pa.record_batch([pa.array([pickle.dumps(positions.intervals())], pa.binary())], ["result"])

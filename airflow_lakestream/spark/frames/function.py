@@ -37,7 +37,7 @@ class TransformRefused(TransformFailed, Terminal):
 
 
 @dataclass(frozen=True)
-class Function:
+class FrameFunction:
     """A function of (batch: DataFrame, spark: SparkSession) that returns a DataFrame.
 
     :param name: module:function.
@@ -73,7 +73,7 @@ class Function:
         return result
 
 
-def load_function(name: str, argument: str = TRANSFORM) -> Function:
+def load_function(name: str, argument: str = TRANSFORM) -> FrameFunction:
     """Import a function, and check that it takes two arguments. Raises InvalidArgument with the reason."""
     module_name, _, attribute = check_function(name, argument).partition(":")
     try:
@@ -95,7 +95,7 @@ def load_function(name: str, argument: str = TRANSFORM) -> Function:
     except (TypeError, ValueError) as e:
         remedy = f"Write def {attribute}(batch: DataFrame, spark: SparkSession) -> DataFrame."
         raise InvalidArgument(argument, f"{name!r} can't be called with two arguments: {e}.", remedy) from None
-    return Function(name, call, _fingerprint(module), argument)
+    return FrameFunction(name, call, _fingerprint(module), argument)
 
 
 def _fingerprint(module: Any) -> str:

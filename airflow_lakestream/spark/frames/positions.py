@@ -27,7 +27,7 @@ class NotOnce(ValueError):
 
 
 @dataclass
-class Positions:
+class ResultPositions:
     """The positions of a task's rows."""
 
     _offsets: dict[PartitionKey, list[_Numbers]] = field(default_factory=dict)

@@ -17,9 +17,9 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.lakes.formats import LakeFormat
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.spark.crew.executors import settle
-from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions
+from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, ResultPositions
 from airflow_lakestream.tables.design import TableDesign
 
 # The column of a writing task's answer, as Spark's DDL.
@@ -27,7 +27,7 @@ RESULT = "result binary"
 
 
 @dataclass(frozen=True)
-class Reading:
+class StagedRowsTask:
     """A task for reading staged files; the input is the numbers of the files.
 
     :param outline: outline of the staging table; `lake` is its format.
@@ -49,7 +49,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteTaskResult:
     """Result of a writing task: the handover, and the rows' positions, if the rows keep any."""
 
     files: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Writing:
+class WriteTask:
     """A task for writing a part of a result, with the handover as its answer.
 
     :param target: the outline of the table, as it is or is going to be; `lake` is its format.
@@ -78,22 +78,22 @@ class Writing:
     keeps_positions: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all batches; yield a row with a pickled `Written`, or with a `Failed` that holds our error."""
+        """Write all batches; yield a row with a pickled `WriteTaskResult`, or with a `ChildFailure` of our error."""
         settle()
         try:
-            result: Written | Failed = self._write(batches)
+            result: WriteTaskResult | ChildFailure = self._write(batches)
         except LakestreamError as e:
             # If raised here, Spark would retry the task and bring back only the error's text.
-            result = Failed(e)
+            result = ChildFailure(e)
         yield pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
 
-    def _write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> WriteTaskResult:
         sink = self.lake.part("sink")(
             self.target, self.table, self.consumer_group, self.design, allow_group_overlap=True
         )
         # Rows of a function are not records that could be rejected one by one.
         sink.takes_records = False
-        positions, count = Positions(), 0
+        positions, count = ResultPositions(), 0
         try:
             sink.load(self.run_id)
             sink.write_below(self.folder)
@@ -102,7 +102,7 @@ class Writing:
                     positions.add(batch)
                 sink.write(pa.Table.from_batches([batch]), self.identity)
                 count += len(batch)
-            return Written(sink.hand_over(), count, positions.intervals())
+            return WriteTaskResult(sink.hand_over(), count, positions.intervals())
         except NotOnce as e:
             sink.discard()
             raise RowsNotWritable(self.table, str(e), None) from None

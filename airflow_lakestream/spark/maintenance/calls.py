@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.merge.merge import MOST_DELETED
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.spark.maintenance.config import Compaction, Strategy
+from airflow_lakestream.spark.maintenance.config import CompactionConfig, CompactionStrategy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ class CompactionLost(LakestreamError, Transient):
 
 
 @dataclass(frozen=True)
-class Size:
+class TableSize:
     """The files of a table's head; `files` and `bytes` include delete files."""
 
     files: int
@@ -56,7 +56,7 @@ class Size:
     deletes: int = 0
 
     @classmethod
-    def of(cls, table: Table) -> Size:
+    def of(cls, table: Table) -> TableSize:
         """Return the size from the head's manifests, since not every writer keeps the totals of summaries."""
         head = table.current_snapshot()
         manifests = [] if head is None else head.manifests(table.io)
@@ -70,7 +70,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Procedures:
+class IcebergProcedures:
     """The procedures of a table.
 
     :param catalog: the catalog's name, the same in Spark and PyIceberg.
@@ -81,7 +81,7 @@ class Procedures:
     catalog: str
     table: str
 
-    def compact(self, how: Compaction) -> None:
+    def compact(self, how: CompactionConfig) -> None:
         """Rewrite small files, and files that deletes make slow to read.
 
         Landings meanwhile are kept: Iceberg commits on top of them. Parts that lose in each try stay as they are.
@@ -89,7 +89,7 @@ class Procedures:
         """
         parts = {"partial-progress.enabled": str(how.in_parts).lower()} | (_NO_PART_LOST if how.in_parts else {})
         options = {**_READABLE, **parts, **how.options}
-        strategy = how.strategy or Strategy.BINPACK
+        strategy = how.strategy or CompactionStrategy.BINPACK
         arguments = {"strategy": strategy, "sort_order": how.sort_order, "where": how.where, "options": options}
         try:
             self._win("rewrite_data_files", arguments, how.most_tries)
@@ -129,8 +129,8 @@ class Procedures:
 
     def expire(self, snapshot_ids: Sequence[int]) -> None:
         """Expire exactly these snapshots, and delete the files that only these snapshots have."""
-        ids = _Sql(f"ARRAY({', '.join(f'{one}L' for one in snapshot_ids)})")
-        self._call("expire_snapshots", {"older_than": _Sql(_NO_OTHERS), "snapshot_ids": ids})
+        ids = _SqlText(f"ARRAY({', '.join(f'{one}L' for one in snapshot_ids)})")
+        self._call("expire_snapshots", {"older_than": _SqlText(_NO_OTHERS), "snapshot_ids": ids})
 
     def remove_orphans(self, age: float, *, by_prefix: bool) -> int:
         """Delete older files of the table's folder that are in no snapshot; return the number of files.
@@ -140,8 +140,8 @@ class Procedures:
         """
         before = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - age))
         arguments = {
-            "older_than": _Sql(f"TIMESTAMP '{before} UTC'"),
-            "prefix_listing": _Sql("true") if by_prefix else None,
+            "older_than": _SqlText(f"TIMESTAMP '{before} UTC'"),
+            "prefix_listing": _SqlText("true") if by_prefix else None,
         }
         return self._call("remove_orphan_files", arguments)
 
@@ -156,14 +156,14 @@ class Procedures:
         return len(self.spark.sql(f"CALL `{self.catalog}`.system.{procedure}({text})").collect())
 
 
-class _Sql(str):
+class _SqlText(str):
     """Text to insert as SQL, not to quote as a value."""
 
     __slots__ = ()
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, _Sql):
+    if isinstance(value, _SqlText):
         return value
     if isinstance(value, Mapping):
         return f"map({', '.join(_literal(str(item)) for pair in value.items() for item in pair)})"

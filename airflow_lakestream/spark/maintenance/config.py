@@ -15,17 +15,17 @@ from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
-from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
+from airflow_lakestream.spark.configuration import AppSettings, check_keys, read_object, write_object
 from airflow_lakestream.spark.settings.catalog import catalog_settings, identity_of
 
-Settings = TypeVar("Settings", "Compaction", "Expiry", "OrphanRemoval")
+Settings = TypeVar("Settings", "CompactionConfig", "ExpiryConfig", "OrphanConfig")
 
 _DAY = 86_400.0
 # For a mirror that is compacted in parts: bytes of a part between two merges, which would undo the rewrite.
 _PART_BYTES = 2 * 2**30
 
 
-class Strategy(StrEnum):
+class CompactionStrategy(StrEnum):
     """Order of rows in new files: unchanged, or sorted."""
 
     BINPACK = "binpack"
@@ -33,7 +33,7 @@ class Strategy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compaction:
+class CompactionConfig:
     """Settings for compacting small files into large files.
 
     :param strategy: "binpack" or "sort"; default: mirrors are sorted, other tables are not.
@@ -53,9 +53,9 @@ class Compaction:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.strategy is not None and self.strategy not in list(Strategy):
-            raise UnknownValue("maintenance.compact.strategy", self.strategy, map(str, Strategy))
-        if self.sort_order and self.strategy != Strategy.SORT:
+        if self.strategy is not None and self.strategy not in list(CompactionStrategy):
+            raise UnknownValue("maintenance.compact.strategy", self.strategy, map(str, CompactionStrategy))
+        if self.sort_order and self.strategy != CompactionStrategy.SORT:
             raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
         if not isinstance(self.options, Mapping):
             raise InvalidArgument("maintenance.compact.options", "is not a mapping.")
@@ -66,13 +66,13 @@ class Compaction:
         """Whether each part is committed by itself."""
         return arguments.flag("maintenance.compact.partial_progress", self.partial_progress)
 
-    def of_mirror(self, sort_order: str | None, *, is_sorted: bool) -> Compaction:
+    def of_mirror(self, sort_order: str | None, *, is_sorted: bool) -> CompactionConfig:
         """Return the compaction of a mirror, with defaults for settings left out by the user.
 
-        :param sort_order: see `Compaction`.
+        :param sort_order: see `CompactionConfig`.
         :param is_sorted: whether the mirror is sorted.
         """
-        strategy = self.strategy or (Strategy.SORT if is_sorted else Strategy.BINPACK)
+        strategy = self.strategy or (CompactionStrategy.SORT if is_sorted else CompactionStrategy.BINPACK)
         order = sort_order if self.strategy is None else self.sort_order
         in_parts = True if self.partial_progress is None else self.partial_progress
         options = {"max-file-group-size-bytes": _PART_BYTES, "delete-file-threshold": 1, **self.options}
@@ -85,7 +85,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expiry:
+class ExpiryConfig:
     """Settings for the expiry of snapshots.
 
     :param older_than: seconds, or text such as "5d" or "36h".
@@ -106,7 +106,7 @@ class Expiry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrphanRemoval:
+class OrphanConfig:
     """Settings for the removal of files without a snapshot.
 
     :param older_than: seconds, or text such as "3d": younger files stay, since a running job may own them.
@@ -132,20 +132,20 @@ class OrphanRemoval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maintenance:
+class MaintenanceSection:
     """The section `maintenance`. A work is done if set to `true` or to a mapping of settings.
 
     :param tables: names of tables, or patterns such as "lake.*" and "lake.clicks*".
     """
 
     tables: tuple[str, ...]
-    compact: Compaction | None = None
-    expire: Expiry | None = None
-    remove_orphans: OrphanRemoval | None = None
+    compact: CompactionConfig | None = None
+    expire: ExpiryConfig | None = None
+    remove_orphans: OrphanConfig | None = None
     rewrite_manifests: bool = False
 
     @classmethod
-    def parse(cls, given: Any) -> Maintenance:
+    def parse(cls, given: Any) -> MaintenanceSection:
         """Read the section from a mapping. Raises InvalidArgument with the key."""
         if not isinstance(given, Mapping):
             raise InvalidArgument("maintenance", f"is a {type(given).__name__}, not a mapping.")
@@ -157,9 +157,9 @@ class Maintenance:
             _check_name(name)
         found = cls(
             tables=tables,
-            compact=_work("compact", Compaction, given.get("compact")),
-            expire=_work("expire", Expiry, given.get("expire")),
-            remove_orphans=_work("remove_orphans", OrphanRemoval, given.get("remove_orphans")),
+            compact=_work("compact", CompactionConfig, given.get("compact")),
+            expire=_work("expire", ExpiryConfig, given.get("expire")),
+            remove_orphans=_work("remove_orphans", OrphanConfig, given.get("remove_orphans")),
             rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
         )
         if not any((found.compact, found.expire, found.remove_orphans, found.rewrite_manifests)):
@@ -169,10 +169,10 @@ class Maintenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaintenanceConfig(Configuration):
+class MaintenanceConfig(AppSettings):
     """The configuration of `maintain_iceberg`.
 
-    :param maintenance: see `Maintenance`.
+    :param maintenance: see `MaintenanceSection`.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
     """
@@ -187,9 +187,9 @@ class MaintenanceConfig(Configuration):
         _ = self.work, self.catalog_settings
 
     @property
-    def work(self) -> Maintenance:
+    def work(self) -> MaintenanceSection:
         """The work to do."""
-        return Maintenance.parse(self.maintenance)
+        return MaintenanceSection.parse(self.maintenance)
 
     @property
     def inputs(self) -> dict[str, str]:

@@ -9,11 +9,11 @@ from pyiceberg.table import Table
 from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.iceberg.upkeep.reads import Reads
-from airflow_lakestream.spark.maintenance.config import Compaction
+from airflow_lakestream.iceberg.upkeep.reads import ReadCounts
+from airflow_lakestream.spark.maintenance.config import CompactionConfig
 
 
-def of_table(how: Compaction, table: Table) -> Compaction:
+def of_table(how: CompactionConfig, table: Table) -> CompactionConfig:
     """Return the compaction of a table.
 
     A mirror is sorted by its key, so that a merge finds by bounds which files may have the keys of a batch; or by the
@@ -43,7 +43,7 @@ def needs_fewer_deletes(table: Table) -> bool:
     if table.metadata.format_version != 2:
         return False
     try:
-        return Reads.of(table).may_be_fewer
+        return ReadCounts.of(table).may_be_fewer
     except ValueError:
         # With equality deletes, which Iceberg's procedure leaves alone.
         return True

@@ -17,11 +17,11 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry, narrow_bounds
-from airflow_lakestream.spark.at_once import Supervised, supervised
+from airflow_lakestream.spark.at_once import AppSupervision, supervised
 from airflow_lakestream.spark.inputs import lease_for
 from airflow_lakestream.spark.lease import Lease
-from airflow_lakestream.spark.maintenance.calls import Procedures, Size
-from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig
+from airflow_lakestream.spark.maintenance.calls import IcebergProcedures, TableSize
+from airflow_lakestream.spark.maintenance.config import CompactionConfig, MaintenanceConfig, MaintenanceSection
 from airflow_lakestream.spark.maintenance.mirrors import is_memory, needs_fewer_deletes, of_table
 from airflow_lakestream.spark.maintenance.tables import inside, select, times_of_day
 from airflow_lakestream.spark.session import check_class, start_session
@@ -74,8 +74,8 @@ class TableReport:
     """Report of the maintenance of a table."""
 
     table: str
-    before: Size
-    after: Size
+    before: TableSize
+    after: TableSize
     expired: int = 0
     orphans: int = 0
     mended: int = 0
@@ -126,7 +126,7 @@ def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport
         return _maintain(config, spark, told)
 
 
-def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) -> list[TableReport]:
+def _maintain(config: MaintenanceConfig, spark: SparkSession, told: AppSupervision) -> list[TableReport]:
     work = config.work
     catalog = load_catalog(config.catalog_name, **config.catalog_properties)
     session = own_session(config, spark)
@@ -138,7 +138,9 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) 
             break
         started = time.monotonic()
         try:
-            reports.append(_Upkeep(catalog, Procedures(session, config.catalog_name, name), work, told).run())
+            reports.append(
+                _TableMaintenance(catalog, IcebergProcedures(session, config.catalog_name, name), work, told).run()
+            )
         except LeaseLost:
             raise
         except Exception as e:
@@ -155,18 +157,18 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) 
 
 
 @dataclass(frozen=True)
-class _Upkeep:
+class _TableMaintenance:
     """The work on a table."""
 
     catalog: Catalog
-    procedures: Procedures
-    work: Maintenance
-    told: Supervised
+    procedures: IcebergProcedures
+    work: MaintenanceSection
+    told: AppSupervision
 
     def run(self) -> TableReport:
         """Do the work: first the works that make files unneeded, then the works that delete unneeded files."""
         table = self._table()
-        before, work = Size.of(table), self.work
+        before, work = TableSize.of(table), self.work
         if times := times_of_day(table.schema()):
             work = self._without_types(times)
         expired = orphans = 0
@@ -179,9 +181,9 @@ class _Upkeep:
             expired = self._expire(work.expire.rule)
         if work.remove_orphans is not None and self._begins("removing orphans"):
             orphans = self._remove_orphans(work.remove_orphans.age)
-        return TableReport(self.procedures.table, before, Size.of(self._table()), expired, orphans, mended)
+        return TableReport(self.procedures.table, before, TableSize.of(self._table()), expired, orphans, mended)
 
-    def _without_types(self, columns: Sequence[str]) -> Maintenance:
+    def _without_types(self, columns: Sequence[str]) -> MaintenanceSection:
         """Return the works for a table that Spark can't read, and warn of the works left out."""
         work = self.work
         left = [
@@ -223,7 +225,7 @@ class _Upkeep:
     def _table(self) -> Table:
         return self.catalog.load_table(self.procedures.table)
 
-    def _compact(self, how: Compaction) -> None:
+    def _compact(self, how: CompactionConfig) -> None:
         table = self._table()
         if is_memory(table):
             log.info("%s is not compacted: it keeps its files sorted, and few, by itself.", self.procedures.table)

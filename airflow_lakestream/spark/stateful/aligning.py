@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from airflow_lakestream.core.landing.streamed import WAYS_OUT, LandedBesideStream, StreamReplaced
-from airflow_lakestream.core.ledger import Streamed, TopicEntry
+from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.spark.checkpoint import Checkpoint
-from airflow_lakestream.stores.folders import Store
+from airflow_lakestream.spark.checkpoint import QueryCheckpoint
+from airflow_lakestream.stores.folders import FolderStore
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _SHARED = ("SSTs", "logs")
 class CheckpointLost(LakestreamError, Terminal):
     """Error of a table with batches of a query whose checkpoint is gone."""
 
-    def __init__(self, table: str, location: str, last: Streamed) -> None:
+    def __init__(self, table: str, location: str, last: StreamBatch) -> None:
         super().__init__(
             f"{table} holds {last}, and there is no checkpoint at {location}: the state of that query is gone with it. "
             f"Nothing was landed: windows that were open would be landed wrong, or twice. {WAYS_OUT}"
@@ -39,7 +39,7 @@ class CheckpointLost(LakestreamError, Terminal):
 class RolledBackTooFar(LakestreamError, Terminal):
     """Error of a table rolled back further than the checkpoint can be taken back."""
 
-    def __init__(self, table: str, location: str, last: Streamed | None, missing: str) -> None:
+    def __init__(self, table: str, location: str, last: StreamBatch | None, missing: str) -> None:
         held = "no batch" if last is None else str(last)
         super().__init__(
             f"{table} was rolled back: it holds {held}. The checkpoint {location} can't be taken back so far: "
@@ -48,7 +48,9 @@ class RolledBackTooFar(LakestreamError, Terminal):
         )
 
 
-def align(checkpoint: Checkpoint | None, entry: TopicEntry, table: str, consumer_group: str, location: str) -> bool:
+def align(
+    checkpoint: QueryCheckpoint | None, entry: TopicEntry, table: str, consumer_group: str, location: str
+) -> bool:
     """Take the checkpoint back to the table's batch; return whether the checkpoint was ahead.
 
     :param entry: the ledger entry of the topic.
@@ -86,7 +88,7 @@ def align(checkpoint: Checkpoint | None, entry: TopicEntry, table: str, consumer
     return True
 
 
-def _check_files(checkpoint: Checkpoint, table: str, last: Streamed | None) -> None:
+def _check_files(checkpoint: QueryCheckpoint, table: str, last: StreamBatch | None) -> None:
     """Raise RolledBackTooFar if a file is missing that the query needs to continue after a batch."""
     batch = -1 if last is None else last.batch_id
     if batch < 0:
@@ -100,7 +102,7 @@ def _check_files(checkpoint: Checkpoint, table: str, last: Streamed | None) -> N
         raise RolledBackTooFar(table, checkpoint.location, last, f"{missing} is not there any more")
 
 
-def _take_back(checkpoint: Checkpoint, batch: int) -> None:
+def _take_back(checkpoint: QueryCheckpoint, batch: int) -> None:
     """Delete the files after a batch; if the driver is killed meanwhile, the next start repeats the deletion.
 
     State goes, too: Spark would take an old version of the state for a new version of the same number. It goes first,
@@ -117,7 +119,7 @@ def _take_back(checkpoint: Checkpoint, batch: int) -> None:
                 _remove(store, log_of, str(one))
 
 
-def _remove(store: Store, folder: str, name: str) -> None:
+def _remove(store: FolderStore, folder: str, name: str) -> None:
     # Hadoop's local file system keeps a checksum next to each file; a leftover checksum would stay for ever.
     store.remove(f"{folder}/.{name}.crc")
     store.remove(f"{folder}/{name}")
@@ -127,7 +129,7 @@ def _remove(store: Store, folder: str, name: str) -> None:
 _Versions = list[tuple[str, int, str]]
 
 
-def _states(store: Store) -> Iterator[tuple[str, _Versions]]:
+def _states(store: FolderStore) -> Iterator[tuple[str, _Versions]]:
     """Yield each state store's folder, state/<operator>/<partition>[/<store>], and the versions in the folder."""
     for operator in filter(str.isdigit, store.names("state")):
         for partition in filter(str.isdigit, store.names(f"state/{operator}")):

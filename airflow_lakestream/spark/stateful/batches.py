@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_lakestream.config.frames import FrameConfig
-from airflow_lakestream.core.landing.streamed import OneBatch
-from airflow_lakestream.core.ledger import Streamed, union
+from airflow_lakestream.core.landing.streamed import StreamBatchMode
+from airflow_lakestream.core.ledger import StreamBatch, union
 from airflow_lakestream.core.policies import StateStore, choose, is_given
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.run.topics import RunReport, job_of
 from airflow_lakestream.spark.causes import cause_of, query_failed
-from airflow_lakestream.spark.checkpoint import Checkpoint
+from airflow_lakestream.spark.checkpoint import QueryCheckpoint
 from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
-from airflow_lakestream.spark.frames.function import Function, TransformRefused
+from airflow_lakestream.spark.frames.function import FrameFunction, TransformRefused
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
 from airflow_lakestream.spark.settings.kafka import for_executors
 from airflow_lakestream.spark.stateful import decoding
 from airflow_lakestream.spark.stateful.aligning import align
-from airflow_lakestream.spark.stateful.crew import StreamCrew
-from airflow_lakestream.spark.stateful.decoding import Decoding, TellingParam, Told
+from airflow_lakestream.spark.stateful.crew import StreamReaders
+from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, Told
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -53,10 +53,10 @@ class StatefulBatches(MicroBatches):
     """`MicroBatches` of a query whose batches only Spark can repeat, because Spark has the state."""
 
     @cached_property
-    def crew(self) -> StreamCrew:
+    def crew(self) -> StreamReaders:
         """The remote readers of a batch."""
         common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
-        return StreamCrew(*common, function=self._function, told=self._told)
+        return StreamReaders(*common, function=self._function, told=self._told)
 
     @cached_property
     def source_options(self) -> Mapping[str, str]:
@@ -70,23 +70,23 @@ class StatefulBatches(MicroBatches):
         return self.extract
 
     @cached_property
-    def _function(self) -> Function:
+    def _function(self) -> FrameFunction:
         function = function_of(self.extract)
         assert function is not None, "that is why the query has a state"
         return function
 
     @cached_property
     def _told(self) -> Accumulator[Told]:
-        return self.spark.sparkContext.accumulator({}, TellingParam())  # type: ignore[arg-type]  # it has both methods
+        return self.spark.sparkContext.accumulator({}, ReportParam())  # type: ignore[arg-type]  # it has both methods
 
     @cached_property
-    def _decoders(self) -> RowDecoders:
+    def _decoders(self) -> RowDecoderFactory:
         topic = self.extract.topic
         job = job_of(self.extract, topic, [topic], self.config.kafka, self.catalog, "start", WHERE)
-        assert isinstance(job.decoders, RowDecoders), "that is what build_job makes"
+        assert isinstance(job.decoders, RowDecoderFactory), "that is what build_job makes"
         return job.decoders
 
-    def catch_up(self, checkpoint: Checkpoint | None) -> bool:
+    def catch_up(self, checkpoint: QueryCheckpoint | None) -> bool:
         """Bring table and checkpoint to the same batch; return whether the checkpoint changed. Raises as `align`."""
         config = self.extract
         location = str(self.config.checkpoint_location)
@@ -103,7 +103,7 @@ class StatefulBatches(MicroBatches):
         asked = [decoding.PARTITION, decoding.OFFSET, decoding.TIMESTAMP, decoding.VALUE]
         asked += [decoding.KEY] if self._decoders.needs_keys else []
         asked += [decoding.HEADER] if self._decoders.needs_headers else []
-        decode = Decoding(self._decoders, self.extract.topic, columns, self._told)
+        decode = DecodeTask(self._decoders, self.extract.topic, columns, self._told)
         stream = records.select(*asked).mapInArrow(decode.__call__, spark_schema(columns))
         result = self._function.of(stream, self.spark, self.extract.table, RangeSet())
         try:
@@ -122,12 +122,12 @@ class StatefulBatches(MicroBatches):
             except AnalysisException as e:
                 raise self._refused(cause_of(e)) from e
 
-    def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
+    def land_batch(self, checkpoint: QueryCheckpoint, batch_id: int, frame: DataFrame) -> RunReport:
         """Run a batch, and land the result, unless the table has the batch. Raises the errors of a landing."""
         starts, ends = checkpoint.starts(batch_id), checkpoint.ends(batch_id)
         ranges = union(RangeSet.of(*key, starts.get(key, 0), end) for key, end in ends.items())
-        batch = OneBatch(
-            Streamed(checkpoint.query_id, batch_id, checkpoint.watermark(batch_id)),
+        batch = StreamBatchMode(
+            StreamBatch(checkpoint.query_id, batch_id, checkpoint.watermark(batch_id)),
             {partition: offset for (_, partition), offset in checkpoint.starts(0).items()} if batch_id == 0 else {},
             ranges,
             self.extract.consumer_group,
@@ -150,7 +150,7 @@ class StatefulBatches(MicroBatches):
         given = self._frames.state_store
         return _PROVIDERS[choose(StateStore, "state_store", given)] if is_given(given) else None
 
-    def _check_state_store(self, checkpoint: Checkpoint | None) -> None:
+    def _check_state_store(self, checkpoint: QueryCheckpoint | None) -> None:
         """Refuse another state store than the checkpoint's: Spark would ignore the setting."""
         known = checkpoint.setting(checkpoint.planned[-1], PROVIDER) if checkpoint and checkpoint.planned else None
         if known is not None and self._provider is not None and known != self._provider:

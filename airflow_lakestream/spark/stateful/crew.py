@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ledger import Made
+from airflow_lakestream.core.ledger import FunctionRows
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.sharing.pieces import Piece
-from airflow_lakestream.spark.frames.crew import FrameCrew
+from airflow_lakestream.core.sharing.pieces import SharePiece
+from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import TransformFailed
 from airflow_lakestream.spark.stateful.decoding import Told, later, sums_of
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class StreamCrew(FrameCrew):
+class StreamReaders(FrameReaders):
     """`SparkCrew` of a streaming query with a function.
 
     :param told: the tasks' reports about the records that they decode.
@@ -52,7 +52,7 @@ class StreamCrew(FrameCrew):
             sums_of(self.told.value, ranges)
         self._batch, self.told.value = None, later(self.told.value, ranges)
 
-    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+    def read(self, job: LandingJob, plan: Plan, done: RangeSet, most: int | None) -> Sequence[SharePiece]:
         """Run the batch, and write the rows. Raises TransformFailed, and the errors of a decoder."""
         assert self._batch is not None, "a batch has begun"
         metadata, keeps = self._hold(job, self._batch, plan.ranges)
@@ -68,8 +68,8 @@ class StreamCrew(FrameCrew):
             assert job.rejects is not None, "every table has a reject table beside it"
             job.rejects.reject(rejected)
         log.info("%s made %s rows in %s", self.function.name, rows, plan.streamed)
-        made = Made(self.function.name, rows)
-        return [Piece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made, sums.use)]
+        made = FunctionRows(self.function.name, rows)
+        return [SharePiece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made, sums.use)]
 
     def _keeps(self, metadata: pa.Schema) -> bool:
         # A row made by a state is not a record's row, even if it looks so.

@@ -21,13 +21,13 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.landing.batch import decode
 from airflow_lakestream.core.ledger import Counts, union
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import HEADERS
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.runtime.processes import ChildFailure
 from airflow_lakestream.tables.coordinates import COORDINATES
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ PARTITION, OFFSET, TIMESTAMP, VALUE, KEY, HEADER = ("partition", "offset", "time
 
 
 @dataclass(frozen=True)
-class ChunkTold:
+class BatchReport:
     """Report about a batch of records. `rowless` are the offsets of records without a row."""
 
     read: RangeSet
@@ -50,10 +50,10 @@ class ChunkTold:
 
 
 # By partition, first offset and end: a repeated report of the same records has the same key.
-Told = dict[tuple[int, int, int], "ChunkTold | Failed"]
+Told = dict[tuple[int, int, int], "BatchReport | ChildFailure"]
 
 
-class TellingParam:
+class ReportParam:
     """Accumulator of the tasks' reports; see `pyspark.AccumulatorParam`."""
 
     def zero(self, value: Told) -> Told:
@@ -67,13 +67,13 @@ class TellingParam:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodeTask:
     """A task for decoding the records of Spark's source into rows.
 
     :param columns: columns of the rows, metadata columns included.
     """
 
-    decoders: RowDecoders
+    decoders: RowDecoderFactory
     topic: str
     columns: pa.Schema
     told: Accumulator[Told]
@@ -88,16 +88,16 @@ class Decoding:
                 covers = OffsetRange(self.topic, raw.partition, raw.offsets[0], raw.offsets[-1] + 1)
                 key = raw.partition, covers.from_offset, covers.until_offset
                 try:
-                    decoded = decode(decoder, Chunk(covers, raw, 0))
+                    decoded = decode(decoder, RecordChunk(covers, raw, 0))
                 except LakestreamError as e:
                     # If raised here, Spark would retry the task and bring back only the error's text.
-                    self.told.add({key: Failed(e)})
+                    self.told.add({key: ChildFailure(e)})
                     return
                 outcome = decoded.outcome
                 assert outcome is not None, "there are records"
                 rowless = _ranges(self.topic, raw.partition, outcome.rowless)
                 read = _ranges(self.topic, raw.partition, part.column(OFFSET))
-                self.told.add({key: ChunkTold(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
+                self.told.add({key: BatchReport(read, rowless, outcome.bad, outcome.rejected, outcome.use)})
                 yield from outcome.rows.select(self.columns.names).cast(self.columns).to_batches()
 
     def _raw(self, part: pa.RecordBatch) -> RawBatch:
@@ -133,7 +133,7 @@ def _ranges(topic: str, partition: int, offsets: pa.Array | None) -> RangeSet:
 
 
 @dataclass(frozen=True)
-class Sums:
+class RecordSums:
     """Counts, rejects and column use of the records in ranges."""
 
     counts: Mapping[int, Counts] = field(default_factory=dict)
@@ -142,12 +142,12 @@ class Sums:
     use: ColumnUse = ColumnUse()
 
 
-def sums_of(told: Told, ranges: RangeSet) -> Sums:
+def sums_of(told: Told, ranges: RangeSet) -> RecordSums:
     """Return the sums of the reports about records in ranges. Raises the first reported error, if any."""
     for one in told.values():
-        if isinstance(one, Failed):
+        if isinstance(one, ChildFailure):
             raise one.error
-    chunks = [one for _, one in sorted(told.items(), key=_key) if isinstance(one, ChunkTold) and one.read & ranges]
+    chunks = [one for _, one in sorted(told.items(), key=_key) if isinstance(one, BatchReport) and one.read & ranges]
     rowless = union(chunk.rowless for chunk in chunks) & ranges
     rejected = _once([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
     read, bad, use = RangeSet(), BadRecords(), ColumnUse()
@@ -158,13 +158,13 @@ def sums_of(told: Told, ranges: RangeSet) -> Sums:
         read |= chunk.read
     read &= ranges
     counts = {key[1]: _counts(key, read, rowless, rejected) for key in read.partitions}
-    return Sums(counts, bad, tuple(rejected), use)
+    return RecordSums(counts, bad, tuple(rejected), use)
 
 
 def later(told: Told, ranges: RangeSet) -> Told:
     """Return the reports about records behind ranges, for a later batch: one of two sources was ahead."""
     ends = {partition: ranges.intervals(topic, partition)[-1][1] for topic, partition in ranges.partitions}
-    return {key: one for key, one in told.items() if isinstance(one, ChunkTold) and key[2] > ends.get(key[0], 0)}
+    return {key: one for key, one in told.items() if isinstance(one, BatchReport) and key[2] > ends.get(key[0], 0)}
 
 
 def _key(told: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:

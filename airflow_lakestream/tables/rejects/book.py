@@ -21,10 +21,17 @@ from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import is_hit
-from airflow_lakestream.tables.rejects.settlement import PLACE, Pending, Settlement, of_topic, pending_of, rows_of
+from airflow_lakestream.tables.rejects.settlement import (
+    PLACE,
+    PendingLanding,
+    RejectSettlement,
+    of_topic,
+    pending_of,
+    rows_of,
+)
 
 
-class RejectBook(ABC):
+class RejectTableSink(ABC):
     """Base of the sink of a reject table, for a consumer group.
 
     The subclass of a format loads the table, and commits rows, notes and removals as one.
@@ -38,11 +45,11 @@ class RejectBook(ABC):
         return self._properties is not None
 
     @property
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingLanding]:
         """The pending landings noted in the table at the last look."""
         return pending_of(self._properties or {})
 
-    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
+    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: RejectSettlement) -> tuple[int, int]:
         """Return the numbers of all rows and of the counting rows at these offsets.
 
         The first number includes the rows of open landings: such a landing may land, be rolled back, and have its
@@ -56,7 +63,7 @@ class RejectBook(ABC):
             counting += len(own.filter(pc.invert(not_counting)))
         return there, counting
 
-    def gone(self, identity: TopicIdentity, settlement: Settlement) -> int:
+    def gone(self, identity: TopicIdentity, settlement: RejectSettlement) -> int:
         """Return the number of a topic's rejected records, by the main table's ledger, without a row in this table."""
         if settlement.books is None:
             return 0
@@ -66,7 +73,7 @@ class RejectBook(ABC):
         return max(0, entry.counts.rejected - self.count(identity, entry.landed, settlement)[1])
 
     def write_down(
-        self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement
+        self, records: Sequence[pa.Table], pending: Sequence[PendingLanding], run_id: str, settlement: RejectSettlement
     ) -> None:
         """Commit the rejected records of a landing with a pending note for each topic; settle earlier landings, too.
 
@@ -80,13 +87,13 @@ class RejectBook(ABC):
                     self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
             self._note(Landing(pending[0].landing_id, run_id, {}), [*pending, *settlement.condemned], settlement)
 
-    def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
+    def settle(self, settlement: RejectSettlement, pending: Sequence[PendingLanding], run_id: str) -> None:
         """Commit the removal of stale rows and notes of pending landings. Raises the errors of a commit."""
         with self.or_discard():
             landing = Landing(f"settle-{uuid.uuid4().hex}", run_id, {})
             self._note(landing, [*pending, *settlement.condemned], settlement)
 
-    def rolled_back(self, settlement: Settlement) -> list[Pending]:
+    def rolled_back(self, settlement: RejectSettlement) -> list[PendingLanding]:
         """Return, as pending landings, the rolled back landings with rows in this table and without a note.
 
         Without a note these rows would count once the snapshots of the landings have expired.
@@ -101,7 +108,7 @@ class RejectBook(ABC):
                 found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
         now = time.time_ns() // 1_000_000
         return [
-            Pending(
+            PendingLanding(
                 *key,
                 ranges,
                 replaces=True,
@@ -123,7 +130,7 @@ class RejectBook(ABC):
         """Yield the rows of files with possible rows of the ranges; default: of all files, all columns."""
 
     @abstractmethod
-    def _note(self, landing: Landing, pending: Sequence[Pending], settlement: Settlement) -> None:
+    def _note(self, landing: Landing, pending: Sequence[PendingLanding], settlement: RejectSettlement) -> None:
         """Commit the buffered rows with notes of the pending landings, and remove stale rows."""
 
     @abstractmethod

@@ -60,7 +60,7 @@ def rejects_of(table: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingLanding:
     """Landing with written rejected records, still without a decision of the main table.
 
     `supersedes`: rows of earlier landings were at its ranges, to be removed once it is landed. `after` are marks of the
@@ -99,7 +99,7 @@ class Pending:
         return f"{PENDING}{self.landing_id}/{self.identity.topic}"
 
     @classmethod
-    def decode(cls, key: str, text: str) -> Pending:
+    def decode(cls, key: str, text: str) -> PendingLanding:
         """Return the landing noted in a property. Raises UnreadableLedger."""
         landing_id = key.removeprefix(PENDING).partition("/")[0]
         try:
@@ -123,9 +123,9 @@ class Pending:
             raise codec.UnreadableLedger(f"table property {key}", problem) from e
 
 
-def pending_of(properties: Mapping[str, str]) -> list[Pending]:
+def pending_of(properties: Mapping[str, str]) -> list[PendingLanding]:
     """Return the pending landings noted in a reject table's properties."""
-    return [Pending.decode(key, text) for key, text in properties.items() if key.startswith(PENDING)]
+    return [PendingLanding.decode(key, text) for key, text in properties.items() if key.startswith(PENDING)]
 
 
 def of_topic(records: pa.Table, topic: str) -> pa.Table:
@@ -134,7 +134,7 @@ def of_topic(records: pa.Table, topic: str) -> pa.Table:
     return records if pc.all(same).as_py() else records.filter(same)
 
 
-def rows_of(records: pa.Table, pending: Pending, run_id: str) -> pa.Table:
+def rows_of(records: pa.Table, pending: PendingLanding, run_id: str) -> pa.Table:
     """Return rejected records as rows of the reject table."""
     made = {
         "consumer_group": pending.consumer_group,
@@ -157,7 +157,7 @@ FORMER_NAMES = "lakestream.former-names."
 File = TypeVar("File")
 
 
-class MainBooks(Protocol):
+class MainTableLedgers(Protocol):
     """The main table's ledgers, and the history of landings."""
 
     @property
@@ -182,7 +182,7 @@ def names_of(properties: Mapping[str, str], consumer_group: str) -> tuple[str, .
 
 
 @dataclass
-class Settlement:
+class RejectSettlement:
     """The main table's decision on the pending landings: landed, dead or open.
 
     `landed` is in the order of the main table's history. `condemned` is the part of `open` whose notes are to forbid
@@ -191,24 +191,24 @@ class Settlement:
     at a later look: commit attempts from before have failed by then.
     """
 
-    landed: list[Pending] = field(default_factory=list)
-    dead: list[Pending] = field(default_factory=list)
-    open: list[Pending] = field(default_factory=list)
-    condemned: list[Pending] = field(default_factory=list)
+    landed: list[PendingLanding] = field(default_factory=list)
+    dead: list[PendingLanding] = field(default_factory=list)
+    open: list[PendingLanding] = field(default_factory=list)
+    condemned: list[PendingLanding] = field(default_factory=list)
     # Of the main table; they contain the former names of groups.
     properties: Mapping[str, str] = field(default_factory=dict)
     # Landings that were rolled back, and may come again while their snapshots live.
     rolled_back: Sequence[str] = ()
-    books: MainBooks | None = None
+    books: MainTableLedgers | None = None
 
     @classmethod
-    def by(cls, pending: Iterable[Pending], books: MainBooks | None) -> Self:
+    def by(cls, pending: Iterable[PendingLanding], books: MainTableLedgers | None) -> Self:
         """Return the decision of the main table; if `books` is None (no table), all landings are open."""
         if books is None:
             return cls(open=list(pending))
         rolled_back = set(books.rolled_back)
         result = cls(properties=books.properties, books=books)
-        landed: list[tuple[int, int, Pending]] = []
+        landed: list[tuple[int, int, PendingLanding]] = []
         for one in pending:
             place = books.place(one.consumer_group, one.landing_id)
             if place is not None:
@@ -235,7 +235,7 @@ class Settlement:
         return bool(self.dead) or any(one.supersedes for one in self.landed)
 
     @property
-    def settled(self) -> list[Pending]:
+    def settled(self) -> list[PendingLanding]:
         """The decided landings, without further need of a note."""
         return [*self.landed, *self.dead]
 
@@ -289,11 +289,11 @@ class Settlement:
         return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
 
 
-def _is_old(one: Pending) -> bool:
+def _is_old(one: PendingLanding) -> bool:
     return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
 
 
-def _can_not_land(one: Pending, books: MainBooks) -> bool:
+def _can_not_land(one: PendingLanding, books: MainTableLedgers) -> bool:
     """Return whether a landing missing in the history has not landed, and can't land on the current table."""
     ledger = books.ledger(one.consumer_group)
     if not ledger.noted.has_all_since(one.after):

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing
-from airflow_lakestream.core.ports import RejectsCondemned, SharedSink, Sink, TableState, TakingSink
-from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, of_topic
+from airflow_lakestream.core.ports import HandoverSink, RejectsCondemned, SharedSink, Sink, TableState
+from airflow_lakestream.tables.rejects.book import RejectTableSink
+from airflow_lakestream.tables.rejects.settlement import PendingLanding, RejectSettlement, of_topic
 from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink, WrappedTakingSink
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class RejectingSink(WrappedSink, ABC):
     :param table: its name.
     """
 
-    def __init__(self, inner: Sink, rejects: RejectBook, table: str, consumer_group: str) -> None:
+    def __init__(self, inner: Sink, rejects: RejectTableSink, table: str, consumer_group: str) -> None:
         super().__init__(inner)
         self._name = table
         self._group = consumer_group
@@ -76,7 +76,7 @@ class RejectingSink(WrappedSink, ABC):
         self._rejects.load(self._run_id)
         settlement = self._settlement()
         topics = dict(landing.topics)
-        pending: list[Pending] = []
+        pending: list[PendingLanding] = []
         gone = 0
         for identity, entry in landing.topics.items():
             ranges = entry.landed | entry.replaced
@@ -86,7 +86,7 @@ class RejectingSink(WrappedSink, ABC):
                 gone += self._rejects.gone(identity, settlement)
             if there or any(len(of_topic(part, identity.topic)) for part in held):
                 pending.append(
-                    Pending(
+                    PendingLanding(
                         landing.landing_id,
                         self._group,
                         identity,
@@ -123,7 +123,7 @@ class RejectingSink(WrappedSink, ABC):
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
             log.warning("Rejected records that do not count were left for the next run: %s", e)
 
-    def _settle_once(self) -> Settlement:
+    def _settle_once(self) -> RejectSettlement:
         settlement = self._settlement()
         # Also without rows to remove: later on, the landing can't be found in the history, and would count as dead.
         rolled_back = self._rejects.rolled_back(settlement)
@@ -132,14 +132,14 @@ class RejectingSink(WrappedSink, ABC):
         return settlement
 
     @abstractmethod
-    def _settlement(self) -> Settlement:
+    def _settlement(self) -> RejectSettlement:
         """Return the main table's decision on the pending landings."""
 
 
 class TakingRejectingSink(RejectingSink, WrappedTakingSink):
     """`core.ports.TakingSink`: processes of the run hand over files and rejected records."""
 
-    inner: TakingSink
+    inner: HandoverSink
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Add files staged by a process of this run; stored rejected records are deleted after reading."""
@@ -157,7 +157,7 @@ class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
 
     inner: SharedSink
 
-    def __init__(self, inner: SharedSink, rejects: RejectBook, table: str, consumer_group: str) -> None:
+    def __init__(self, inner: SharedSink, rejects: RejectTableSink, table: str, consumer_group: str) -> None:
         super().__init__(inner, rejects, table, consumer_group)
         self._folder = ""
         self._handed: list[str] = []

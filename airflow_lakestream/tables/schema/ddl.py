@@ -16,7 +16,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, Epoch, Path, TimeSource
+from airflow_lakestream.tables.schema.time_sources import ELEMENT, MAP_STEP, EpochUnit, Path, TimeSource
 from airflow_lakestream.tables.schema.types import PLAIN_TYPES, build_schema, did_you_mean
 
 MAX_PRECISION = 38
@@ -71,12 +71,12 @@ def parse_schema(text: str, argument: str = "schema") -> Schema:
 
 def parse_timed_schema(text: str, argument: str = "schema") -> tuple[Schema, dict[Path, TimeSource]]:
     """Return the Iceberg schema of a DDL string likewise, and the sources of times by column."""
-    parser = _Parser(text, argument)
+    parser = _DdlParser(text, argument)
     return build_schema(parser.columns(), argument), parser.times
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class _DdlToken:
     kind: str
     value: str
     at: int
@@ -88,7 +88,7 @@ class _Token:
         return "the end" if self.kind == "end" else repr(self.value)
 
 
-class _Parser:
+class _DdlParser:
     """Parser in a single pass over the tokens, with a method per rule of the grammar."""
 
     def __init__(self, text: str, argument: str) -> None:
@@ -120,29 +120,29 @@ class _Parser:
             raise self._error("',' or the end", self._peek())
         return fields
 
-    def _scan(self) -> Iterator[_Token]:
+    def _scan(self) -> Iterator[_DdlToken]:
         at = 0
         while True:
             match = _TOKEN.match(self._text, at)
             if match is None:
                 rest = self._text[at:].lstrip()
-                raise self._error("a name, a type or ','", _Token("mark", rest[:1], len(self._text) - len(rest)))
+                raise self._error("a name, a type or ','", _DdlToken("mark", rest[:1], len(self._text) - len(rest)))
             kind = str(match.lastgroup)
-            yield _Token(kind, match.group(kind), match.start(kind))
+            yield _DdlToken(kind, match.group(kind), match.start(kind))
             if kind == "end":
                 return
             at = match.end()
 
-    def _error(self, expected: str, got: _Token, hint: str = "") -> InvalidArgument:
+    def _error(self, expected: str, got: _DdlToken, hint: str = "") -> InvalidArgument:
         excerpt = self._text[max(0, got.at - 20) : got.at + 20]
         return InvalidArgument(
             self._argument, f"expected {expected} at position {got.at + 1}, got {got} (near {excerpt!r}).{hint}"
         )
 
-    def _peek(self) -> _Token:
+    def _peek(self) -> _DdlToken:
         return self._tokens[self._next]
 
-    def _take(self) -> _Token:
+    def _take(self) -> _DdlToken:
         token = self._peek()
         self._next += token.kind != "end"
         return token
@@ -217,7 +217,7 @@ class _Parser:
 
     def _time_source(self) -> TimeSource | None:
         if self._take_word("from"):
-            token, units = self._take(), {str(unit): unit for unit in Epoch}
+            token, units = self._take(), {str(unit): unit for unit in EpochUnit}
             if token.value.lower() not in units:
                 raise self._error(f"one of {', '.join(units)} after 'from'", token)
             return TimeSource(unit=units[token.value.lower()])

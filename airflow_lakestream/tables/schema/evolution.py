@@ -23,7 +23,7 @@ ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Evolved:
+class EvolutionResult:
     """Evolved schema of a table, with the changes in words, and the impossible changes with the reasons.
 
     `added` are the new fields by the id of their parent field, ROOT for columns.
@@ -44,7 +44,7 @@ def evolve(
     schema_id: int,
     format_version: int,
     taken: Collection[str] = (),
-) -> Evolved:
+) -> EvolutionResult:
     """Return the schema with a place for each value of the wanted columns and of the table's columns.
 
     Columns that only the table has stay as they are, and so do columns that hold all wanted values already. A new
@@ -55,19 +55,19 @@ def evolve(
     :param taken: names that no new column of the table may have, in lower case.
     """
     ids = itertools.count(last_column_id + 1)
-    work = _Evolution(policy, ids, format_version, set(held.identifier_field_ids), taken)
+    work = _EvolutionWalk(policy, ids, format_version, set(held.identifier_field_ids), taken)
     struct = work.struct(held.as_struct(), tuple(wanted), "", ROOT)
     if not work.changes:
-        return Evolved(held, problems=tuple(work.problems))
+        return EvolutionResult(held, problems=tuple(work.problems))
     try:
         schema = Schema(*struct.fields, schema_id=schema_id, identifier_field_ids=held.identifier_field_ids)
     except ValueError as error:
         # A name with a dot equals the path of another column.
-        return Evolved(held, problems=(*work.problems, f"two columns would have one path: {error}"))
-    return Evolved(schema, tuple(work.changes), tuple(work.problems), work.added)
+        return EvolutionResult(held, problems=(*work.problems, f"two columns would have one path: {error}"))
+    return EvolutionResult(schema, tuple(work.changes), tuple(work.problems), work.added)
 
 
-class _Evolution:
+class _EvolutionWalk:
     """Parallel walk through both schemas."""
 
     def __init__(

@@ -13,7 +13,7 @@ ELEMENT = "element"
 MAP_STEP = "entries"
 
 
-class Epoch(StrEnum):
+class EpochUnit(StrEnum):
     """Unit of a number since 1970-01-01T00:00Z."""
 
     SECONDS = "epoch_s"
@@ -39,7 +39,7 @@ class TimeSource:
     Its text follows the type in a schema.
     """
 
-    unit: Epoch | None = None
+    unit: EpochUnit | None = None
     zone: str = ""
 
     def __str__(self) -> str:

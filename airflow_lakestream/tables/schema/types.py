@@ -176,7 +176,7 @@ _REMEDY = {
 
 def fields_from_arrow(schema: pa.Schema, argument: str, first_id: int = 1) -> list[iceberg.NestedField]:
     """Return Arrow fields as Iceberg fields with new ids. Raises InvalidArgument for a type unknown to Iceberg."""
-    return _Converter(argument, first_id).fields(schema, "")
+    return _ArrowConverter(argument, first_id).fields(schema, "")
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -194,7 +194,7 @@ def arrow_schema_with_ids(schema: Schema, *, large: bool = False) -> pa.Schema:
     return full if large else pa.schema([_plain(field) for field in full])
 
 
-class _Converter:
+class _ArrowConverter:
     def __init__(self, argument: str, first_id: int) -> None:
         self._argument = argument
         self._ids = itertools.count(first_id)

@@ -8,8 +8,8 @@ from airflow_lakestream.transform.statement import Node
 from airflow_lakestream.transform.to_flink.part import (
     INTEGERS,
     NULL,
+    FlinkExpression,
     NotCommon,
-    Part,
     digits_of,
     flink_type,
     is_lost,
@@ -27,19 +27,19 @@ _TIME_UTC = _TIME.removesuffix("$") + "(Z|[+]00:?00|[+]00)?$"
 _RANGES = {"INTEGER": (-(2**31), 2**31 - 1), "BIGINT": (-(2**53), 2**53)}
 
 
-def cast(part: Part, kind: str, node: Node) -> Part:
+def cast(part: FlinkExpression, kind: str, node: Node) -> FlinkExpression:
     """Return an expression with another type. Raises NotCommon."""
     if part.kind == kind:
         return part
     target = flink_type(kind, node)
     if part.kind == NULL:
-        return Part(f"CAST(NULL AS {target})", kind)
+        return FlinkExpression(f"CAST(NULL AS {target})", kind)
     flink_type(part.kind, node)
     made = _CASTS.get((_class_of(part.kind), _class_of(kind)))
     if made is None:
         raise NotCommon(f"a cast of {part.kind} to {kind}", node)
     sql, doubts = made(part.sql, part.kind, kind)
-    return Part(sql, kind, (*part.doubts, *doubts))
+    return FlinkExpression(sql, kind, (*part.doubts, *doubts))
 
 
 def out_of(sql: str, kind: str) -> str:
@@ -155,7 +155,7 @@ _CASTS: Mapping[tuple[str, str], Callable[[str, str, str], Made]] = {
 }
 
 
-def alike(left: Part, right: Part, node: Node) -> tuple[Part, Part]:
+def alike(left: FlinkExpression, right: FlinkExpression, node: Node) -> tuple[FlinkExpression, FlinkExpression]:
     """Return two expressions of a type that both engines compare alike. Raises NotCommon."""
     kinds = (left.kind, right.kind)
     if NULL in kinds:

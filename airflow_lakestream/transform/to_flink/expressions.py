@@ -10,8 +10,8 @@ from airflow_lakestream.transform.to_flink.functions import FORMS, SAME, fitting
 from airflow_lakestream.transform.to_flink.part import (
     INTEGERS,
     NULL,
+    FlinkExpression,
     NotCommon,
-    Part,
     digits_of,
     flink_type,
     is_lost,
@@ -35,17 +35,17 @@ _BOOLEAN = "BOOLEAN"
 _NAMES = {"~~*": "ILIKE", "!~~*": "NOT ILIKE", "to_days": "INTERVAL"}
 
 
-class Expressions:
+class ExpressionTranslator:
     """Translator of the expressions of a SELECT.
 
     :param column: returns the column for a reference.
     :param kind_of: returns DuckDB's type of an expression.
     """
 
-    def __init__(self, column: Callable[[Node], Part], kind_of: Callable[[Node], str]) -> None:
+    def __init__(self, column: Callable[[Node], FlinkExpression], kind_of: Callable[[Node], str]) -> None:
         self._column = column
         self._kind_of = kind_of
-        self._by_class: Mapping[str, Callable[[Node], Part]] = {
+        self._by_class: Mapping[str, Callable[[Node], FlinkExpression]] = {
             "COLUMN_REF": column,
             "CONSTANT": self._constant,
             "CAST": self._cast,
@@ -57,37 +57,37 @@ class Expressions:
             "FUNCTION": self._function,
         }
 
-    def of(self, node: Node) -> Part:
+    def of(self, node: Node) -> FlinkExpression:
         """Return Flink's expression. Raises NotCommon."""
         made = self._by_class.get(node["class"])
         if made is None:
             raise NotCommon(node["class"].lower().replace("_", " "), node)
         return made(node)
 
-    def as_kind(self, node: Node, kind: str) -> Part:
+    def as_kind(self, node: Node, kind: str) -> FlinkExpression:
         """Return Flink's expression, as a type. Raises NotCommon."""
         return cast(self.of(node), kind, node)
 
-    def _constant(self, node: Node) -> Part:
+    def _constant(self, node: Node) -> FlinkExpression:
         kind = self._kind_of(node)
         if (found := constant(node)) is not None:
-            return Part(text(found), "VARCHAR")
+            return FlinkExpression(text(found), "VARCHAR")
         if kind == NULL:
-            return Part("NULL", NULL)
+            return FlinkExpression("NULL", NULL)
         told = node["literal"]["text"] if "literal" in node else str(node["value"]["value"])
         if kind == _BOOLEAN:
-            return Part("TRUE" if told.lower() == "true" else "FALSE", kind)
+            return FlinkExpression("TRUE" if told.lower() == "true" else "FALSE", kind)
         if not is_number(kind):
             raise NotCommon(f"a value of type {kind}", node)
-        return Part(f"CAST({text(told)} AS {flink_type(kind, node)})", kind)
+        return FlinkExpression(f"CAST({text(told)} AS {flink_type(kind, node)})", kind)
 
-    def _cast(self, node: Node) -> Part:
+    def _cast(self, node: Node) -> FlinkExpression:
         kind = self._kind_of(node)
         if kind not in (*INTEGERS, "DOUBLE", "VARCHAR", _BOOLEAN) and digits_of(kind) is None:
             flink_type(kind, node)
         return self.as_kind(node["child"], kind)
 
-    def _case(self, node: Node) -> Part:
+    def _case(self, node: Node) -> FlinkExpression:
         kind, doubts = self._kind_of(node), list[str]()
         sql = "CASE"
         for check in node["case_checks"]:
@@ -95,25 +95,25 @@ class Expressions:
             doubts += [*when.doubts, *then.doubts]
             sql += f" WHEN {when.sql} THEN {then.sql}"
         last = self.as_kind(node["else_expr"], kind)
-        return Part(f"{sql} ELSE {last.sql} END", kind, (*doubts, *last.doubts))
+        return FlinkExpression(f"{sql} ELSE {last.sql} END", kind, (*doubts, *last.doubts))
 
-    def _if(self, node: Node, arguments: list[Node]) -> Part:
+    def _if(self, node: Node, arguments: list[Node]) -> FlinkExpression:
         kind = self._kind_of(node)
         when, then, other = (self.as_kind(one, to) for one, to in zip(arguments, (_BOOLEAN, kind, kind), strict=True))
         sql = f"CASE WHEN {when.sql} THEN {then.sql} ELSE {other.sql} END"
-        return Part(sql, kind, doubts_of([when, then, other]))
+        return FlinkExpression(sql, kind, doubts_of([when, then, other]))
 
-    def _comparison(self, node: Node) -> Part:
+    def _comparison(self, node: Node) -> FlinkExpression:
         sign = _COMPARISONS.get(node["type"])
         if sign is None:
             raise NotCommon(node["type"].lower().replace("_", " "), node)
         return self._compared(node["left"], sign, node["right"], node)
 
-    def _compared(self, first: Node, sign: str, second: Node, here: Node) -> Part:
+    def _compared(self, first: Node, sign: str, second: Node, here: Node) -> FlinkExpression:
         left, right = self._alike(first, second, here)
-        return Part(f"({left.sql} {sign} {right.sql})", _BOOLEAN, (*left.doubts, *right.doubts))
+        return FlinkExpression(f"({left.sql} {sign} {right.sql})", _BOOLEAN, (*left.doubts, *right.doubts))
 
-    def _alike(self, first: Node, second: Node, here: Node) -> tuple[Part, Part]:
+    def _alike(self, first: Node, second: Node, here: Node) -> tuple[FlinkExpression, FlinkExpression]:
         left, right = self.of(first), self.of(second)
         # A text literal gets the type of the other side.
         if constant(second) is not None and left.kind != NULL:
@@ -122,33 +122,33 @@ class Expressions:
             left = cast(left, right.kind, first)
         return alike(left, right, here)
 
-    def _conjunction(self, node: Node) -> Part:
+    def _conjunction(self, node: Node) -> FlinkExpression:
         parts = [self.as_kind(child, _BOOLEAN) for child in node["children"]]
         sign = " AND " if node["type"] == "CONJUNCTION_AND" else " OR "
-        return Part(f"({sign.join(part.sql for part in parts)})", _BOOLEAN, doubts_of(parts))
+        return FlinkExpression(f"({sign.join(part.sql for part in parts)})", _BOOLEAN, doubts_of(parts))
 
-    def _between(self, node: Node) -> Part:
+    def _between(self, node: Node) -> FlinkExpression:
         low = self._compared(node["input"], ">=", node["lower"], node)
         high = self._compared(node["input"], "<=", node["upper"], node)
-        return Part(f"({low.sql} AND {high.sql})", _BOOLEAN, (*low.doubts, *high.doubts))
+        return FlinkExpression(f"({low.sql} AND {high.sql})", _BOOLEAN, (*low.doubts, *high.doubts))
 
-    def _operator(self, node: Node) -> Part:
+    def _operator(self, node: Node) -> FlinkExpression:
         kind, children = node["type"], node["children"]
         if kind == "OPERATOR_COALESCE":
             made = self._kind_of(node)
             parts = [self.as_kind(child, made) for child in children]
-            return Part(f"COALESCE({', '.join(part.sql for part in parts)})", made, doubts_of(parts))
+            return FlinkExpression(f"COALESCE({', '.join(part.sql for part in parts)})", made, doubts_of(parts))
         if kind == "COMPARE_IN":
             found = [self._compared(children[0], "=", child, node) for child in children[1:]]
-            return Part(f"({' OR '.join(part.sql for part in found)})", _BOOLEAN, doubts_of(found))
+            return FlinkExpression(f"({' OR '.join(part.sql for part in found)})", _BOOLEAN, doubts_of(found))
         samples = {"OPERATOR_NOT": "(NOT {})", "OPERATOR_IS_NULL": "({} IS NULL)"}
         samples["OPERATOR_IS_NOT_NULL"] = "({} IS NOT NULL)"
         if kind not in samples:
             raise NotCommon(kind.lower().removeprefix("operator_").replace("_", " "), node)
         part = self.as_kind(children[0], _BOOLEAN) if kind == "OPERATOR_NOT" else self.of(children[0])
-        return Part(samples[kind].format(part.sql), _BOOLEAN, part.doubts)
+        return FlinkExpression(samples[kind].format(part.sql), _BOOLEAN, part.doubts)
 
-    def _function(self, node: Node) -> Part:
+    def _function(self, node: Node) -> FlinkExpression:
         name, arguments = node["function_name"].lower(), arguments_of(node)
         if name in ("+", "-", "*", "/", "%", "//"):
             return self._arithmetic(node, name, arguments)
@@ -158,17 +158,19 @@ class Expressions:
             parts = [self.as_kind(one, "VARCHAR") for one in arguments]
             # The function leaves NULL out, the operator returns NULL.
             texts = [one.sql if name == "||" else f"COALESCE({one.sql}, '')" for one in parts]
-            return Part(f"({' || '.join(texts)})", "VARCHAR", doubts_of(parts))
+            return FlinkExpression(f"({' || '.join(texts)})", "VARCHAR", doubts_of(parts))
         if name in ("if", "iff") and len(arguments) == 3:
             return self._if(node, arguments)
         if name == "nullif":
             kind = self._kind_of(node)
             same = self._compared(arguments[0], "=", arguments[1], node)
             first = self.as_kind(arguments[0], kind)
-            return Part(f"CASE WHEN {same.sql} THEN NULL ELSE {first.sql} END", kind, (*same.doubts, *first.doubts))
+            return FlinkExpression(
+                f"CASE WHEN {same.sql} THEN NULL ELSE {first.sql} END", kind, (*same.doubts, *first.doubts)
+            )
         return self._called(node, name, arguments)
 
-    def _called(self, node: Node, name: str, arguments: list[Node]) -> Part:
+    def _called(self, node: Node, name: str, arguments: list[Node]) -> FlinkExpression:
         form = FORMS.get(SAME.get(name, name))
         if SAME.get(name) == "date_part" and name != "datepart":
             # year(x) is date_part('year', x).
@@ -179,7 +181,7 @@ class Expressions:
             arguments = [*arguments, {"class": "CONSTANT", "literal": {"kind": "INTEGER", "text": "999999999"}}]
         if len(arguments) != len(form.takes):
             raise NotCommon(f"{name} with {len(arguments)} arguments", node)
-        parts, expressions = list[Part](), list[str]()
+        parts, expressions = list[FlinkExpression](), list[str]()
         for takes, one in zip(form.takes, arguments, strict=True):
             if (sql := written(takes, one, name, node)) is None:
                 parts.append(found := self.of(one))
@@ -190,16 +192,16 @@ class Expressions:
         doubts = tuple(doubt.format(*expressions) for doubt in form.doubts)
         # Flink's types of texts differ only by length.
         cast_to = made if kind == "VARCHAR" else f"CAST({made} AS {flink_type(kind, node)})"
-        return Part(cast_to, kind, (*doubts_of(parts), *doubts))
+        return FlinkExpression(cast_to, kind, (*doubts_of(parts), *doubts))
 
-    def _like(self, node: Node, name: str, arguments: list[Node]) -> Part:
+    def _like(self, node: Node, name: str, arguments: list[Node]) -> FlinkExpression:
         part, pattern = self.as_kind(arguments[0], "VARCHAR"), constant(arguments[1])
         if pattern is None or "\\" in pattern:
             raise NotCommon("LIKE", node, "takes a pattern that is written out, without a backslash, on Flink")
         sign = "NOT LIKE" if name == "!~~" else "LIKE"
-        return Part(f"({part.sql} {sign} {text(pattern)})", _BOOLEAN, part.doubts)
+        return FlinkExpression(f"({part.sql} {sign} {text(pattern)})", _BOOLEAN, part.doubts)
 
-    def _arithmetic(self, node: Node, sign: str, arguments: list[Node]) -> Part:
+    def _arithmetic(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
         kind = self._kind_of(node)
         if not is_number(kind):
             raise NotCommon(f"{sign} for {kind}", node)
@@ -214,9 +216,9 @@ class Expressions:
         parts = [self.of(one) for one in arguments]
         made = f"CAST({parts[0].sql} {sign} {parts[1].sql} AS {flink_type(kind, node)})"
         lost = f"({parts[0].sql} IS NOT NULL AND {is_lost(parts[1].sql, made)})"
-        return Part(made, kind, (*doubts_of(parts), lost))
+        return FlinkExpression(made, kind, (*doubts_of(parts), lost))
 
-    def _of_whole(self, node: Node, sign: str, kind: str, arguments: list[Node]) -> Part:
+    def _of_whole(self, node: Node, sign: str, kind: str, arguments: list[Node]) -> FlinkExpression:
         left, right = (self.as_kind(one, "BIGINT") for one in arguments)
         doubts = [*left.doubts, *right.doubts]
         if sign in ("/", "//", "%"):
@@ -228,9 +230,9 @@ class Expressions:
             doubts += [f"({one.sql} NOT BETWEEN -{_SURE[sign]} AND {_SURE[sign]})" for one in (left, right)]
         if kind == "INTEGER":
             doubts.append(out_of(made, kind))
-        return Part(f"CAST({made} AS {flink_type(kind)})", kind, tuple(doubts))
+        return FlinkExpression(f"CAST({made} AS {flink_type(kind)})", kind, tuple(doubts))
 
-    def _of_doubles(self, node: Node, sign: str, arguments: list[Node]) -> Part:
+    def _of_doubles(self, node: Node, sign: str, arguments: list[Node]) -> FlinkExpression:
         left, right = (self.as_kind(one, "DOUBLE") for one in arguments)
         if sign in ("//", "%"):
             raise NotCommon(f"{sign} for DOUBLE", node)
@@ -238,14 +240,14 @@ class Expressions:
         if sign == "/":
             made = f"CASE WHEN {right.sql} <> 0 THEN {made} END"
             doubts.append(_by_zero(right))
-        return Part(made, "DOUBLE", (*doubts, f"(ABS({made}) > 1E300)"))
+        return FlinkExpression(made, "DOUBLE", (*doubts, f"(ABS({made}) > 1E300)"))
 
 
-def _by_zero(divisor: Part) -> str:
+def _by_zero(divisor: FlinkExpression) -> str:
     """Return the condition of a division by 0: DuckDB fails or returns infinity; Flink must be kept from dividing."""
     return f"({divisor.sql} = 0)"
 
 
-def doubts_of(parts: list[Part]) -> tuple[str, ...]:
+def doubts_of(parts: list[FlinkExpression]) -> tuple[str, ...]:
     """Return the doubts of all parts, each once."""
     return tuple(dict.fromkeys(doubt for part in parts for doubt in part.doubts))

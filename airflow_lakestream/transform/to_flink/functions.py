@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_lakestream.transform.statement import Node, constant
-from airflow_lakestream.transform.to_flink.part import INTEGERS, TIMES, NotCommon, Part, digits_of, text
+from airflow_lakestream.transform.to_flink.part import INTEGERS, TIMES, FlinkExpression, NotCommon, digits_of, text
 
 TEXT, NUMBER, WHOLE, INSTANT = "text", "number", "whole number", "time"
 # Arguments that have to be literals.
@@ -29,7 +29,7 @@ _FORMATS = {"%Y": "yyyy", "%m": "MM", "%d": "dd", "%H": "HH", "%M": "mm", "%S": 
 
 
 @dataclass(frozen=True)
-class Form:
+class FunctionForm:
     """A function of both engines.
 
     :param takes: the kind of each argument.
@@ -42,8 +42,8 @@ class Form:
     doubts: tuple[str, ...] = ()
 
 
-def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> Form:
-    return Form((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
+def _ascii(*takes: str, flink: str, doubts: tuple[str, ...] = ()) -> FunctionForm:
+    return FunctionForm((TEXT, *takes), flink, (_NOT_ASCII, *doubts))
 
 
 # A document that only one of Flink and DuckDB accepts: Flink reads no further than a document's end. And a number that
@@ -56,10 +56,10 @@ _VALUE = "JSON_VALUE({0}, {1})"
 _ANEW = f"(REGEXP({_VALUE}, '{_PRINTED}') AND (POSITION('E' IN {_VALUE}) > 0 OR POSITION({_VALUE} IN {{0}}) = 0))"
 _QUERY = "JSON_QUERY({0}, {1})"
 
-FORMS: Mapping[str, Form] = {
-    "json_value": Form((TEXT, PATH), _VALUE, (_NO_JSON, _ESCAPED, _ANEW)),
-    "json_query": Form((TEXT, PATH), _QUERY, (_NO_JSON, _ESCAPED, f"REGEXP({_QUERY}, '[.\\\\]')")),
-    "json_valid": Form((TEXT,), "({0} IS JSON)", (_NO_JSON,)),
+FORMS: Mapping[str, FunctionForm] = {
+    "json_value": FunctionForm((TEXT, PATH), _VALUE, (_NO_JSON, _ESCAPED, _ANEW)),
+    "json_query": FunctionForm((TEXT, PATH), _QUERY, (_NO_JSON, _ESCAPED, f"REGEXP({_QUERY}, '[.\\\\]')")),
+    "json_valid": FunctionForm((TEXT,), "({0} IS JSON)", (_NO_JSON,)),
     "lower": _ascii(flink="LOWER({0})"),
     "upper": _ascii(flink="UPPER({0})"),
     "trim": _ascii(flink="TRIM({0})"),
@@ -69,30 +69,30 @@ FORMS: Mapping[str, Form] = {
     "substr": _ascii(COUNT, COUNT, flink="SUBSTRING({0}, {1}, {2})"),
     "left": _ascii(COUNT, flink="LEFT({0}, {1})"),
     "right": _ascii(COUNT, flink="RIGHT({0}, {1})"),
-    "replace": Form((TEXT, WRITTEN, WRITTEN), "REPLACE({0}, {1}, {2})"),
-    "contains": Form((TEXT, WRITTEN), "(POSITION({1} IN {0}) > 0)"),
-    "starts_with": Form((TEXT, WRITTEN), "(POSITION({1} IN {0}) = 1)"),
-    "split_part": Form(
+    "replace": FunctionForm((TEXT, WRITTEN, WRITTEN), "REPLACE({0}, {1}, {2})"),
+    "contains": FunctionForm((TEXT, WRITTEN), "(POSITION({1} IN {0}) > 0)"),
+    "starts_with": FunctionForm((TEXT, WRITTEN), "(POSITION({1} IN {0}) = 1)"),
+    "split_part": FunctionForm(
         (TEXT, WRITTEN, COUNT), "CASE WHEN {0} IS NOT NULL THEN COALESCE(SPLIT_INDEX({0}, {1}, {2} - 1), '') END"
     ),
     "regexp_matches": _ascii(PATTERN, flink="REGEXP({0}, {1})", doubts=("REGEXP({0}, '[\\r\\n]')",)),
-    "md5": Form((TEXT,), "MD5({0})"),
-    "sha256": Form((TEXT,), "SHA256({0})"),
-    "abs": Form((NUMBER,), "ABS({0})"),
-    "floor": Form((NUMBER,), "FLOOR({0})"),
-    "ceil": Form((NUMBER,), "CEIL({0})"),
-    "date_trunc": Form((UNIT, INSTANT), "FLOOR({1} TO {0})", ("({1} < TIMESTAMP '1970-01-01 00:00:00')",)),
-    "date_part": Form((UNIT, INSTANT), "EXTRACT({0} FROM {1})", ("({1} < TIMESTAMP '1970-01-01 00:00:00')",)),
-    "strftime": Form((INSTANT, FORMAT), "DATE_FORMAT({0}, {1})"),
-    "epoch_ms": Form(
+    "md5": FunctionForm((TEXT,), "MD5({0})"),
+    "sha256": FunctionForm((TEXT,), "SHA256({0})"),
+    "abs": FunctionForm((NUMBER,), "ABS({0})"),
+    "floor": FunctionForm((NUMBER,), "FLOOR({0})"),
+    "ceil": FunctionForm((NUMBER,), "CEIL({0})"),
+    "date_trunc": FunctionForm((UNIT, INSTANT), "FLOOR({1} TO {0})", ("({1} < TIMESTAMP '1970-01-01 00:00:00')",)),
+    "date_part": FunctionForm((UNIT, INSTANT), "EXTRACT({0} FROM {1})", ("({1} < TIMESTAMP '1970-01-01 00:00:00')",)),
+    "strftime": FunctionForm((INSTANT, FORMAT), "DATE_FORMAT({0}, {1})"),
+    "epoch_ms": FunctionForm(
         (WHOLE,), "CAST(TO_TIMESTAMP_LTZ({0}, 3) AS TIMESTAMP(6))", ("({0} NOT BETWEEN 0 AND 253402300799999)",)
     ),
-    "to_timestamp": Form(
+    "to_timestamp": FunctionForm(
         (NUMBER,),
         "CAST(TO_TIMESTAMP_LTZ(CAST({0} AS BIGINT), 0) AS TIMESTAMP_LTZ(6))",
         ("(NOT ({0} = FLOOR({0}) AND {0} BETWEEN 0 AND 253402300799))",),
     ),
-    "timezone": Form((ZONE, INSTANT), "{1}"),
+    "timezone": FunctionForm((ZONE, INSTANT), "{1}"),
 }
 # Further names of the same functions.
 SAME: Mapping[str, str] = {
@@ -111,7 +111,7 @@ def written(takes: str, node: Node, function: str, here: Node) -> str | None:
     return found
 
 
-def fitting(takes: str, part: Part, function: str, here: Node) -> str:
+def fitting(takes: str, part: FlinkExpression, function: str, here: Node) -> str:
     """Return an argument's expression, of a type fit for the form. Raises NotCommon."""
     fits = {
         TEXT: part.kind == "VARCHAR",

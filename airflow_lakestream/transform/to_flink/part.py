@@ -35,7 +35,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class FlinkExpression:
     """Flink's form of an expression.
 
     :param kind: DuckDB's type of the expression.

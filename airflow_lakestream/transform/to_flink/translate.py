@@ -17,9 +17,17 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.engine import error_text
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
-from airflow_lakestream.transform.statement import INPUT, METADATA, Checker, Node, ctes, with_input
-from airflow_lakestream.transform.to_flink.expressions import Expressions
-from airflow_lakestream.transform.to_flink.part import TYPES, NotCommon, Part, digits_of, flink_type, name, text
+from airflow_lakestream.transform.statement import INPUT, METADATA, Node, StatementChecker, ctes, with_input
+from airflow_lakestream.transform.to_flink.expressions import ExpressionTranslator
+from airflow_lakestream.transform.to_flink.part import (
+    TYPES,
+    FlinkExpression,
+    NotCommon,
+    digits_of,
+    flink_type,
+    name,
+    text,
+)
 
 SOURCE = "source"
 POSITION = ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
@@ -46,8 +54,8 @@ def translated(sql: str, columns: pa.Schema, *, raw: bool) -> str:
     try:
         database.register(INPUT, no_rows(columns))
         known = frozenset(one.lower() for one in columns.names)
-        node = Checker(scalar_functions(), known).statement(parse(database, with_input(sql)))
-        made, _ = _Selects(database, raw).select(node, {})
+        node = StatementChecker(scalar_functions(), known).statement(parse(database, with_input(sql)))
+        made, _ = _SelectTranslator(database, raw).select(node, {})
     except NotCommon as refused:
         raise refused.placed(sql) from None
     except duckdb.Error as error:
@@ -62,7 +70,7 @@ def translated(sql: str, columns: pa.Schema, *, raw: bool) -> str:
 Columns = Sequence[tuple[str, str]]
 
 
-class _Selects:
+class _SelectTranslator:
     def __init__(self, database: duckdb.DuckDBPyConnection, raw: bool) -> None:
         self._database = database
         self._raw = raw
@@ -79,7 +87,7 @@ class _Selects:
         else:
             (inner, columns), alias, is_base = tables[called], called, False
         alias = source["alias"] or alias or "inner_rows"
-        scope = _Scope(self._database, alias, columns, self._raw and is_base)
+        scope = _SelectScope(self._database, alias, columns, self._raw and is_base)
         parts = [
             (one, scope.expressions.of(item)) if isinstance(item, dict) else (one, item)
             for one, item in scope.items(node["select_list"])
@@ -103,7 +111,7 @@ class _Selects:
         return list(zip(relation.columns, map(str, relation.types), strict=True))
 
 
-class _Scope:
+class _SelectScope:
     """Input of a SELECT."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, alias: str, columns: Columns, is_raw: bool) -> None:
@@ -114,7 +122,7 @@ class _Scope:
         nulls = ", ".join(f"CAST(NULL AS {kind}) AS {_quoted(one)}" for one, kind in columns)
         self._typed = parse(database, f"SELECT 1 FROM (SELECT {nulls}) AS {_quoted(alias)}")["statements"][0]["node"]
         self._kinds: dict[str, str] = {}
-        self.expressions = Expressions(self.column, self.kind_of)
+        self.expressions = ExpressionTranslator(self.column, self.kind_of)
 
     def kind_of(self, node: Node) -> str:
         """Return DuckDB's type of an expression."""
@@ -125,7 +133,7 @@ class _Scope:
             self._kinds[key] = str(kind)
         return self._kinds[key]
 
-    def column(self, node: Node) -> Part:
+    def column(self, node: Node) -> FlinkExpression:
         """Return a column. Raises NotCommon."""
         *qualified, last = node["column_names"]
         if qualified and (len(qualified) > 1 or qualified[0].lower() != self._alias):
@@ -134,7 +142,7 @@ class _Scope:
             raise InvalidArgument("sql", f"there is no column {last}.", f"There are {', '.join(self._columns)}.")
         return self._column(last.lower(), node)
 
-    def _column(self, key: str, node: Node) -> Part:
+    def _column(self, key: str, node: Node) -> FlinkExpression:
         called, kind = self._columns[key]
         if self._is_raw and key in _NOT_IN_FLINK:
             raise NotCommon(f"the column {key}", node)
@@ -142,15 +150,15 @@ class _Scope:
             raise NotCommon(f"the column {called} of type {kind}", node)
         flink_type(kind, node)
         if not self._is_raw or key not in ("key", "value"):
-            return Part(name(called), kind)
+            return FlinkExpression(name(called), kind)
         doubts = [_NO_TEXT.format(name(key))]
         if key == "value":
             doubts.append(f"({name(key)} IS NULL)")
-        return Part(name(called), kind, tuple(doubts))
+        return FlinkExpression(name(called), kind, tuple(doubts))
 
-    def items(self, listed: Sequence[Node]) -> list[tuple[str, Node | Part]]:
+    def items(self, listed: Sequence[Node]) -> list[tuple[str, Node | FlinkExpression]]:
         """Return names and expressions of a SELECT's columns, with `*` expanded. Raises NotCommon."""
-        found: list[tuple[str, Node | Part]] = []
+        found: list[tuple[str, Node | FlinkExpression]] = []
         for item in listed:
             if item["class"] != "STAR":
                 found.append((item["alias"] or item["column_names"][-1], item))

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.ui.page.states import FAILED_RUN, Why
-from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.ui.page.states import FAILED_RUN, StateReason
+from airflow_lakestream.watching.causes import StreamCause
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class RunbookAdvice:
     """A section of the runbook, with steps."""
 
     title: str
@@ -27,7 +27,7 @@ class Advice:
         return {"title": self.title, "anchor": self.anchor, "steps": list(self.steps)}
 
 
-NOTHING_LANDS = Advice(
+NOTHING_LANDS = RunbookAdvice(
     "Nothing lands",
     (
         "Is the DAG paused? Unpause it.",
@@ -35,7 +35,7 @@ NOTHING_LANDS = Advice(
         "Do its runs wait? Look at the pool, max_active_runs, and free worker slots.",
     ),
 )
-TOO_SLOWLY = Advice(
+TOO_SLOWLY = RunbookAdvice(
     "It lands, but too slowly",
     (
         "Does each run end at a limit? max_records leaves the rest for the next run: raise it, or schedule more often.",
@@ -43,7 +43,7 @@ TOO_SLOWLY = Advice(
         "Is one run too much for one worker? Share it, or take Spark.",
     ),
 )
-RECORDS_GONE = Advice(
+RECORDS_GONE = RunbookAdvice(
     "Records are gone from Kafka",
     (
         "Is there a copy: a mirrored cluster, a backup, the producer's database? Land it first, if so.",
@@ -51,7 +51,7 @@ RECORDS_GONE = Advice(
         "Then find out why the stream was late.",
     ),
 )
-THE_QUERY = Advice(
+THE_QUERY = RunbookAdvice(
     "The Spark query",
     (
         "failed: the last line says what to do. After the repair clear the task.",
@@ -60,22 +60,22 @@ THE_QUERY = Advice(
     ),
 )
 
-_OF_CAUSE: dict[str, Advice] = {
+_OF_CAUSE: dict[str, RunbookAdvice] = {
     FAILED_RUN: NOTHING_LANDS,
-    Cause.STOPPED_CONSUMER: NOTHING_LANDS,
-    Cause.NO_LANDING: NOTHING_LANDS,
-    Cause.SLOW_CONSUMER: TOO_SLOWLY,
-    Cause.LATE_PARTITION: TOO_SLOWLY,
-    Cause.EXPIRING_RECORDS: TOO_SLOWLY,
-    Cause.LOST_RECORDS: RECORDS_GONE,
-    Cause.STOPPED_QUERY: THE_QUERY,
-    Cause.FAILED_QUERY: THE_QUERY,
-    Cause.VANISHED_QUERY: THE_QUERY,
-    Cause.STUCK_QUERY: THE_QUERY,
+    StreamCause.STOPPED_CONSUMER: NOTHING_LANDS,
+    StreamCause.NO_LANDING: NOTHING_LANDS,
+    StreamCause.SLOW_CONSUMER: TOO_SLOWLY,
+    StreamCause.LATE_PARTITION: TOO_SLOWLY,
+    StreamCause.EXPIRING_RECORDS: TOO_SLOWLY,
+    StreamCause.LOST_RECORDS: RECORDS_GONE,
+    StreamCause.STOPPED_QUERY: THE_QUERY,
+    StreamCause.FAILED_QUERY: THE_QUERY,
+    StreamCause.VANISHED_QUERY: THE_QUERY,
+    StreamCause.STUCK_QUERY: THE_QUERY,
 }
 
 
-def with_advice(why: Iterable[Why]) -> list[dict[str, Any]]:
+def with_advice(why: Iterable[StateReason]) -> list[dict[str, Any]]:
     """Return reasons as JSON-ready values, with a section of the runbook at the first reason for the section."""
     told: set[str] = set()
     found = []

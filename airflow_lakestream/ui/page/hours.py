@@ -27,7 +27,7 @@ _MOST_DIGITS = 18
 _RETURNED = XComModel.key == "return_value"
 
 
-class Hours:
+class HourlyRows:
     """Rows by task and hour. A run's rows belong to the hour of the report."""
 
     def __init__(self) -> None:

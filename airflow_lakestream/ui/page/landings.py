@@ -52,7 +52,7 @@ def chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class TaskLanding:
     """Landing of a run of a task, from the report.
 
     :param rows: rows in all tables that the run wrote.
@@ -92,7 +92,7 @@ class Landing:
         }
 
 
-def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: Any) -> Landing | None:
+def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: Any) -> TaskLanding | None:
     """Return the landing in a report.
 
     None for a run without records, and for a value that is not a report.
@@ -107,9 +107,9 @@ def landing_of(at: datetime, run_id: str | None, map_index: int | None, report: 
         return None
     place = at, str(run_id or ""), -1 if map_index is None else int(map_index)
     try:
-        return Landing(*place, **_told(report))
+        return TaskLanding(*place, **_told(report))
     except Odd as odd:
-        return Landing(*place, problem=str(odd))
+        return TaskLanding(*place, problem=str(odd))
 
 
 def _told(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,9 @@ def table_of(told: str | None) -> str | None:
     return table if isinstance(table, str) and table else None
 
 
-def history(session: Session, key: Key, newest: int | None, most: int, tables: Collection[str | None]) -> list[Landing]:
+def history(
+    session: Session, key: Key, newest: int | None, most: int, tables: Collection[str | None]
+) -> list[TaskLanding]:
     """Return the newest landings of a task, the newest first.
 
     They are in the XComs of the task, and in the events of its asset, which outlive deleted runs.
@@ -204,7 +206,7 @@ def history(session: Session, key: Key, newest: int | None, most: int, tables: C
         .order_by(AssetEvent.timestamp.desc())
         .limit(most)
     )
-    by_run: dict[tuple[str, int], Landing] = {}
+    by_run: dict[tuple[str, int], TaskLanding] = {}
     for statement in (xcoms, events):
         for told in session.execute(statement):
             if (landing := landing_of(*told)) is not None:

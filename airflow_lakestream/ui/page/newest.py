@@ -14,7 +14,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
-from airflow_lakestream.ui.page.landings import Key, Landing, chunks, landing_of, table_in, table_of, tells
+from airflow_lakestream.ui.page.landings import Key, TaskLanding, chunks, landing_of, table_in, table_of, tells
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,7 +33,7 @@ _AGAIN = 1000
 _RETURNED = XComModel.key == "return_value"
 
 
-class Newest:
+class NewestLandings:
     """The newest landing of each task in each of the tables. For one thread at a time.
 
     Reports are kept, and read once. A landing whose report names no table has the key None.
@@ -46,9 +46,9 @@ class Newest:
         self._told: dict[Key, dict[str | None, tuple[int, datetime]]] = {}
         self._searched: set[Key] = set()
         self._read: dict[_Place, tuple[Any, Any]] = {}
-        self._landings: dict[Key, dict[str | None, Landing]] = {}
+        self._landings: dict[Key, dict[str | None, TaskLanding]] = {}
 
-    def of(self, session: Session, tasks: Mapping[Key, StreamTask]) -> dict[Key, dict[str | None, Landing]]:
+    def of(self, session: Session, tasks: Mapping[Key, StreamTask]) -> dict[Key, dict[str | None, TaskLanding]]:
         """Return the newest landings by task and table. Tasks without a landing are left out.
 
         The events of outlets are enough for a task that has them.
@@ -160,7 +160,7 @@ class Newest:
                 if ((dag_id, task_id), run) in wanted:
                     self._keep((dag_id, task_id), landing_of(*told))
 
-    def _keep(self, key: Key, landing: Landing | None) -> None:
+    def _keep(self, key: Key, landing: TaskLanding | None) -> None:
         if landing is None:
             return
         known, table = self._landings.setdefault(key, {}), landing.names.get("table")
@@ -172,6 +172,6 @@ def _last(newest: Mapping[str | None, Any]) -> set[str | None]:
     return set(sorted(newest, key=lambda table: newest[table], reverse=True)[:MOST_TABLES])
 
 
-def _newest(landings: Mapping[str | None, Landing]) -> dict[str | None, Landing]:
+def _newest(landings: Mapping[str | None, TaskLanding]) -> dict[str | None, TaskLanding]:
     found = sorted(landings.items(), key=lambda one: one[1].at, reverse=True)
     return dict(found[:MOST_TABLES])

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from airflow_lakestream.ui.page.landings import Landing
+from airflow_lakestream.ui.page.landings import TaskLanding
 
 # Nobody can distinguish more bars.
 _MOST_PARTITIONS = 200
 
 
-def offsets_of(landings: Iterable[Landing]) -> list[dict[str, Any]]:
+def offsets_of(landings: Iterable[TaskLanding]) -> list[dict[str, Any]]:
     """Return by topic and partition the landed and lost ranges, as [from, until], and the holes between.
 
     Only the given landings count. Earlier landings are unknown, so a bar begins with the first range.

@@ -38,7 +38,7 @@ _OBJECT = "table {"
 _NOTHING: tuple[Any, ...] = (None, "", "None", [])
 
 
-class Press(StrEnum):
+class ButtonAction(StrEnum):
     """Action of a button."""
 
     AUDIT = "audit"
@@ -52,8 +52,8 @@ class Press(StrEnum):
 
 # Arguments of each DAG besides the names: an audit decodes nothing, and no Delta table is replayed.
 _TOLD = {
-    Press.AUDIT: [name for name in KEPT if name.endswith("_conn_id")],
-    Press.REPLAY: [name for name in KEPT if name != "storage_conn_id"],
+    ButtonAction.AUDIT: [name for name in KEPT if name.endswith("_conn_id")],
+    ButtonAction.REPLAY: [name for name in KEPT if name != "storage_conn_id"],
 }
 
 
@@ -62,7 +62,7 @@ class NotPossible(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class ButtonStream:
     """Stream of a button: the task's arguments from the DAG file, and the known names."""
 
     key: Key
@@ -71,7 +71,7 @@ class Pressed:
     consumer_group: str | None
 
 
-def buttons(session: Session, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
+def buttons(session: Session, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
     """Return by button: the DAG, whether the DAG is available, and the reason against a press, or None."""
     there = _there(session, readable)
     return {
@@ -80,16 +80,16 @@ def buttons(session: Session, stream: Pressed, readable: Collection[str]) -> dic
             "is_there": press.dag_id in there,
             "why_not": _why_not(press, stream, there),
         }
-        for press in Press
+        for press in ButtonAction
     }
 
 
-def conf_of(session: Session, press: Press, stream: Pressed, readable: Collection[str]) -> dict[str, Any]:
+def conf_of(session: Session, press: ButtonAction, stream: ButtonStream, readable: Collection[str]) -> dict[str, Any]:
     """Return the start of a run: the DAG, whether the DAG is paused, and the run's conf. Raises NotPossible."""
     there = _there(session, readable)
     if (why := _why_not(press, stream, there)) is not None:
         raise NotPossible(why)
-    rendered = _Rendered(session, stream)
+    rendered = _RenderedArguments(session, stream)
     names = {"table": stream.table, "consumer_group": stream.consumer_group}
     wanted = _TOLD[press]
     given = {name: value for name in wanted if (value := rendered(name)) not in _NOTHING}
@@ -98,12 +98,12 @@ def conf_of(session: Session, press: Press, stream: Pressed, readable: Collectio
 
 def _there(session: Session, readable: Collection[str]) -> dict[str, bool]:
     """Return the bundled DAGs among the readable DAGs, with a flag for paused DAGs."""
-    wanted = [press.dag_id for press in Press if press.dag_id in readable]
+    wanted = [press.dag_id for press in ButtonAction if press.dag_id in readable]
     rows = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(wanted), ~DagModel.is_stale)
     return {dag_id: bool(paused) for dag_id, paused in session.execute(rows)}
 
 
-def _why_not(press: Press, stream: Pressed, there: Collection[str]) -> str | None:
+def _why_not(press: ButtonAction, stream: ButtonStream, there: Collection[str]) -> str | None:
     if press.dag_id not in there:
         return (
             f"There is no DAG {press.dag_id} that you may read. It is bundled: add dags/{press.dag_id}.py to your DAGs."
@@ -118,13 +118,13 @@ def _why_not(press: Press, stream: Pressed, there: Collection[str]) -> str | Non
     return _OF_STREAM[press](stream, TableFormat.of(table) is TableFormat.DELTA)
 
 
-def _no_audit(stream: Pressed, is_delta: bool) -> str | None:
+def _no_audit(stream: ButtonStream, is_delta: bool) -> str | None:
     if stream.task.is_mirror:
         return "A mirror has the rows of the database's table, one for each key: an audit counts records."
     return None
 
 
-def _no_replay(stream: Pressed, is_delta: bool) -> str | None:
+def _no_replay(stream: ButtonStream, is_delta: bool) -> str | None:
     if is_delta:
         return "Rejected records of a Delta table are landed by landing their offsets again, with replace=True."
     if stream.task.engine not in ("extract", "group"):
@@ -132,13 +132,16 @@ def _no_replay(stream: Pressed, is_delta: bool) -> str | None:
     return None
 
 
-_OF_STREAM: dict[Press, Callable[[Pressed, bool], str | None]] = {Press.AUDIT: _no_audit, Press.REPLAY: _no_replay}
+_OF_STREAM: dict[ButtonAction, Callable[[ButtonStream, bool], str | None]] = {
+    ButtonAction.AUDIT: _no_audit,
+    ButtonAction.REPLAY: _no_replay,
+}
 
 
-class _Rendered:
+class _RenderedArguments:
     """A task's arguments from the DAG file; templates as rendered by the newest run."""
 
-    def __init__(self, session: Session, stream: Pressed) -> None:
+    def __init__(self, session: Session, stream: ButtonStream) -> None:
         self._session = session
         self._stream = stream
         self._given = stream.task.given

@@ -11,8 +11,8 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from airflow_lakestream.ui.page.presses import NotPossible, Press, conf_of
-from airflow_lakestream.ui.page.streams import Streams
+from airflow_lakestream.ui.page.presses import ButtonAction, NotPossible, conf_of
+from airflow_lakestream.ui.page.streams import StreamsPage
 
 
 def readable_dags(user: GetUserDep, session: SessionDep) -> set[str]:
@@ -27,7 +27,7 @@ may_start_runs = requires_access_dag("POST", DagAccessEntity.RUN)
 
 def routes() -> APIRouter:
     """Return the routes of the page."""
-    router, streams = APIRouter(prefix="/api"), Streams()
+    router, streams = APIRouter(prefix="/api"), StreamsPage()
 
     @router.get("/streams")
     def all_streams(readable: Readable, session: SessionDep) -> Response:
@@ -50,7 +50,7 @@ def routes() -> APIRouter:
     def what_a_press_starts(
         dag_id: str,
         task_id: str,
-        press: Press,
+        press: ButtonAction,
         readable: Readable,
         session: SessionDep,
         user: GetUserDep,

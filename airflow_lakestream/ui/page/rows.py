@@ -8,28 +8,28 @@ from datetime import datetime
 from typing import Any
 
 from airflow_lakestream.ui.page.advice import with_advice
-from airflow_lakestream.ui.page.landings import Key, Landing
+from airflow_lakestream.ui.page.landings import Key, TaskLanding
 from airflow_lakestream.ui.page.newest import MOST_TABLES
-from airflow_lakestream.ui.page.presses import Pressed
-from airflow_lakestream.ui.page.runs import Conf, Runs, Try
-from airflow_lakestream.ui.page.states import Seen, state_of
-from airflow_lakestream.ui.page.supervision import Supervised
-from airflow_lakestream.ui.page.tasks import Found, StreamTask
+from airflow_lakestream.ui.page.presses import ButtonStream
+from airflow_lakestream.ui.page.runs import Conf, RunStates, TaskTry
+from airflow_lakestream.ui.page.states import StateFacts, state_of
+from airflow_lakestream.ui.page.supervision import SupervisionResult
+from airflow_lakestream.ui.page.tasks import DagStreams, StreamTask
 
 
 @dataclass(frozen=True, slots=True)
-class KnownDag:
+class StreamDag:
     """A DAG with streams or looks."""
 
     dag_id: str
     paused: bool
     schedule: str | None
     next_run: datetime | None
-    found: Found
+    found: DagStreams
 
 
 @dataclass(frozen=True, slots=True)
-class SeenStream:
+class PageStream:
     """All facts for a stream's row.
 
     :param table: the table of the landings, or None if it is unknown or changes with each run.
@@ -38,15 +38,15 @@ class SeenStream:
     :param is_usual: whether the scheduler's runs land in the table.
     """
 
-    dag: KnownDag
+    dag: StreamDag
     task: StreamTask
     table: str | None
     names: Mapping[str, str | None]
-    newest: Try | None
-    landing: Landing | None
+    newest: TaskTry | None
+    landing: TaskLanding | None
     conf: Conf | None
     is_usual: bool
-    look: Supervised | None = None
+    look: SupervisionResult | None = None
 
     @property
     def key(self) -> Key:
@@ -54,9 +54,9 @@ class SeenStream:
         return self.dag.dag_id, self.task.task_id
 
     @property
-    def pressed(self) -> Pressed:
+    def pressed(self) -> ButtonStream:
         """The stream as seen by the buttons."""
-        return Pressed(self.key, self.task, self.names["table"], self.names["consumer_group"])
+        return ButtonStream(self.key, self.task, self.names["table"], self.names["consumer_group"])
 
     @property
     def told_tables(self) -> tuple[str | None, ...]:
@@ -66,14 +66,16 @@ class SeenStream:
         return (self.table, None) if self.table == self.task.table_of({}) else (self.table,)
 
 
-def streams_of(dag: KnownDag, task: StreamTask, landings: Mapping[str | None, Landing], runs: Runs) -> list[SeenStream]:
+def streams_of(
+    dag: StreamDag, task: StreamTask, landings: Mapping[str | None, TaskLanding], runs: RunStates
+) -> list[PageStream]:
     """Return the streams of a task: first the table of the scheduler's runs, then the newest tables.
 
     :param landings: the newest landing by table, if the report names the table.
     """
     key, usual, by_run = (dag.dag_id, task.task_id), task.table_of({}), task.has_table_by_run
     tries, confs = runs.tries.get(key, {}), runs.confs.get(key, {})
-    found: dict[str | None, Landing] = {}
+    found: dict[str | None, TaskLanding] = {}
     for told in (landings, runs.told.get(key, {})):
         for named, one in told.items():
             table = None if by_run else named or usual
@@ -84,11 +86,11 @@ def streams_of(dag: KnownDag, task: StreamTask, landings: Mapping[str | None, La
     # All tables of a mapped task are usual.
     is_mapped = usual is None and not by_run and not task.has_table_by_form
 
-    def stream(table: str | None) -> SeenStream:
+    def stream(table: str | None) -> PageStream:
         is_usual = table == usual or is_mapped
         # A run with an unknown table counts as a run of the scheduler.
         those = [tries[one] for one in {table, None} if one in tries and (is_usual or one is not None)]
-        return SeenStream(
+        return PageStream(
             dag,
             task,
             table,
@@ -102,11 +104,11 @@ def streams_of(dag: KnownDag, task: StreamTask, landings: Mapping[str | None, La
     return [stream(table) for table in ([usual, *others] if usual is not None or not others else others)]
 
 
-def row_of(seen: SeenStream) -> dict[str, Any]:
+def row_of(seen: PageStream) -> dict[str, Any]:
     """Return JSON-ready values."""
     dag, task, landing, look = seen.dag, seen.task, seen.landing, seen.look
     # Only the scheduler's runs wait until the DAG is unpaused.
-    state, why = state_of(Seen(dag.paused and seen.is_usual, task.lasts, seen.newest, landing, look))
+    state, why = state_of(StateFacts(dag.paused and seen.is_usual, task.lasts, seen.newest, landing, look))
     return {
         "dag_id": dag.dag_id,
         "task_id": task.task_id,
@@ -127,7 +129,7 @@ def row_of(seen: SeenStream) -> dict[str, Any]:
     }
 
 
-def _names(dag: KnownDag, task: StreamTask, landing: Landing | None, table: str | None) -> dict[str, str | None]:
+def _names(dag: StreamDag, task: StreamTask, landing: TaskLanding | None, table: str | None) -> dict[str, str | None]:
     """Return the names in the newest landing, or else in the DAG file, except templates."""
     told: Mapping[str, str] = landing.names if landing is not None else {}
     return {

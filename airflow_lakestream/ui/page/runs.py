@@ -12,7 +12,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from sqlalchemy import ColumnElement, func, select
 
-from airflow_lakestream.ui.page.landings import TOLD, Key, Landing, chunks, landing_of
+from airflow_lakestream.ui.page.landings import TOLD, Key, TaskLanding, chunks, landing_of
 from airflow_lakestream.ui.page.newest import MOST_TABLES, WINDOW
 from airflow_lakestream.ui.page.tasks import StreamTask, filled
 
@@ -29,7 +29,7 @@ _Dag = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class TaskTry:
     """State of a task in a run; a later run has a greater `run`. `state` is Airflow's word; None: not scheduled."""
 
     run_id: str
@@ -43,14 +43,14 @@ class Try:
 
 
 @dataclass
-class Runs:
+class RunStates:
     """The newest runs of DAGs: by task, and by the run's table. Key None: only the run knows the table.
 
     `confs` has the part of a run's conf that the names depend on.
     """
 
-    tries: dict[Key, dict[str | None, Try]] = field(default_factory=dict)
-    told: dict[Key, dict[str | None, Landing]] = field(default_factory=dict)
+    tries: dict[Key, dict[str | None, TaskTry]] = field(default_factory=dict)
+    told: dict[Key, dict[str | None, TaskLanding]] = field(default_factory=dict)
     confs: dict[Key, dict[str | None, Conf]] = field(default_factory=dict)
 
 
@@ -67,13 +67,13 @@ class NewestRuns:
         self._params: dict[str, tuple[str, ...]] = {}
         self._searched: set[_Dag] = set()
 
-    def of(self, session: Session, tasks: Mapping[Key, StreamTask], telling: Iterable[Key]) -> Runs:
+    def of(self, session: Session, tasks: Mapping[Key, StreamTask], telling: Iterable[Key]) -> RunStates:
         """Return the states of tasks in the newest runs of the DAGs.
 
         :param telling: tasks whose XComs are returned, too.
         """
         told = {key: tasks[key] for key in telling}
-        runs = Runs()
+        runs = RunStates()
         self._look(session, _dags_of(tasks))
         confs = self._confs(tasks)
         for chunk in chunks(list(confs)):
@@ -117,7 +117,12 @@ class NewestRuns:
         known[conf] = max(run, known.get(conf, 0))
 
     def _tries(
-        self, session: Session, ids: Sequence[int], tasks: Mapping[Key, StreamTask], confs: Mapping[int, Conf], to: Runs
+        self,
+        session: Session,
+        ids: Sequence[int],
+        tasks: Mapping[Key, StreamTask],
+        confs: Mapping[int, Conf],
+        to: RunStates,
     ) -> None:
         ti = TaskInstance
         rows = (
@@ -130,13 +135,18 @@ class NewestRuns:
                 continue
             table = task.table_of(dict(confs[run]))
             found = to.tries.setdefault((dag_id, task_id), {})
-            one = Try(run_id, None if state is None else str(state), at, run)
+            one = TaskTry(run_id, None if state is None else str(state), at, run)
             if table not in found or (-run, _rank(one)) < (-found[table].run, _rank(found[table])):
                 found[table] = one
                 to.confs.setdefault((dag_id, task_id), {})[table] = confs[run]
 
     def _told(
-        self, session: Session, ids: Sequence[int], tasks: Mapping[Key, StreamTask], confs: Mapping[int, Conf], to: Runs
+        self,
+        session: Session,
+        ids: Sequence[int],
+        tasks: Mapping[Key, StreamTask],
+        confs: Mapping[int, Conf],
+        to: RunStates,
     ) -> None:
         xcom = XComModel
         rows = (
@@ -170,7 +180,7 @@ def _newest(runs: Mapping[Conf, int]) -> list[tuple[Conf, int]]:
     return sorted(runs.items(), key=lambda one: one[1], reverse=True)[:MOST_TABLES]
 
 
-def _rank(one: Try) -> int:
+def _rank(one: TaskTry) -> int:
     return _WORST_FIRST.index(one.state) if one.state in _WORST_FIRST else len(_WORST_FIRST)
 
 

@@ -14,15 +14,15 @@ from airflow.models.dag_version import DagVersion
 from airflow.models.serialized_dag import SerializedDagModel
 from sqlalchemy import func, select
 
-from airflow_lakestream.ui.page.hours import HOURS, Hours
+from airflow_lakestream.ui.page.hours import HOURS, HourlyRows
 from airflow_lakestream.ui.page.landings import Key, chunks, history
-from airflow_lakestream.ui.page.newest import Newest
+from airflow_lakestream.ui.page.newest import NewestLandings
 from airflow_lakestream.ui.page.offsets import offsets_of
-from airflow_lakestream.ui.page.presses import Pressed, buttons
-from airflow_lakestream.ui.page.rows import KnownDag, SeenStream, row_of, streams_of
+from airflow_lakestream.ui.page.presses import ButtonStream, buttons
+from airflow_lakestream.ui.page.rows import PageStream, StreamDag, row_of, streams_of
 from airflow_lakestream.ui.page.runs import NewestRuns
-from airflow_lakestream.ui.page.supervision import Supervision, contents_of
-from airflow_lakestream.ui.page.tasks import Found, find
+from airflow_lakestream.ui.page.supervision import SupervisionResults, contents_of
+from airflow_lakestream.ui.page.tasks import DagStreams, find
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 _MOST = 200
 
 
-class Streams:
+class StreamsPage:
     """Reads Airflow's database, and caches constant facts: the streams in a serialized DAG, by hash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[str, Found] = {}
-        self._texts: dict[tuple[Key, str | None], tuple[SeenStream, str]] = {}
-        self._landings = Newest()
+        self._found: dict[str, DagStreams] = {}
+        self._texts: dict[tuple[Key, str | None], tuple[PageStream, str]] = {}
+        self._landings = NewestLandings()
         self._runs = NewestRuns()
-        self._supervision = Supervision()
-        self._hours = Hours()
+        self._supervision = SupervisionResults()
+        self._hours = HourlyRows()
 
     def all(self, session: Session, readable: Collection[str]) -> str:
         """Return all streams of the readable DAGs, and the DAGs with looks, as JSON."""
@@ -91,14 +91,14 @@ class Streams:
 
     def pressed(
         self, session: Session, key: Key, readable: Collection[str], table: str | None = None
-    ) -> Pressed | None:
+    ) -> ButtonStream | None:
         """Return a stream as seen by the buttons, or None if no readable stream has this key."""
         found = self._find(session, key, table, readable)[0]
         return None if found is None else found.pressed
 
     def _find(
         self, session: Session, key: Key, table: str | None, readable: Collection[str]
-    ) -> tuple[SeenStream | None, int | None, list[str]]:
+    ) -> tuple[PageStream | None, int | None, list[str]]:
         """Return a stream, the id of the newest event, and the DAGs with looks."""
         with self._lock:
             dags = [dag for dag in self._dags(session, readable) if dag.dag_id == key[0] or dag.found.looks]
@@ -106,7 +106,7 @@ class Streams:
             found = next((one for one in of_task if table in (None, one.table) or one.table is None), None)
             return found, None if found is None else self._landings.event_of(key, found.table), _supervisors(dags)
 
-    def _text(self, seen: SeenStream) -> str:
+    def _text(self, seen: PageStream) -> str:
         """Return a row as JSON. Most rows are unchanged since the last call, and kept as text."""
         place = seen.key, seen.table
         before = self._texts.get(place)
@@ -114,7 +114,7 @@ class Streams:
             before = self._texts[place] = (seen, json.dumps(row_of(seen), separators=(",", ":")))
         return before[1]
 
-    def _seen(self, session: Session, dags: Collection[KnownDag], dag_id: str | None = None) -> Iterator[SeenStream]:
+    def _seen(self, session: Session, dags: Collection[StreamDag], dag_id: str | None = None) -> Iterator[PageStream]:
         """Yield the streams of the DAGs, or of a single DAG, task by task: first the usual table."""
         said = self._supervision.of(session, {dag.dag_id: dag.found.looks for dag in dags if dag.found.looks})
         found = {
@@ -131,7 +131,7 @@ class Streams:
                 look = said.get((one.names["table"] or "", one.names["consumer_group"] or ""))
                 yield replace(one, look=look)
 
-    def _dags(self, session: Session, readable: Collection[str]) -> list[KnownDag]:
+    def _dags(self, session: Session, readable: Collection[str]) -> list[StreamDag]:
         newest = (
             select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
             .group_by(DagVersion.dag_id)
@@ -153,9 +153,9 @@ class Streams:
         ).all()
         rows = [row for row in rows if row.dag_id in readable]
         self._read(session, {row.dag_hash: row.id for row in rows if row.dag_hash not in self._found})
-        found = [self._found.get(row.dag_hash, Found()) for row in rows]
+        found = [self._found.get(row.dag_hash, DagStreams()) for row in rows]
         return [
-            KnownDag(row.dag_id, row.is_paused, row.timetable_summary, row.next_dagrun_create_after, one)
+            StreamDag(row.dag_id, row.is_paused, row.timetable_summary, row.next_dagrun_create_after, one)
             for row, one in zip(rows, found, strict=True)
             if one.streams or one.looks
         ]
@@ -167,5 +167,5 @@ class Streams:
                 session.expunge(one)
 
 
-def _supervisors(dags: Collection[KnownDag]) -> list[str]:
+def _supervisors(dags: Collection[StreamDag]) -> list[str]:
     return [dag.dag_id for dag in dags if dag.found.looks]

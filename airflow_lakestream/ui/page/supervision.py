@@ -40,7 +40,7 @@ Named = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ContentsPlace:
     """Place of a report about a table's contents: a mapped task in a run; `is_well`: the task succeeded."""
 
     run: int
@@ -53,7 +53,7 @@ class Place:
 
 
 @dataclass
-class Supervised:
+class SupervisionResult:
     """Last results for a stream. `looks` has by kind of look whether the look succeeded, and the sensor's value.
 
     `problems` has by kind of look the error of reading the value. `contents` is the place of the report about the
@@ -65,7 +65,7 @@ class Supervised:
     at: datetime
     looks: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    contents: Place | None = None
+    contents: ContentsPlace | None = None
 
     def value(self, what: str, name: str) -> Any:
         """Return a figure of a look, or None without a look."""
@@ -90,13 +90,13 @@ class Supervised:
         return {"dag_id": self.dag_id, "run_id": self.run_id, "at": self.at.isoformat(), "looks": self.looks}
 
 
-class Supervision:
+class SupervisionResults:
     """Last results for each stream. An ended run is read once."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[Any, dict[Named, Supervised]]] = {}
+        self._read: dict[str, tuple[Any, dict[Named, SupervisionResult]]] = {}
 
-    def of(self, session: Session, looks: Mapping[str, Sequence[LookTask]]) -> dict[Named, Supervised]:
+    def of(self, session: Session, looks: Mapping[str, Sequence[LookTask]]) -> dict[Named, SupervisionResult]:
         """Return the last results for each stream.
 
         :param looks: by DAG the tasks with looks.
@@ -107,7 +107,7 @@ class Supervision:
             .group_by(DagRun.dag_id)
         )
         runs = select(DagRun.id, DagRun.dag_id, DagRun.run_id, DagRun.end_date).where(DagRun.id.in_(newest))
-        found: dict[Named, Supervised] = {}
+        found: dict[Named, SupervisionResult] = {}
         for run, dag_id, run_id, at in session.execute(runs):
             if at is None:
                 continue
@@ -121,7 +121,7 @@ class Supervision:
         return found
 
 
-def contents_of(session: Session, said: Supervised | None) -> dict[str, Any] | None:
+def contents_of(session: Session, said: SupervisionResult | None) -> dict[str, Any] | None:
     """Return the contents of a stream's table at the last look, with the time, or None without a look."""
     place = said.contents if said is not None else None
     if place is None:
@@ -150,7 +150,7 @@ def contents_of(session: Session, said: Supervised | None) -> dict[str, Any] | N
     }
 
 
-def _both(one: Supervised, other: Supervised) -> Supervised:
+def _both(one: SupervisionResult, other: SupervisionResult) -> SupervisionResult:
     return replace(
         one,
         looks={**one.looks, **other.looks},
@@ -161,8 +161,8 @@ def _both(one: Supervised, other: Supervised) -> Supervised:
 
 def _said(
     session: Session, run: int, dag_id: str, run_id: str, at: datetime, looks: Sequence[LookTask]
-) -> dict[Named, Supervised]:
-    found: dict[Named, Supervised] = {}
+) -> dict[Named, SupervisionResult]:
+    found: dict[Named, SupervisionResult] = {}
     tasks = {look.task_id: look for look in looks}
     # Contents of tables are read one by one, not here.
     told = {task_id for task_id, look in tasks.items() if look.what != CONTENTS} | {look.listed_by for look in looks}
@@ -177,9 +177,9 @@ def _said(
         listed = values.get((tasks[task_id].listed_by, -1))
         if not isinstance(listed, list) or not 0 <= index < len(listed) or state not in ("success", "failed"):
             continue
-        one = found.setdefault(_name(listed[index]), Supervised(dag_id, run_id, at))
+        one = found.setdefault(_name(listed[index]), SupervisionResult(dag_id, run_id, at))
         if tasks[task_id].what == CONTENTS:
-            one.contents = Place(run, dag_id, run_id, task_id, index, at, state == "success")
+            one.contents = ContentsPlace(run, dag_id, run_id, task_id, index, at, state == "success")
             continue
         what, value = tasks[task_id].what, values.get((task_id, index))
         try:

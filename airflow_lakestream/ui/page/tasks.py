@@ -105,7 +105,7 @@ class LookTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DagStreams:
     """Streams and looks of a DAG, with the DAG's tags."""
 
     streams: tuple[StreamTask, ...] = ()
@@ -113,14 +113,14 @@ class Found:
     tags: tuple[str, ...] = ()
 
 
-def find(data: Mapping[str, Any]) -> Found:
+def find(data: Mapping[str, Any]) -> DagStreams:
     """Return the streams, looks and tags in the JSON of a serialized DAG."""
     dag = _map(data.get("dag"))
     tasks = [_plain(task) for task in dag.get("tasks", [])]
     ours = [task for task in tasks if str(task.get("_task_module", "")).startswith(_OURS)]
     dag_id = str(dag.get("dag_id", ""))
     tags = sorted(map(str, _list(dag.get("tags"))))
-    return Found(tuple(_streams(ours, of_schedule(dag), dag_id)), tuple(_looks(ours)), tuple(tags))
+    return DagStreams(tuple(_streams(ours, of_schedule(dag), dag_id)), tuple(_looks(ours)), tuple(tags))
 
 
 def _streams(tasks: list[dict[str, Any]], no_intervals: str | None, dag_id: str) -> Iterator[StreamTask]:

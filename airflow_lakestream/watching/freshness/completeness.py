@@ -14,19 +14,19 @@ from typing import Any
 
 from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.watching.asking import Ask
-from airflow_lakestream.watching.causes import Cause, Reason, some
-from airflow_lakestream.watching.lag.waiting import Backlog, backlog_of
+from airflow_lakestream.watching.asking import LookQuestion
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, some
+from airflow_lakestream.watching.lag.waiting import TopicBacklog, backlog_of
 
 # A step of a look: asks questions, and returns a result.
-Step = Generator[Ask, Any, Any]
+Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Completeness:
+class TimeCompleteness:
     """Reasons for which a time is not complete; all are empty if the time is complete.
 
     `missing` are offsets below the boundaries that are not landed. `open` are the partitions with an open boundary,
@@ -47,7 +47,7 @@ class Completeness:
         """Whether everything is landed and no more can come."""
         return self.covered and not (self.missing or self.open or self.before)
 
-    def reasons(self, group: str, at: str) -> list[Reason]:
+    def reasons(self, group: str, at: str) -> list[StreamReason]:
         """Return the reasons for which the time is not complete.
 
         :param at: the time, as text.
@@ -55,22 +55,26 @@ class Completeness:
         found = []
         if not self.covered:
             text = f"group {group} has neither resumed on {self.topic} nor landed an interval that reaches {at}"
-            return [Reason(Cause.NOT_COVERED, text)]
+            return [StreamReason(StreamCause.NOT_COVERED, text)]
         if self.before:
             where = _names(self.topic, self.before)
-            found.append(Reason(Cause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
+            found.append(StreamReason(StreamCause.NOT_COVERED, f"group {group} begins after {at} in {where}"))
         if self.missing:
             text = f"group {group} lacks {self.missing.width} offsets from before {at}: {some(self.missing)}"
-            found.append(Reason(Cause.SLOW_CONSUMER, text))
+            found.append(StreamReason(StreamCause.SLOW_CONSUMER, text))
         if self.unsettled:
             text = f"a transaction is open in {_names(self.topic, self.unsettled)}: its records may be from before {at}"
-            found.append(Reason(Cause.OPEN_INTERVAL, text))
+            found.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
         elif self.open and len(self.open) < self.partitions:
             where = _names(self.topic, self.open)
-            found.append(Reason(Cause.LATE_PARTITION, f"{where} have no record at or after {at} yet; the others have"))
+            found.append(
+                StreamReason(
+                    StreamCause.LATE_PARTITION, f"{where} have no record at or after {at} yet; the others have"
+                )
+            )
         elif self.open:
             text = f"no partition of {self.topic} has a record at or after {at} yet: more may come from before it"
-            found.append(Reason(Cause.OPEN_INTERVAL, text))
+            found.append(StreamReason(StreamCause.OPEN_INTERVAL, text))
         return found
 
 
@@ -80,13 +84,13 @@ def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
 
 
 def completeness(
-    backlog: Backlog,
-    highs: Mapping[int, Boundary],
-    lows: Mapping[int, Boundary] | None,
+    backlog: TopicBacklog,
+    highs: Mapping[int, TimeBoundary],
+    lows: Mapping[int, TimeBoundary] | None,
     table: str,
     *,
     ends: Mapping[int, int] | None,
-) -> Completeness:
+) -> TimeCompleteness:
     """Decide whether all of a topic is landed up to a time.
 
     :param highs: the boundary of the time, by partition.
@@ -98,7 +102,7 @@ def completeness(
     """
     state, entry, topic = backlog.state, backlog.entry, backlog.topic
     if not entry.origin and lows is None:
-        return Completeness(topic, len(highs), RangeSet(), (), (), covered=False)
+        return TimeCompleteness(topic, len(highs), RangeSet(), (), (), covered=False)
     begins = begins_of(backlog, highs, lows)
     missing = union(RangeSet.of(topic, p, begins[p], high.offset) for p, high in highs.items()) - entry.held
     below_low = union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
@@ -110,11 +114,11 @@ def completeness(
         unsettled = tuple(sorted(p for p in is_open if ends[p] > state.marks[p].end))
         is_open = [p for p in is_open if missing.intervals(topic, p) or p in unsettled]
     before = tuple(sorted(p for p, high in highs.items() if begins[p] > high.offset))
-    return Completeness(topic, len(highs), missing, tuple(sorted(is_open)), before, unsettled)
+    return TimeCompleteness(topic, len(highs), missing, tuple(sorted(is_open)), before, unsettled)
 
 
 def begins_of(
-    backlog: Backlog, partitions: Mapping[int, object], lows: Mapping[int, Boundary] | None
+    backlog: TopicBacklog, partitions: Mapping[int, object], lows: Mapping[int, TimeBoundary] | None
 ) -> dict[int, int]:
     """Return, by partition, the first offset of a time that belongs to the group.
 
@@ -123,7 +127,7 @@ def begins_of(
     return {p: _begin(backlog, lows or {}, p) for p in partitions}
 
 
-def _begin(backlog: Backlog, lows: Mapping[int, Boundary], partition: int) -> int:
+def _begin(backlog: TopicBacklog, lows: Mapping[int, TimeBoundary], partition: int) -> int:
     """Return the partition's first offset of this time that belongs to the group."""
     origin = backlog.entry.origin
     # A partition added after the origin was fixed begins at 0.
@@ -137,7 +141,7 @@ def _names(topic: str, partitions: tuple[int, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Completing:
+class CompletenessQuestions:
     """Asks Kafka for the facts behind the completeness of a table; `conn_id` names the watch in questions."""
 
     watch: KafkaWatch
@@ -145,25 +149,25 @@ class Completing:
     table: str
 
     def backlog(self, ledger: Ledger, topic: str) -> Step:
-        """Return the offsets of a topic that a ledger lacks, as a `Backlog`. Raises TopicReplaced, LogTruncated."""
+        """Return the topic offsets that a ledger lacks, as a `TopicBacklog`. Raises TopicReplaced, LogTruncated."""
         key, answer = ("topic", self.conn_id, topic), partial(self.watch.topic, topic)
-        state = yield Ask((*key, True), answer)
+        state = yield LookQuestion((*key, True), answer)
         try:
             return backlog_of(ledger, state, self.table)
         except LogTruncated:
             # The shared answer may be older than the ledger: ask Kafka once more.
-            return backlog_of(ledger, (yield Ask((*key, False), answer, keep=0.0)), self.table)
+            return backlog_of(ledger, (yield LookQuestion((*key, False), answer, keep=0.0)), self.table)
 
-    def ends(self, backlog: Backlog) -> Ask:
+    def ends(self, backlog: TopicBacklog) -> LookQuestion:
         """Ask for the log's ends of a backlog's partitions, records of open transactions included."""
         state = backlog.state
         # An older answer would not have a transaction that began after it.
         key = ("high watermarks", self.conn_id, state.identity)
-        return Ask(key, partial(self.watch.high_watermarks, state), keep=0.0)
+        return LookQuestion(key, partial(self.watch.high_watermarks, state), keep=0.0)
 
-    def boundaries(self, backlog: Backlog, at_ms: int) -> Ask:
+    def boundaries(self, backlog: TopicBacklog, at_ms: int) -> LookQuestion:
         """Ask for the boundary of a time, by partition."""
         # Use the ends of the same look: a boundary at or past them is open.
         ends = tuple(sorted((p, marks.end) for p, marks in backlog.state.marks.items()))
         key = ("boundaries", self.conn_id, backlog.state.identity, ends, at_ms)
-        return Ask(key, partial(self.watch.boundaries, backlog.state, at_ms))
+        return LookQuestion(key, partial(self.watch.boundaries, backlog.state, at_ms))

@@ -16,16 +16,16 @@ from airflow_lakestream.core.names import check_table_name
 from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.causes import Cause, Reason, some, span, told
-from airflow_lakestream.watching.lag.waiting import Backlog
-from airflow_lakestream.watching.streams.landings import History
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, some, span, told
+from airflow_lakestream.watching.lag.waiting import TopicBacklog
+from airflow_lakestream.watching.streams.landings import BranchHistory
 
 # Iceberg's operations of snapshots.
 _OPERATIONS = ("append", "overwrite", "replace", "delete")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FreshnessConditions:
     """Conditions for a fresh table. Ages are seconds, `complete_through` is milliseconds since the epoch."""
 
     table: str
@@ -39,7 +39,7 @@ class Wanted:
     idle_after: float | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Wanted:
+    def of(cls, given: Mapping[str, Any]) -> FreshnessConditions:
         """Read the arguments in the form of users and templates. Raises InvalidArgument."""
         max_age, through = given.get("max_age"), given.get("complete_through")
         idle_after = given.get("idle_after")
@@ -69,7 +69,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Freshness:
+class FreshnessResult:
     """Result of a look: whether the table is fresh, and the reasons.
 
     `age` is the age of the newest landing or event, in seconds. `through_ms` is the time, in milliseconds since the
@@ -78,7 +78,7 @@ class Freshness:
 
     fresh: bool
     table: str
-    reasons: tuple[Reason, ...]
+    reasons: tuple[StreamReason, ...]
     snapshot_id: int | None = None
     age: float | None = None
     rows: int | None = None
@@ -105,25 +105,25 @@ class Freshness:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FreshnessFacts:
     """Facts about a table. Each fact is looked up only if it matters.
 
     `event_ms` is the newest event; `backlogs` are the backlogs of each group; `incomplete` are the reasons for which
     the time is not complete, None if no time was asked for.
     """
 
-    history: History
+    history: BranchHistory
     event_ms: int | None = None
-    backlogs: tuple[tuple[str, Backlog], ...] = ()
-    incomplete: tuple[Reason, ...] | None = None
+    backlogs: tuple[tuple[str, TopicBacklog], ...] = ()
+    incomplete: tuple[StreamReason, ...] | None = None
 
 
-def freshness(wanted: Wanted, facts: Facts, now_ms: int) -> Freshness:
+def freshness(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> FreshnessResult:
     """Decide whether a table is fresh.
 
     :param now_ms: the time of the look, in milliseconds since the epoch.
     """
-    fresh, reasons = True, list[Reason]()
+    fresh, reasons = True, list[StreamReason]()
     newest, reached = facts.history.newest, reached_ms(wanted, facts)
     age = None if reached is None else max(0, now_ms - reached) / 1000
     through = reached
@@ -137,10 +137,10 @@ def freshness(wanted: Wanted, facts: Facts, now_ms: int) -> Freshness:
     if not fresh:
         reasons += facts.history.reasons(now_ms)
     seen = {"snapshot_id": newest.snapshot_id, "rows": newest.rows} if newest is not None else {}
-    return Freshness(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **seen)
+    return FreshnessResult(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **seen)
 
 
-def reached_ms(wanted: Wanted, facts: Facts) -> int | None:
+def reached_ms(wanted: FreshnessConditions, facts: FreshnessFacts) -> int | None:
     """Return the time of the newest landing, or of the newest event if `event_time_column` is given."""
     if wanted.event_time_column is not None:
         return facts.event_ms
@@ -148,36 +148,40 @@ def reached_ms(wanted: Wanted, facts: Facts) -> int | None:
     return None if newest is None else newest.at_ms
 
 
-def is_young(wanted: Wanted, facts: Facts, now_ms: int) -> bool:
+def is_young(wanted: FreshnessConditions, facts: FreshnessFacts, now_ms: int) -> bool:
     """Return whether the newest landing or event is within `max_age`, even if the topic has no newer record."""
     reached = reached_ms(wanted, facts)
     return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
 
 
-def nothing(wanted: Wanted, history: History) -> Reason:
+def nothing(wanted: FreshnessConditions, history: BranchHistory) -> StreamReason:
     """Return the reason for a table without a counting landing."""
     if history.expired:
-        return Reason(Cause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown")
+        return StreamReason(
+            StreamCause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown"
+        )
     if wanted.operations:
-        return Reason(Cause.NO_LANDING, f"there is no snapshot of operation {', '.join(wanted.operations)}")
+        return StreamReason(StreamCause.NO_LANDING, f"there is no snapshot of operation {', '.join(wanted.operations)}")
     by = f" by group {wanted.consumer_group}" if wanted.consumer_group else ""
-    return Reason(Cause.NO_LANDING, f"nothing was landed{by} yet")
+    return StreamReason(StreamCause.NO_LANDING, f"nothing was landed{by} yet")
 
 
-def _late(wanted: Wanted, facts: Facts, age: float | None, now_ms: int) -> tuple[bool, Reason]:
+def _late(
+    wanted: FreshnessConditions, facts: FreshnessFacts, age: float | None, now_ms: int
+) -> tuple[bool, StreamReason]:
     """Return whether a table past `max_age` counts as fresh, and the reason for the age."""
     assert wanted.max_age is not None, "see the caller"
     waits = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
     what = f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
     if facts.backlogs and not waits:
         topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
-        return wanted.idle_is_fresh, Reason(Cause.IDLE_TOPIC, f"all of {topics} is landed, {what}")
+        return wanted.idle_is_fresh, StreamReason(StreamCause.IDLE_TOPIC, f"all of {topics} is landed, {what}")
     if facts.history.newest is None:
         return False, nothing(wanted, facts.history)
     lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
     lacks = [f"group {group} lacks {one.lacking.width} offsets: {some(one.lacking)}" for group, one in waits]
     text = "; ".join([f"{what}, allowed are {span(wanted.max_age)}", *lacks])
-    return False, Reason(Cause.LATE_EVENTS if lands else Cause.STOPPED_CONSUMER, text)
+    return False, StreamReason(StreamCause.LATE_EVENTS if lands else StreamCause.STOPPED_CONSUMER, text)
 
 
 def _text(value: object) -> str | None:

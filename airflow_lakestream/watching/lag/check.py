@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import Missing, choose, is_given, seconds
+from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.watching.asking import Looking, LookOutcome, Places, Verdict
-from airflow_lakestream.watching.books import Books
-from airflow_lakestream.watching.causes import Cause, Reason, span
-from airflow_lakestream.watching.lag.waiting import Unread, reasons_lost
-from airflow_lakestream.watching.source import Source
+from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, Verdict
+from airflow_lakestream.watching.books import ConsumerProgress
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
+from airflow_lakestream.watching.lag.waiting import UnreadOffsets, reasons_lost
+from airflow_lakestream.watching.source import ConsumerSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PartitionLag:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LagLimits:
     """The allowed lag; None is unlimited. Ages are seconds."""
 
     records: int | None = None
@@ -60,11 +60,11 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Lag:
+class ConsumerLag:
     """A consumer's lag at a moment; `now` is in seconds since the epoch."""
 
-    books: Books
-    unread: Sequence[Unread]
+    books: ConsumerProgress
+    unread: Sequence[UnreadOffsets]
     now: float
 
     @property
@@ -83,7 +83,7 @@ class Lag:
         """Seconds since the consumer last made progress, or None if unknown."""
         return None if self.books.newest_at is None else max(0.0, self.now - self.books.newest_at)
 
-    def judge(self, limits: Limits, *, fail: bool) -> Verdict:
+    def judge(self, limits: LagLimits, *, fail: bool) -> Verdict:
         """Compare the lag with the limits. A consumer over a limit fails with `fail`, and waits without."""
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
@@ -95,7 +95,9 @@ class Lag:
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
         if not far and not is_old:
-            near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is within the limits, {self._text(behind, worst)}")
+            near = StreamReason(
+                StreamCause.CAUGHT_UP, f"{self.books.name} is within the limits, {self._text(behind, worst)}"
+            )
             return Verdict(LookOutcome.DONE, (near, *lost), value)
         outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
         # A partition that never had a record does not count for the comparison.
@@ -103,15 +105,15 @@ class Lag:
         late = 0 < len(far) < used and len(behind) < used
         return Verdict(outcome, (*self._causes(behind, worst, is_old, late), *lost), value)
 
-    def _causes(self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool) -> list[Reason]:
+    def _causes(self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool) -> list[StreamReason]:
         text = f"{self.books.name} is {self._text(behind, worst)}"
         if self.books.reasons:
             first, *others = self.books.reasons
-            return [Reason(first.cause, f"{text}; {first.text}"), *others]
+            return [StreamReason(first.cause, f"{text}; {first.text}"), *others]
         if is_old:
-            cause = Cause.STOPPED_CONSUMER if self.books.ledger is not None else Cause.STOPPED_QUERY
-            return [Reason(cause, text)]
-        return [Reason(Cause.LATE_PARTITION if late else Cause.SLOW_CONSUMER, text)]
+            cause = StreamCause.STOPPED_CONSUMER if self.books.ledger is not None else StreamCause.STOPPED_QUERY
+            return [StreamReason(cause, text)]
+        return [StreamReason(StreamCause.LATE_PARTITION if late else StreamCause.SLOW_CONSUMER, text)]
 
     def _text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
         total = sum(lag.records for lag in behind)
@@ -119,12 +121,14 @@ class Lag:
         newest = "" if self.batch_age is None else f", and last got on {span(self.batch_age)} ago"
         return f"{total} records behind in {len(behind)} of {count} partitions, worst is {worst}{newest}"
 
-    def _nothing_left(self, limits: Limits) -> Reason:
+    def _nothing_left(self, limits: LagLimits) -> StreamReason:
         topics = ", ".join(one.state.identity.topic for one in self.unread)
         if limits.batch_age is not None and self.batch_age is not None and self.batch_age > limits.batch_age:
             ago = span(self.batch_age)
-            return Reason(Cause.IDLE_TOPIC, f"{self.books.name} got on {ago} ago, and nothing came to {topics} since")
-        return Reason(Cause.CAUGHT_UP, f"{self.books.name} has read all of {topics}")
+            return StreamReason(
+                StreamCause.IDLE_TOPIC, f"{self.books.name} got on {ago} ago, and nothing came to {topics} since"
+            )
+        return StreamReason(StreamCause.CAUGHT_UP, f"{self.books.name} has read all of {topics}")
 
     def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
         partitions: dict[str, dict[str, int]] = {}
@@ -141,7 +145,7 @@ class Lag:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LagCheck(Source):
+class LagCheck(ConsumerSource):
     """Waits until a consumer is near the end of the topics; the arguments are the sensor's."""
 
     max_lag_records: Any = None
@@ -149,15 +153,15 @@ class LagCheck(Source):
     max_batch_age: Any = None
     per_partition: Any = True
     fail_when_behind: Any = False
-    missing: Missing = Missing.FAIL
-    limits: Limits = field(init=False)
+    missing: MissingPolicy = MissingPolicy.FAIL
+    limits: LagLimits = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "missing", choose(Missing, "missing", self.missing))
+        object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
         object.__setattr__(self, "limits", self._limits())
 
-    def look(self, places: Places, waited: float) -> Looking:
+    def look(self, places: LookConnections, waited: float) -> Looking:
         """Look once; see `watching.asking.Check`."""
         found = yield from self.read_books(places)
         age, now = self.limits.age, time.time()
@@ -166,9 +170,9 @@ class LagCheck(Source):
         for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
             unread.append((yield from looking.waiting(ranges, lost, before_ms)))
         fail = arguments.flag("fail_when_behind", self.fail_when_behind)
-        return Lag(found, unread, now).judge(self.limits, fail=fail)
+        return ConsumerLag(found, unread, now).judge(self.limits, fail=fail)
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> LagLimits:
         age = seconds("max_lag_seconds", self.max_lag_seconds) if is_given(self.max_lag_seconds) else None
         batch_age = seconds("max_batch_age", self.max_batch_age) if is_given(self.max_batch_age) else None
         if batch_age is not None and is_given(self.group_id):
@@ -178,7 +182,7 @@ class LagCheck(Source):
         records = _number("max_lag_records", self.max_lag_records)
         if records is None and age is None and batch_age is None:
             records = 0
-        return Limits(records, age, batch_age, arguments.flag("per_partition", self.per_partition))
+        return LagLimits(records, age, batch_age, arguments.flag("per_partition", self.per_partition))
 
 
 def _number(argument: str, value: object) -> int | None:

@@ -9,17 +9,17 @@ from typing import Any
 
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.watching.asking import Ask, NotThere, Places
-from airflow_lakestream.watching.books import Books
-from airflow_lakestream.watching.lag.check import Lag
-from airflow_lakestream.watching.source import Source
+from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
+from airflow_lakestream.watching.books import ConsumerProgress
+from airflow_lakestream.watching.lag.check import ConsumerLag
+from airflow_lakestream.watching.source import ConsumerSource
 
 # A step of a look: asks questions, and returns a result.
-Step = Generator[Ask, Any, Any]
+Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class UnreadLevel:
     """Unread offsets of a consumer; `reached`: enough for a run; `seconds`: age of the oldest record seen."""
 
     reached: bool
@@ -30,27 +30,27 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelWatch(Source):
+class LevelWatch(ConsumerSource):
     """A consumer, with the level: a number of unread records, or an age of the oldest in seconds."""
 
     min_records: int | None = None
     min_wait: float | None = None
 
-    def look(self, places: Places) -> Step:
-        """Return `Waiting`. Raises the errors of `Source`."""
+    def look(self, places: LookConnections) -> Step:
+        """Return `UnreadLevel`. Raises the errors of `ConsumerSource`."""
         found = yield from self._read(places)
         now = time.time()
         before_ms = None if self.min_wait is None else int((now - self.min_wait) * 1000)
         unread = []
         for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
             unread.append((yield from looking.waiting(ranges, lost, before_ms)))
-        lags = [one for one in Lag(found, unread, now).partitions if one.records]
+        lags = [one for one in ConsumerLag(found, unread, now).partitions if one.records]
         partitions: dict[str, dict[str, int]] = {}
         for lag in lags:
             partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
         records = sum(lag.records for lag in lags)
         enough = self.min_records is not None and records >= self.min_records
-        return Waiting(
+        return UnreadLevel(
             reached=enough or (self.min_wait is not None and any(one.overdue for one in unread)),
             ranges=union(one.ranges for one in unread),
             records=records,
@@ -58,25 +58,25 @@ class LevelWatch(Source):
             partitions=partitions,
         )
 
-    def _read(self, places: Places) -> Step:
+    def _read(self, places: LookConnections) -> Step:
         try:
             return (yield from self.read_books(places))
         except NotThere:
             if not self.topics:
                 raise
             # Before the first run all records of the given topics are unread.
-            return Books("a consumer that has not begun", self.topics, positions={})
+            return ConsumerProgress("a consumer that has not begun", self.topics, positions={})
 
 
 @dataclass
-class Alarm:
+class LevelAlarm:
     """Alarm for unread records: fires again once all are read, or after `again_after` seconds."""
 
     again_after: float
     fired_for: RangeSet | None = None
     fired_at: float = 0.0
 
-    def fires(self, waiting: Waiting, now: float) -> bool:
+    def fires(self, waiting: UnreadLevel, now: float) -> bool:
         """Return whether to fire; if yes, remember the ranges."""
         if self.fired_for is not None:
             is_done = not self.fired_for & waiting.ranges

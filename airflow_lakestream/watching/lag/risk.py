@@ -10,14 +10,14 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from airflow_lakestream.core.policies import Missing, choose, is_given, seconds
-from airflow_lakestream.kafka.watch import Retention
-from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Places, Verdict
-from airflow_lakestream.watching.books import Books
-from airflow_lakestream.watching.causes import Cause, Reason, span
+from airflow_lakestream.core.policies import MissingPolicy, choose, is_given, seconds
+from airflow_lakestream.kafka.watch import TopicRetention
+from airflow_lakestream.watching.asking import LookConnections, Looking, LookOutcome, LookQuestion, Verdict
+from airflow_lakestream.watching.books import ConsumerProgress
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate_to_catch_up, time_left
-from airflow_lakestream.watching.lag.waiting import Asking, Unread, reasons_lost
-from airflow_lakestream.watching.source import Source, ask_kafka
+from airflow_lakestream.watching.lag.waiting import Asking, UnreadOffsets, reasons_lost
+from airflow_lakestream.watching.source import ConsumerSource, ask_kafka
 
 # Seconds over which rates are measured; less if Kafka's retention is short.
 _WINDOW = 900.0
@@ -33,7 +33,7 @@ _SETTINGS_KEPT = 60.0
 class TopicSettings:
     """Retention of a topic, and the records by partition of the last `window` seconds."""
 
-    retention: Retention
+    retention: TopicRetention
     produced: Mapping[int, int]
     window: float
 
@@ -52,11 +52,11 @@ class PartitionRisk:
 
 
 @dataclass(frozen=True)
-class Risk:
+class RetentionRisk:
     """Risk of all partitions of a consumer at a moment; `every` is the seconds between runs, if known."""
 
-    books: Books
-    unread: Sequence[Unread]
+    books: ConsumerProgress
+    unread: Sequence[UnreadOffsets]
     partitions: Sequence[PartitionRisk]
     every: float | None
 
@@ -71,7 +71,7 @@ class Risk:
         text = f"no unread record of {self.books.name} leaves within {span(wanted)}"
         if least is not None and math.isfinite(least.left.going_on):
             text += f"; the first one does in {span(least.left.going_on)}, of {least}"
-        return Verdict(outcome, (Reason(Cause.CAUGHT_UP, text),), self._value())
+        return Verdict(outcome, (StreamReason(StreamCause.CAUGHT_UP, text),), self._value())
 
     @property
     def rate(self) -> float:
@@ -83,7 +83,7 @@ class Risk:
         """The records per run needed to catch up, or None if the time between runs is unknown."""
         return None if self.every is None else math.ceil(self.rate * self.every)
 
-    def _short(self, short: Sequence[PartitionRisk], wanted: float) -> list[Reason]:
+    def _short(self, short: Sequence[PartitionRisk], wanted: float) -> list[StreamReason]:
         if not short:
             return []
         worst = min(short, key=lambda one: (one.left.going_on, one.left.stopped))
@@ -94,7 +94,7 @@ class Risk:
             f"in {span(left)} {at_rates}{landed} Kafka removes what {self.books.name} has not read of {worst}, in "
             f"{len(short)} of {len(self.partitions)} partitions within {span(wanted)}. {self._remedy()}"
         )
-        return [Reason(Cause.EXPIRING_RECORDS, text)]
+        return [StreamReason(StreamCause.EXPIRING_RECORDS, text)]
 
     def _remedy(self) -> str:
         if self.max_records is None:
@@ -120,22 +120,22 @@ class Risk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RiskCheck(Source):
+class RiskCheck(ConsumerSource):
     """Fails before unread records leave the log; the arguments are the sensor's."""
 
     min_time_left: Any = "1h"
     watch_for: Any = None
     run_interval: Any = None
-    missing: Missing = Missing.FAIL
+    missing: MissingPolicy = MissingPolicy.FAIL
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "missing", choose(Missing, "missing", self.missing))
+        object.__setattr__(self, "missing", choose(MissingPolicy, "missing", self.missing))
         for name in ("min_time_left", "watch_for", "run_interval"):
             value = getattr(self, name)
             object.__setattr__(self, name, seconds(name, value) if is_given(value) else None)
 
-    def look(self, places: Places, waited: float) -> Looking:
+    def look(self, places: LookConnections, waited: float) -> Looking:
         """Look once; see `watching.asking.Check`."""
         found = yield from self.read_books(places, with_steps=True)
         unread = yield from self.unread(places, found)
@@ -145,25 +145,27 @@ class RiskCheck(Source):
         for one in unread:
             settings = yield from self._settings(places, one, every, now)
             partitions += risks(one, settings, found, every, now)
-        return Risk(found, unread, partitions, every).judge(self.min_time_left or 3600.0, self.watch_for, waited)
+        return RetentionRisk(found, unread, partitions, every).judge(
+            self.min_time_left or 3600.0, self.watch_for, waited
+        )
 
-    def _settings(self, places: Places, unread: Unread, every: float | None, now: float) -> Asking:
+    def _settings(self, places: LookConnections, unread: UnreadOffsets, every: float | None, now: float) -> Asking:
         watch = yield ask_kafka(places, self.kafka_conn_id)
         state = unread.state
         topic = state.identity.topic
-        retention = yield Ask(
+        retention = yield LookQuestion(
             ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), keep=_SETTINGS_KEPT
         )
         window = window_of(retention, every)
         since_ms = int((now - window) * 1000)
         # Rounded to the second: sensors that look at the same moment share the answer.
         key = ("offsets at", self.kafka_conn_id, state.identity, since_ms // 1000)
-        starts = yield Ask(key, lambda: watch.offsets_at(state, since_ms))
+        starts = yield LookQuestion(key, lambda: watch.offsets_at(state, since_ms))
         produced = {p: max(0, marks.end - starts[p]) for p, marks in state.marks.items() if p in starts}
         return TopicSettings(retention, produced, window)
 
 
-def every_of(found: Books) -> float | None:
+def every_of(found: ConsumerProgress) -> float | None:
     """Return the seconds between the consumer's runs, from the last commits, or None if unknown."""
     first: dict[str, float] = {}
     for step in found.steps or ():
@@ -173,7 +175,7 @@ def every_of(found: Books) -> float | None:
 
 
 def risks(
-    unread: Unread, settings: TopicSettings, found: Books, every: float | None, now: float
+    unread: UnreadOffsets, settings: TopicSettings, found: ConsumerProgress, every: float | None, now: float
 ) -> list[PartitionRisk]:
     """Return the risk of each partition of a topic."""
     topic = unread.state.identity.topic
@@ -196,13 +198,13 @@ def risks(
     return result
 
 
-def window_of(retention: Retention, every: float | None) -> float:
+def window_of(retention: TopicRetention, every: float | None) -> float:
     """Return the seconds for measuring the rate of writing: at most a part of the retention time."""
     part = math.inf if retention.milliseconds is None else retention.milliseconds / 1000 / _PARTS_OF_RETENTION
     return min(max(_WINDOW, _RUNS * (every or 0.0)), part)
 
 
-def _landing_window(settings: TopicSettings, found: Books, every: float | None, now: float) -> float:
+def _landing_window(settings: TopicSettings, found: ConsumerProgress, every: float | None, now: float) -> float:
     window = max(settings.window, _RUNS * (every or 0.0))
     if every is None or not found.steps:
         return window
@@ -210,7 +212,7 @@ def _landing_window(settings: TopicSettings, found: Books, every: float | None, 
     return min(window, now - min(step.at for step in found.steps) + every)
 
 
-def _capacity(retention: Retention, sizes: Sequence[int], held: int) -> float | None:
+def _capacity(retention: TopicRetention, sizes: Sequence[int], held: int) -> float | None:
     """Return the least number of records to fill a partition by size."""
     if retention.size is None or not sizes:
         return None

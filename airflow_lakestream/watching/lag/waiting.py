@@ -15,17 +15,17 @@ from typing import Any
 from airflow_lakestream.core.landing.plan import TopicState, check_identity, check_log
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.kafka.watch import First, KafkaWatch
-from airflow_lakestream.watching.asking import Ask
-from airflow_lakestream.watching.causes import Cause, Reason, some
+from airflow_lakestream.kafka.watch import FirstRecord, KafkaWatch
+from airflow_lakestream.watching.asking import LookQuestion
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, some
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class TopicBacklog:
     """A topic of a ledger, compared with the topic now.
 
     `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` are offsets that
-    Kafka no longer has; `overdue` and `crowded` are as in `Unread`.
+    Kafka no longer has; `overdue` and `crowded` are as in `UnreadOffsets`.
     """
 
     state: TopicState
@@ -41,7 +41,7 @@ class Backlog:
         return self.state.identity.topic
 
 
-def backlog_of(ledger: Ledger, state: TopicState, table: str) -> Backlog:
+def backlog_of(ledger: Ledger, state: TopicState, table: str) -> TopicBacklog:
     """Return the backlog of a topic by a ledger. Raises TopicReplaced, LogTruncated."""
     topic = state.identity.topic
     check_identity(ledger, state.identity, table)
@@ -49,7 +49,7 @@ def backlog_of(ledger: Ledger, state: TopicState, table: str) -> Backlog:
     check_log(entry, state, table)
     missing = _wanted(entry, state) - entry.held
     lost = missing & union(RangeSet.of(topic, p, 0, m.low) for p, m in state.marks.items())
-    return Backlog(state, entry, missing - lost, lost)
+    return TopicBacklog(state, entry, missing - lost, lost)
 
 
 def topics_of(ledger: Ledger) -> tuple[str, ...]:
@@ -78,11 +78,11 @@ MOST_BYTES = 256 * 2**20
 # At most this many holes in a row, at the beginning of the unread offsets, are skipped.
 _HOLES = 5
 
-Asking = Generator[Ask, Any, Any]
+Asking = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadOffsets:
     """Unread offsets of a topic.
 
     `firsts` are the first unread records, by partition. `oldest` are the least timestamps seen, in milliseconds since
@@ -93,7 +93,7 @@ class Unread:
     state: TopicState
     ranges: RangeSet
     lost: RangeSet
-    firsts: Mapping[int, First] = field(default_factory=dict)
+    firsts: Mapping[int, FirstRecord] = field(default_factory=dict)
     oldest: Mapping[int, int] = field(default_factory=dict)
     overdue: RangeSet = RangeSet()
     crowded: frozenset[int] = frozenset()
@@ -106,14 +106,18 @@ class Unread:
         return self.ranges.of_partition(self.state.identity.topic, partition)
 
 
-def reasons_lost(unread: Iterable[Unread]) -> list[Reason]:
+def reasons_lost(unread: Iterable[UnreadOffsets]) -> list[StreamReason]:
     """Return the reason for lost records of these topics, if any, as a list."""
     gone = [some(one.lost) for one in unread if one.lost]
-    return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
+    return (
+        [StreamReason(StreamCause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")]
+        if gone
+        else []
+    )
 
 
 @dataclass(frozen=True)
-class Looking:
+class TopicLook:
     """Looks at a topic through a watch; `conn_id` names the watch in questions."""
 
     conn_id: str
@@ -123,10 +127,10 @@ class Looking:
     def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, reread: bool = False) -> Asking:
         """Find the first unread records. Markers and aborted records do not count as lag, in front of records or alone.
 
-        Returns `Unread`, whose `oldest` are the timestamps of the first records.
+        Returns `UnreadOffsets`, whose `oldest` are the timestamps of the first records.
         """
         topic = self.state.identity.topic
-        firsts: dict[int, First] = {}
+        firsts: dict[int, FirstRecord] = {}
         for _ in range(_HOLES):
             begins = {p: ranges.intervals(topic, p)[0][0] for _, p in ranges.partitions}
             asked = {p: begin for p, begin in begins.items() if p not in firsts or firsts[p].offset < begin}
@@ -146,13 +150,13 @@ class Looking:
                 break
         # If holes remain after the last try, the record found may be read already: leave it out.
         firsts = {p: one for p, one in firsts.items() if [one.offset] == [a for a, _ in ranges.intervals(topic, p)[:1]]}
-        return Unread(self.state, ranges, lost, firsts, {p: first.timestamp_ms for p, first in firsts.items()})
+        return UnreadOffsets(self.state, ranges, lost, firsts, {p: first.timestamp_ms for p, first in firsts.items()})
 
     def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Asking:
         """Find the unread and the overdue offsets.
 
         Overdue are records from before `before_ms`. If it is None, the partitions share the number of timestamps that
-        are read for a single partition. Returns `Unread`.
+        are read for a single partition. Returns `UnreadOffsets`.
         """
         unread = yield from self.behind_holes(ranges, lost, reread=before_ms is not None)
         topic = self.state.identity.topic
@@ -173,7 +177,7 @@ class Looking:
         overdue |= union(unread.ranges.of_partition(topic, p) for p in crowded)
         return replace(unread, oldest=oldest, overdue=overdue, crowded=crowded)
 
-    def _below(self, unread: Unread, proven: list[int], before_ms: int | None) -> Asking:
+    def _below(self, unread: UnreadOffsets, proven: list[int], before_ms: int | None) -> Asking:
         """Find the unread offsets below the first record of a young enough age: all are overdue.
 
         If that record is ahead of the unread offsets, only the first unread record is proven to be overdue.
@@ -182,23 +186,23 @@ class Looking:
             return RangeSet()
         # Rounded to the second: sensors that look at the same moment share the answer.
         key = ("offsets at", self.conn_id, self.state.identity, before_ms // 1000)
-        bounds = yield Ask(key, lambda: self.watch.offsets_at(self.state, before_ms))
+        bounds = yield LookQuestion(key, lambda: self.watch.offsets_at(self.state, before_ms))
         topic = self.state.identity.topic
         ends = {p: max(bounds.get(p, 0), unread.firsts[p].offset + 1) for p in proven}
         return unread.ranges & union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
 
-    def _ask_firsts(self, positions: Mapping[int, int], reread: bool) -> Ask:
+    def _ask_firsts(self, positions: Mapping[int, int], reread: bool) -> LookQuestion:
         ends = tuple((p, self.state.marks[p].end) for p in sorted(positions))
         key = ("firsts", self.conn_id, self.state.identity, tuple(sorted(positions.items())), ends, reread)
-        return Ask(key, lambda: self.watch.firsts(self.state, positions, reread=reread))
+        return LookQuestion(key, lambda: self.watch.firsts(self.state, positions, reread=reread))
 
-    def _ask_stamps(self, ranges: RangeSet, before_ms: int | None) -> Ask:
+    def _ask_stamps(self, ranges: RangeSet, before_ms: int | None) -> LookQuestion:
         second = None if before_ms is None else before_ms // 1000
         key = ("stamps", self.conn_id, self.state.identity, ranges, second)
-        return Ask(key, lambda: self.watch.stamps(self.state, ranges, before_ms))
+        return LookQuestion(key, lambda: self.watch.stamps(self.state, ranges, before_ms))
 
 
-def _readable(unread: Unread, partitions: Iterable[int]) -> list[int]:
+def _readable(unread: UnreadOffsets, partitions: Iterable[int]) -> list[int]:
     """Return the partitions with few enough bytes to fit into `MOST_BYTES` together, small partitions first.
 
     A partition may have 100,000 records of a megabyte.

@@ -10,17 +10,17 @@ import pyarrow as pa
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import DateType
 
-from airflow_lakestream.audit.rows import UnreadableTable, check_positions
+from airflow_lakestream.audit.rows import UnreadableRows, check_positions
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import name_of
 from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.tables.coordinates import COORDINATES, is_hit
 from airflow_lakestream.watching.freshness.event_time import EventTimes
-from airflow_lakestream.watching.partitions.telling import Every, Told
+from airflow_lakestream.watching.partitions.telling import EmittedPartitions, PartitionLength
 
 
-def check_columns(table: Table, column: str, every: Every) -> None:
+def check_columns(table: Table, column: str, every: PartitionLength) -> None:
     """Refuse a table without the times of rows or the positions of records.
 
     Raises InvalidArgument, NoPositions.
@@ -28,15 +28,17 @@ def check_columns(table: Table, column: str, every: Every) -> None:
     found = EventTimes.of(table, column)
     if column not in {one.name for one in table.schema().fields}:
         raise InvalidArgument("event_time_column", f"{column!r} is within a struct.", "Give a column of the table.")
-    if isinstance(found.type, DateType) and every is Every.HOUR:
+    if isinstance(found.type, DateType) and every is PartitionLength.HOUR:
         raise InvalidArgument("event_time_column", f"{column!r} is a date, which says no hour.", 'Give every="day".')
     check_positions(table)
 
 
-def late_rows(table: Table, column: str, every: Every, before: Told, unseen: RangeSet) -> dict[int, int]:
+def late_rows(
+    table: Table, column: str, every: PartitionLength, before: EmittedPartitions, unseen: RangeSet
+) -> dict[int, int]:
     """Return the number of rows of unseen offsets in emitted partitions, by the partition's start.
 
-    Reads only files that may hold such offsets. Raises UnreadableTable.
+    Reads only files that may hold such offsets. Raises UnreadableRows.
     """
     found: Counter[int] = Counter()
     if not unseen:
@@ -47,7 +49,7 @@ def late_rows(table: Table, column: str, every: Every, before: Told, unseen: Ran
                 found.update(_starts(rows.filter(is_hit(rows, unseen))[column], every))
     except (OSError, ValueError, pa.ArrowException) as e:
         # PyIceberg raises ValueError for delete files that it can't apply.
-        raise UnreadableTable(name_of(table), e) from e
+        raise UnreadableRows(name_of(table), e) from e
     width = every.width_ms
     return {start: rows for start, rows in found.items() if before.has((start, start + width))}
 
@@ -56,7 +58,7 @@ def _files(table: Table, unseen: RangeSet) -> Iterator[FileScanTask]:
     return (task for task in live_files(table) if may_hold(table.metadata, task.file, unseen))
 
 
-def _starts(times: pa.ChunkedArray, every: Every) -> dict[int, int]:
+def _starts(times: pa.ChunkedArray, every: PartitionLength) -> dict[int, int]:
     """Return the number of times in each partition, by the partition's start. Nulls are left out."""
     times = times.drop_null()
     kind = times.type

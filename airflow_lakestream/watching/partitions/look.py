@@ -16,22 +16,22 @@ from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.names import check_group, check_table_name
 from airflow_lakestream.core.policies import choose, is_given, seconds
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import Ask, NotThere, Places
-from airflow_lakestream.watching.causes import Cause, Reason, told
-from airflow_lakestream.watching.freshness.completeness import Completing, Step, begins_of, completeness
-from airflow_lakestream.watching.lag.waiting import Backlog, topics_of
+from airflow_lakestream.watching.asking import LookConnections, LookQuestion, NotThere
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, told
+from airflow_lakestream.watching.freshness.completeness import CompletenessQuestions, Step, begins_of, completeness
+from airflow_lakestream.watching.lag.waiting import TopicBacklog, topics_of
 from airflow_lakestream.watching.partitions.late import check_columns, late_rows
 from airflow_lakestream.watching.partitions.telling import (
-    Begun,
-    Every,
+    EmittedPartitions,
+    GroupBeginning,
     Incarnation,
-    Telling,
-    Told,
+    PartitionEmission,
+    PartitionLength,
     candidates,
     late_of,
     tell,
@@ -40,15 +40,15 @@ from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import ledgers
 
 # Asks questions, and returns whether a condition holds for a span.
-Holds = Callable[[Interval], Generator[Ask, Any, Any]]
+Holds = Callable[[Interval], Generator[LookQuestion, Any, Any]]
 
 
 @dataclass(frozen=True)
-class Looked:
+class PartitionsResult:
     """Result of a look: the partitions to emit, if any, and the reasons for an incomplete next partition."""
 
-    telling: Telling | None
-    reasons: tuple[Reason, ...] = ()
+    telling: PartitionEmission | None
+    reasons: tuple[StreamReason, ...] = ()
 
     @property
     def text(self) -> str:
@@ -63,19 +63,19 @@ class PartitionsLook:
     table: str
     consumer_group: str
     since: Any
-    every: Any = Every.HOUR
+    every: Any = PartitionLength.HOUR
     event_time_column: str = "_kafka_timestamp"
     idle_after: Any = None
     kafka_conn_id: str = "kafka_default"
     iceberg_conn_id: str = "iceberg_default"
-    size: Every = field(init=False)
+    size: PartitionLength = field(init=False)
     since_ms: int = field(init=False)
     idle_seconds: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         check_table_name(self.table)
         check_group(self.consumer_group)
-        object.__setattr__(self, "size", choose(Every, "every", self.every))
+        object.__setattr__(self, "size", choose(PartitionLength, "every", self.every))
         object.__setattr__(self, "since_ms", check_since("since", self.since))
         idle = seconds("idle_after", self.idle_after) if is_given(self.idle_after) else None
         object.__setattr__(self, "idle_seconds", idle)
@@ -85,8 +85,8 @@ class PartitionsLook:
         """Name of these partitions, unique among all partitions emitted for an asset."""
         return f"{self.table}/{self.consumer_group}/{self.size}"
 
-    def look(self, places: Places, before: Told, now_ms: int | None = None) -> Step:
-        """Look once. Returns `Looked`.
+    def look(self, places: LookConnections, before: EmittedPartitions, now_ms: int | None = None) -> Step:
+        """Look once. Returns `PartitionsResult`.
 
         Raises NotThere, DataLoss, UnreadableTable, NoPositions, InvalidArgument, and the errors of ledgers and Kafka.
         """
@@ -101,21 +101,23 @@ class PartitionsLook:
         watch: KafkaWatch = yield ask_kafka(places, self.kafka_conn_id)
         return (yield from self.decide(watch, ledger, before, found, now_ms))
 
-    def decide(self, watch: KafkaWatch, ledger: Ledger, before: Told, found: Mapping[int, int], now_ms: int) -> Step:
-        """Decide about the partitions to emit. Returns `Looked`; raises DataLoss if a loss leaves no partition to emit.
+    def decide(
+        self, watch: KafkaWatch, ledger: Ledger, before: EmittedPartitions, found: Mapping[int, int], now_ms: int
+    ) -> Step:
+        """Decide about the partitions to emit. Returns `PartitionsResult`. Raises DataLoss if none is left.
 
         :param found: new rows in emitted partitions, by the partition's start.
         """
         late = late_of(before, found)
         spans: Sequence[Interval] = candidates(before, self.size, self.since_ms, now_ms, late)
-        completing = Completing(watch, self.kafka_conn_id, self.table)
-        reasons: list[Reason] = []
+        completing = CompletenessQuestions(watch, self.kafka_conn_id, self.table)
+        reasons: list[StreamReason] = []
         losses: list[DataLoss] = []
         by_origin: dict[Incarnation, set[Interval]] = {}
         for topic in topics_of(ledger) if spans else ():
             backlog = yield from completing.backlog(ledger, topic)
             key = backlog.state.identity.topic, backlog.state.identity.topic_id
-            one = _OfTopic(
+            one = _TopicSpans(
                 completing, backlog, self.consumer_group, self.idle_seconds, now_ms, begun=before.begun.get(key)
             )
             # After the last topic only spans are left that are complete in all topics.
@@ -126,21 +128,23 @@ class PartitionsLook:
         telling = tell(before, ledger, late, spans, by_origin)
         if losses and telling is None:
             raise losses[0]
-        return Looked(telling, (*reasons, *(Reason(Cause.LOST_RECORDS, str(loss)) for loss in losses[:1])))
+        return PartitionsResult(
+            telling, (*reasons, *(StreamReason(StreamCause.LOST_RECORDS, str(loss)) for loss in losses[:1]))
+        )
 
 
-class _OfTopic:
+class _TopicSpans:
     """Looks for the complete spans of a topic."""
 
     def __init__(
         self,
-        completing: Completing,
-        backlog: Backlog,
+        completing: CompletenessQuestions,
+        backlog: TopicBacklog,
         group: str,
         idle_seconds: float | None,
         now_ms: int,
         *,
-        begun: Begun | None,
+        begun: GroupBeginning | None,
     ) -> None:
         self._completing = completing
         self._backlog = backlog
@@ -148,12 +152,12 @@ class _OfTopic:
         self._idle_seconds = idle_seconds
         self._now_ms = now_ms
         self._begun = begun
-        self._bounds: dict[int, Mapping[int, Boundary]] = {}
+        self._bounds: dict[int, Mapping[int, TimeBoundary]] = {}
         self._ends: Mapping[int, int] | None = None
-        self._why: dict[Interval, list[Reason]] = {}
+        self._why: dict[Interval, list[StreamReason]] = {}
         self.losses: list[DataLoss] = []
         self.by_origin: set[Interval] = set()
-        self.reasons: list[Reason] = []
+        self.reasons: list[StreamReason] = []
 
     def complete(self, spans: Sequence[Interval]) -> Step:
         """Return the complete spans among sorted spans.
@@ -169,7 +173,7 @@ class _OfTopic:
             lows = None if part is None else (yield from self._at(part[0]))
             if lows is not None and (doubtful := self._doubtful(lows)):
                 text = f"Kafka has removed records that may be of the covered time and are not landed: {doubtful}"
-                self.reasons = self.reasons or [Reason(Cause.LOST_RECORDS, text)]
+                self.reasons = self.reasons or [StreamReason(StreamCause.LOST_RECORDS, text)]
                 continue
             first = 0 if part is not None else (yield from _first(these, self._begins_by))
             last = yield from _first(these[first:], partial(self._lacks, lows=lows))
@@ -180,7 +184,7 @@ class _OfTopic:
                 self.reasons = self._why.get(these[first + last], [])
         return found
 
-    def _doubtful(self, lows: Mapping[int, Boundary]) -> str:
+    def _doubtful(self, lows: Mapping[int, TimeBoundary]) -> str:
         """Return as text the partitions with possibly removed records at the beginning of a covered time."""
         state, held = self._backlog.state, self._backlog.entry.held
         topic = state.identity.topic
@@ -203,7 +207,7 @@ class _OfTopic:
             begins[p] == 0 or (begins[p] <= bound.offset and bound.offset > marks[p].low) for p, bound in bounds.items()
         )
 
-    def _lacks(self, span: Interval, lows: Mapping[int, Boundary] | None) -> Step:
+    def _lacks(self, span: Interval, lows: Mapping[int, TimeBoundary] | None) -> Step:
         """Return whether something of the span is not landed, or may still come."""
         highs = yield from self._at(span[1])
         idle = self._idle_seconds is not None and self._now_ms - span[1] >= self._idle_seconds * 1000

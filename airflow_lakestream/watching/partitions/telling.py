@@ -23,7 +23,7 @@ MOST_TOLD = 240
 Incarnation = tuple[str, str]
 
 
-class Every(StrEnum):
+class PartitionLength(StrEnum):
     """Length of a partition."""
 
     HOUR = "hour"
@@ -32,12 +32,12 @@ class Every(StrEnum):
     @property
     def width_ms(self) -> int:
         """Length in milliseconds; days are UTC days."""
-        return 3_600_000 if self is Every.HOUR else 86_400_000
+        return 3_600_000 if self is PartitionLength.HOUR else 86_400_000
 
     def key(self, start_ms: int) -> str:
         """Return the partition key, in the form of Airflow's time mappers."""
         return datetime.fromtimestamp(start_ms / 1000, UTC).strftime(
-            "%Y-%m-%dT%H:%M:%S" if self is Every.HOUR else "%Y-%m-%d"
+            "%Y-%m-%dT%H:%M:%S" if self is PartitionLength.HOUR else "%Y-%m-%d"
         )
 
     def between(self, since_ms: int, until_ms: int) -> list[Interval]:
@@ -46,7 +46,7 @@ class Every(StrEnum):
         return [(at, at + self.width_ms) for at in range(first, until_ms - self.width_ms + 1, self.width_ms)]
 
 
-class Begun(NamedTuple):
+class GroupBeginning(NamedTuple):
     """A time (milliseconds since the epoch) after the beginning of a group, with the group's origin as text.
 
     A rollback to before its first landing lets the group begin again, with another origin.
@@ -56,7 +56,7 @@ class Begun(NamedTuple):
     origin: str
 
     @classmethod
-    def first_of(cls, spans: Iterable[Interval], entry: TopicEntry) -> Begun | None:
+    def first_of(cls, spans: Iterable[Interval], entry: TopicEntry) -> GroupBeginning | None:
         """Return the group's beginning by the first of these spans, or None without spans."""
         first = min((start for start, _ in spans), default=None)
         return None if first is None else cls(first, cls.text_of(entry))
@@ -72,7 +72,7 @@ class Begun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
+class EmittedPartitions:
     """State after an emission: all partitions emitted up to then.
 
     `spans` are the times of the emitted partitions. `landed` are the offsets that the table held then. `waiting` are
@@ -84,7 +84,7 @@ class Told:
     spans: tuple[Interval, ...] = ()
     landed: Mapping[Incarnation, RangeSet] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
-    begun: Mapping[Incarnation, Begun] = field(default_factory=dict)
+    begun: Mapping[Incarnation, GroupBeginning] = field(default_factory=dict)
 
     def has(self, span: Interval) -> bool:
         """Return whether a partition was emitted."""
@@ -107,24 +107,24 @@ class Told:
         }
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Told:
+    def parse(cls, value: Mapping[str, Any]) -> EmittedPartitions:
         """Read the values of `to_json`."""
         return cls(
             int(value["number"]),
             tuple((start, end) for start, end in value["spans"]),
             {(topic, topic_id): decode_ranges(text, topic) for topic, topic_id, text in value["landed"]},
             dict(value["waiting"]),
-            {(topic, topic_id): Begun(*one) for topic, topic_id, *one in value["begun"]},
+            {(topic, topic_id): GroupBeginning(*one) for topic, topic_id, *one in value["begun"]},
         )
 
 
 @dataclass(frozen=True)
-class Telling:
+class PartitionEmission:
     """The partitions to emit now, by start, and the number of late rows of each partition to emit again."""
 
     new: tuple[int, ...]
     reopened: Mapping[int, int]
-    after: Told
+    after: EmittedPartitions
 
     @property
     def starts(self) -> list[int]:
@@ -137,13 +137,15 @@ def landed_of(ledger: Ledger) -> dict[Incarnation, RangeSet]:
     return {(one.topic, one.topic_id): entry.landed for one, entry in ledger.topics.items() if entry.landed}
 
 
-def late_of(before: Told, found: Mapping[int, int]) -> dict[int, int]:
+def late_of(before: EmittedPartitions, found: Mapping[int, int]) -> dict[int, int]:
     """Return the late rows not emitted yet: found now or before."""
     starts = sorted({*before.waiting, *found})
     return {start: before.waiting.get(start, 0) + found.get(start, 0) for start in starts}
 
 
-def candidates(before: Told, every: Every, since_ms: int, until_ms: int, late: Iterable[int]) -> list[Interval]:
+def candidates(
+    before: EmittedPartitions, every: PartitionLength, since_ms: int, until_ms: int, late: Iterable[int]
+) -> list[Interval]:
     """Return the candidates for an emission, in order.
 
     :param late: the starts of partitions with late rows.
@@ -153,12 +155,12 @@ def candidates(before: Told, every: Every, since_ms: int, until_ms: int, late: I
 
 
 def tell(
-    before: Told,
+    before: EmittedPartitions,
     ledger: Ledger,
     late: Mapping[int, int],
     complete: Collection[Interval],
     by_origin: Mapping[Incarnation, Collection[Interval]] | None = None,
-) -> Telling | None:
+) -> PartitionEmission | None:
     """Return the emission of the oldest complete partitions, or None without a complete partition.
 
     :param late: see `late_of`.
@@ -169,24 +171,27 @@ def tell(
     if not spans:
         return None
     reopened = {start: late[start] for start, _ in spans if start in late}
-    after = Told(
+    after = EmittedPartitions(
         before.number + 1,
         coalesce([*before.spans, *spans]),
         landed_of(ledger),
         {start: rows for start, rows in late.items() if start not in reopened},
         {**before.begun, **_begun(before, ledger, by_origin or {}, spans)},
     )
-    return Telling(tuple(start for start, _ in spans if start not in late), reopened, after)
+    return PartitionEmission(tuple(start for start, _ in spans if start not in late), reopened, after)
 
 
 def _begun(
-    before: Told, ledger: Ledger, by_origin: Mapping[Incarnation, Collection[Interval]], told: Collection[Interval]
-) -> dict[Incarnation, Begun]:
+    before: EmittedPartitions,
+    ledger: Ledger,
+    by_origin: Mapping[Incarnation, Collection[Interval]],
+    told: Collection[Interval],
+) -> dict[Incarnation, GroupBeginning]:
     """Return the new beginnings of the group, by topic."""
     found = {}
     for identity, entry in ledger.topics.items():
         key = identity.topic, identity.topic_id
-        one = Begun.first_of((span for span in told if span in by_origin.get(key, ())), entry)
+        one = GroupBeginning.first_of((span for span in told if span in by_origin.get(key, ())), entry)
         known = before.begun.get(key)
         if one is not None and (known is None or known.origin != one.origin):
             found[key] = one

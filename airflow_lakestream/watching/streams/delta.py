@@ -9,13 +9,13 @@ from typing import Any
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.untold import Cursor, landing_of_summary
+from airflow_lakestream.core.untold import EventCursor, landing_of_summary
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.watching.streams.landings import RECENT, History, Seen
-from airflow_lakestream.watching.streams.told import Commit, Found, Told, told
+from airflow_lakestream.watching.streams.landings import RECENT, BranchHistory, SnapshotRecord
+from airflow_lakestream.watching.streams.told import EventCommit, LandingEvent, NewLandings, told
 
 # Limits of what is read, one small file each: landings since the given time, and versions after the newest landing.
 MOST_RECENT = 50
@@ -26,7 +26,7 @@ MOST_SINCE = 100
 class DeltaStreams:
     """`streams.Streams` of a Delta table; the root of `store` is the table's folder."""
 
-    head: Head
+    head: DeltaTableHead
     store: Any
     problems: tuple[type[Exception], ...] = (codec.UnreadableLedger, ledger_store.LedgerTakenAway)
 
@@ -45,20 +45,22 @@ class DeltaStreams:
         ledger_store.check_not_taken_away(self.head, consumer_group, self.store)
         return ledger_store.read_ledger(self.head, consumer_group)
 
-    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `look_back`. Raises UnreadableLedger."""
         return look_back(self.head, self.store, consumer_group, since_ms, topic)
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""
         return _cursor(self.head, self.head.version)
 
-    def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
+    def after(self, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
         """Return the landings after a cursor. Raises UnreadableLedger."""
         return after(self.head, self.store, cursor, consumer_group)
 
 
-def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = "") -> History:
+def look_back(
+    head: DeltaTableHead, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = ""
+) -> BranchHistory:
     """Return the group's landings from the log; `snapshot_id` is the version.
 
     :param store: a store whose root is the table's folder.
@@ -68,7 +70,7 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
     Raises UnreadableLedger.
     """
     newest = ledger_store.previous_version(head, consumer_group)
-    recent: list[Seen] = []
+    recent: list[SnapshotRecord] = []
     for seen in _landings(store, newest, consumer_group):
         if topic and topic not in seen.topics:
             continue
@@ -76,8 +78,8 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
             break
         recent.append(seen)
     begin = head.version - MOST_SINCE if newest is None else max(newest, head.version - MOST_SINCE)
-    since: list[Seen] = []
-    rolled_back: list[Seen] = []
+    since: list[SnapshotRecord] = []
+    rolled_back: list[SnapshotRecord] = []
     for version in range(head.version, max(begin, -1), -1):
         actions = read_commit(store, version)
         if actions is None:
@@ -89,16 +91,16 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
                 rolled_back.append(seen)
         elif seen.consumer_group is None and seen.operation != "RESTORE" and _changes_files(actions):
             since.append(seen)
-    return History(tuple(recent), tuple(since), tuple(rolled_back), expired=newest is not None and not recent)
+    return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired=newest is not None and not recent)
 
 
-def after(head: Head, store: Any, cursor: Cursor, consumer_group: str | None = None) -> Found:
+def after(head: DeltaTableHead, store: Any, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
     """Return the landings after a cursor, from the log: versions only grow, even by a RESTORE.
 
     A cursor's number is the version plus 1, since the first version is 0. Raises UnreadableLedger.
     """
     begin = cursor.of(head.table_id).sequence
-    found: list[Told] = []
+    found: list[LandingEvent] = []
     is_cut = False
     for version in range(head.version, begin - 1, -1):
         actions = read_commit(store, version)
@@ -111,20 +113,20 @@ def after(head: Head, store: Any, cursor: Cursor, consumer_group: str | None = N
         if pair is not None and consumer_group in (None, pair[0]):
             changes = json.loads(info.get(ledger_store.SCHEMA_CHANGES, "[]"))
             at_ms = int(info.get("timestamp", 0))
-            commit = Commit(
+            commit = EventCommit(
                 table=head.table, snapshot_id=version, sequence=version + 1, at_ms=at_ms, schema_changes=changes
             )
             found.append(told(_cursor(head, version), commit, *pair))
     if is_cut and found:
         found[-1] = replace(found[-1], event={**found[-1].event, "earlier_expired": True})
-    return Found(tuple(reversed(found)), _cursor(head, head.version))
+    return NewLandings(tuple(reversed(found)), _cursor(head, head.version))
 
 
-def _cursor(head: Head, version: int) -> Cursor:
-    return Cursor(version + 1, version, head.table_id)
+def _cursor(head: DeltaTableHead, version: int) -> EventCursor:
+    return EventCursor(version + 1, version, head.table_id)
 
 
-def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[Seen]:
+def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[SnapshotRecord]:
     """Yield the group's landings from a version on, newest first, as far as the log goes back."""
     while version is not None and (actions := read_commit(store, version)) is not None:
         yield _seen(version, actions, consumer_group)
@@ -132,14 +134,14 @@ def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[
         version = int(before) if before else None
 
 
-def _seen(version: int, actions: Sequence[Action], consumer_group: str) -> Seen:
+def _seen(version: int, actions: Sequence[Action], consumer_group: str) -> SnapshotRecord:
     info = info_of(actions)
     texts = {key: value for key, value in info.items() if isinstance(value, str)}
     landing = codec.decode_summary(texts, consumer_group, f"version {version}")
     rows = landing.rows if landing is not None else sum(_rows(a["add"]) for a in actions if "add" in a)
     group, operation = texts.get(codec.SUMMARY_GROUP), texts.get("operation", "")
     compaction = landing is None and _changes_files(actions) and not any(_changes_data(a) for a in actions)
-    return Seen(version, int(info.get("timestamp", 0)), operation, rows, group, landing, compaction)
+    return SnapshotRecord(version, int(info.get("timestamp", 0)), operation, rows, group, landing, compaction)
 
 
 def _rows(add: Action) -> int:

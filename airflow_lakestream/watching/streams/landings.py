@@ -22,16 +22,16 @@ from pyiceberg.table.snapshots import Snapshot
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.column_use import in_both, silent_texts
-from airflow_lakestream.core.ledger import Engine, Landing, Ledger
+from airflow_lakestream.core.ledger import Landing, LandingEngine, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
-from airflow_lakestream.core.untold import Cursor, head_cursor
+from airflow_lakestream.core.untold import EventCursor, head_cursor
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.tables.rejects.settlement import names_of
-from airflow_lakestream.watching.causes import Cause, Reason, span
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, span
 from airflow_lakestream.watching.streams import told
-from airflow_lakestream.watching.streams.told import Found
+from airflow_lakestream.watching.streams.told import NewLandings
 
 RECENT = 5
 # At most this many columns are named in a reason.
@@ -41,7 +41,7 @@ _BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SnapshotRecord:
     """A snapshot of a table's history; `at_ms` is milliseconds since the epoch.
 
     `landing` is None for another writer's snapshot; `rows` are the rows that it added.
@@ -66,7 +66,7 @@ class Seen:
         return frozenset(identity.topic for identity in self.landing.topics) if self.landing else frozenset()
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> LandingEngine | None:
         """Engine of the landing, or None for another writer's snapshot and for a ledger change without rows."""
         if self.landing is None:
             return None
@@ -74,13 +74,13 @@ class Seen:
             return self.landing.engine
         # Older versions did not write the engine; the run of a Spark landing is the query's id and the batch.
         if _BATCH.match(self.landing.run_id):
-            return Engine.SPARK
+            return LandingEngine.SPARK
         landed = any(entry.held or entry.replaced for entry in self.landing.topics.values())
-        return Engine.EXTRACT if landed else None
+        return LandingEngine.EXTRACT if landed else None
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class BranchHistory:
     """A branch's history, newest first.
 
     `recent` are the newest snapshots that count; `since` are newer snapshots that do not count. `rolled_back` are
@@ -88,13 +88,13 @@ class History:
     snapshots have expired.
     """
 
-    recent: tuple[Seen, ...] = ()
-    since: tuple[Seen, ...] = ()
-    rolled_back: tuple[Seen, ...] = ()
+    recent: tuple[SnapshotRecord, ...] = ()
+    since: tuple[SnapshotRecord, ...] = ()
+    rolled_back: tuple[SnapshotRecord, ...] = ()
     expired: bool = False
 
     @property
-    def newest(self) -> Seen | None:
+    def newest(self) -> SnapshotRecord | None:
         """The newest counting snapshot."""
         return self.recent[0] if self.recent else None
 
@@ -108,23 +108,25 @@ class History:
                 found = in_both(found, landing.silent)
         return found or {}
 
-    def reasons(self, now_ms: int) -> list[Reason]:
+    def reasons(self, now_ms: int) -> list[StreamReason]:
         """Return reasons against trusting the table's newest snapshot alone."""
         found = []
         if silent := silent_texts(self.silent):
             texts = "; ".join(silent[:_SHOWN]) + (f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else "")
-            found.append(Reason(Cause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}"))
+            found.append(StreamReason(StreamCause.SILENT_COLUMNS, f"no record of the last run had a value for {texts}"))
         if self.rolled_back:
             ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
             rows = sum(one.rows for one in self.rolled_back)
-            found.append(Reason(Cause.ROLLBACK, f"landings were rolled back, {rows} rows in snapshots {ids}"))
-        for cause in (Cause.COMPACTION, Cause.OTHER_WRITER):
-            these = [one for one in self.since if one.is_compaction is (cause is Cause.COMPACTION)]
+            found.append(
+                StreamReason(StreamCause.ROLLBACK, f"landings were rolled back, {rows} rows in snapshots {ids}")
+            )
+        for cause in (StreamCause.COMPACTION, StreamCause.OTHER_WRITER):
+            these = [one for one in self.since if one.is_compaction is (cause is StreamCause.COMPACTION)]
             if these:
                 ago = span(max(0, now_ms - these[0].at_ms) / 1000)
-                what = "compactions, which land nothing" if cause is Cause.COMPACTION else "of other writers"
+                what = "compactions, which land nothing" if cause is StreamCause.COMPACTION else "of other writers"
                 last = f"the last one is snapshot {these[0].snapshot_id}, {ago} ago"
-                found.append(Reason(cause, f"{len(these)} newer snapshots are {what}; {last}"))
+                found.append(StreamReason(cause, f"{len(these)} newer snapshots are {what}; {last}"))
         return found
 
 
@@ -135,7 +137,7 @@ def look_back(
     operations: Collection[str] = (),
     since_ms: int | None = None,
     topic: str | None = None,
-) -> History:
+) -> BranchHistory:
     """Return a branch's landings.
 
     :param consumer_group: whose landings count; None: every group's.
@@ -147,8 +149,8 @@ def look_back(
     """
     metadata = table.metadata
     names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
-    recent: list[Seen] = []
-    since: list[Seen] = []
+    recent: list[SnapshotRecord] = []
+    since: list[SnapshotRecord] = []
     met = False
     for snapshot in ledger_store.ancestors(metadata, _head(metadata, branch)):
         seen = _seen(snapshot, metadata, names)
@@ -167,10 +169,10 @@ def look_back(
             break
     expired = not met and any(ledger.topics for ledger in ledgers(table, consumer_group, branch).values())
     rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
-    return History(tuple(recent), tuple(since), tuple(rolled_back), expired)
+    return BranchHistory(tuple(recent), tuple(since), tuple(rolled_back), expired)
 
 
-def newest(table: Table, most: int) -> list[Seen]:
+def newest(table: Table, most: int) -> list[SnapshotRecord]:
     """Return the newest snapshots of main, by any writer. Raises UnreadableLedger."""
     metadata = table.metadata
     snapshots = islice(ledger_store.ancestors(metadata, ledger_store.head_of(metadata)), most)
@@ -200,7 +202,7 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
     return ref.snapshot_id
 
 
-def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> Seen:
+def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> SnapshotRecord:
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
         # A cherry-pick has the rows of its source snapshot, but not the lakestream.* keys.
@@ -213,7 +215,7 @@ def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | 
     rows = landing.rows if landing is not None else int(summary.get("added-records", 0))
     operation = snapshot.summary.operation.value if snapshot.summary is not None else ""
     compaction = landing is None and _is_compaction(operation, summary)
-    return Seen(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)
+    return SnapshotRecord(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)
 
 
 def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
@@ -223,7 +225,9 @@ def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
     return ledger is not None and not ledger.topics
 
 
-def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent: list[Seen]) -> Iterator[Seen]:
+def _rolled_back(
+    metadata: TableMetadata, names: Collection[str] | None, recent: list[SnapshotRecord]
+) -> Iterator[SnapshotRecord]:
     """Yield landings outside of every branch, newer than all counting snapshots: offsets that may be landed again."""
     kept = {
         one.snapshot_id
@@ -253,7 +257,7 @@ def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
     return old > 0 and new == old - gone and not more_deletes
 
 
-class Streams(Protocol):
+class TableStreams(Protocol):
     """A table in the state at its opening."""
 
     @property
@@ -266,13 +270,13 @@ class Streams(Protocol):
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger. Raises the errors in `problems`."""
 
-    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all; see `landings.look_back`. Raises the errors in `problems`."""
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""
 
-    def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
+    def after(self, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
         """Return the landings after a cursor, of a group or all. Raises the errors in `problems`."""
 
 
@@ -299,14 +303,14 @@ class IcebergStreams:
         """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
         return ledgers(self.table, consumer_group)[consumer_group]
 
-    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> BranchHistory:
         """Return a group's landings, of a topic or all. Raises UnreadableLedger, UndecidedLedger."""
         return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> EventCursor:
         """Return the cursor after all landings."""
         return head_cursor(ledger_store.facts_of(self.table.metadata), str(self.table.metadata.table_uuid))
 
-    def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
+    def after(self, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
         """Return the landings after a cursor. Raises UnreadableLedger, FormatVersionTooOld."""
         return told.after(self.table, ledger_store.name_of(self.table), cursor, consumer_group)

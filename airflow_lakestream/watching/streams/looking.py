@@ -13,7 +13,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError
 from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.core.source_types import KeptTypes
+from airflow_lakestream.core.source_types import LedgerTypes
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
@@ -22,10 +22,10 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.watching.asking import NotThere, run_now
 from airflow_lakestream.watching.books import of_checkpoint
-from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.lag.waiting import Backlog, Looking, backlog_of, topics_of
-from airflow_lakestream.watching.streams.landings import Streams
-from airflow_lakestream.watching.streams.status import Facts, Query, Stream, status
+from airflow_lakestream.watching.causes import StreamCause, StreamReason
+from airflow_lakestream.watching.lag.waiting import TopicBacklog, TopicLook, backlog_of, topics_of
+from airflow_lakestream.watching.streams.landings import TableStreams
+from airflow_lakestream.watching.streams.status import SparkQuery, StreamFacts, StreamStatus, status
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
@@ -36,7 +36,7 @@ _OF_STREAM = (TopicReplaced, LogTruncated, TopicMissing)
 _UNANSWERED = 3
 
 
-class Lakes(Protocol):
+class LakeConnections(Protocol):
     """Catalog and stores, opened on first use: without Iceberg tables no catalog is needed."""
 
     def catalog(self) -> Catalog:
@@ -60,7 +60,7 @@ class StreamSearch:
     :param landings_ms: report all landings of this many milliseconds; by default the last few.
     """
 
-    lakes: Lakes
+    lakes: LakeConnections
     kafka: KafkaWatch
     tables: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -68,25 +68,27 @@ class StreamSearch:
     group: str | None = None
     landings_ms: int | None = None
 
-    def streams(self, now_ms: int, max_age: float) -> list[Stream]:
+    def streams(self, now_ms: int, max_age: float) -> list[StreamStatus]:
         """Look at all streams; see `status.status` for the arguments.
 
         A stream that can't be looked at is in the list, in the state UNSEEN. Raises InvalidArgument if a table or
         namespace does not exist, NotThere without a checkpoint, and the errors of opening a catalog or a store.
         """
-        topics = _Topics(self.kafka, int(now_ms - max_age * 1000))
-        found: list[Facts] = []
-        queries: list[Query] = []
+        topics = _LookTopics(self.kafka, int(now_ms - max_age * 1000))
+        found: list[StreamFacts] = []
+        queries: list[SparkQuery] = []
         for location in self.checkpoints:
-            found += _or_why(self._of_checkpoint(location, queries, topics), Facts("", "", "", checkpoint=location))
+            found += _or_why(
+                self._of_checkpoint(location, queries, topics), StreamFacts("", "", "", checkpoint=location)
+            )
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
             # No table can be looked at without its catalog or store: errors of opening these end the look.
             lake = self.lakes.catalog() if lake_of(name).has_catalog else self.lakes.storage()
-            found += _or_why(self._of_table(lake, name, own, topics), Facts(name, "", ""))
+            found += _or_why(self._of_table(lake, name, own, topics), StreamFacts(name, "", ""))
         return [status(facts, now_ms, max_age) for facts in found]
 
-    def _names(self, queries: Iterable[Query]) -> list[str]:
+    def _names(self, queries: Iterable[SparkQuery]) -> list[str]:
         names = dict.fromkeys(self.tables)
         for namespace in self.namespaces:
             try:
@@ -95,15 +97,15 @@ class StreamSearch:
                 raise InvalidArgument("namespace", f"there is no namespace {namespace!r} in the catalog.") from e
         return list(names | dict.fromkeys(query.inputs["table"] for query in queries))
 
-    def _query(self, location: str) -> Query | None:
+    def _query(self, location: str) -> SparkQuery | None:
         """Return the query of a bundled app, or None for another application's query, without a lease."""
         properties = self.lakes.properties(location)
         lease = read_lease(location, properties)
         if lease is None or not lease.inputs.get("table"):
             return None
-        return Query(location, lease, read_progress(location, properties))
+        return SparkQuery(location, lease, read_progress(location, properties))
 
-    def _of_checkpoint(self, location: str, queries: list[Query], topics: _Topics) -> Iterator[Facts]:
+    def _of_checkpoint(self, location: str, queries: list[SparkQuery], topics: _LookTopics) -> Iterator[StreamFacts]:
         """Add a bundled app's query to `queries`; yield another application's facts by the checkpoint alone."""
         if (query := self._query(location)) is not None:
             queries.append(query)
@@ -111,11 +113,11 @@ class StreamSearch:
         known = of_checkpoint(location, self.lakes.properties(location))
         got_on = None if known.newest_at is None else int(known.newest_at * 1000)
         for topic in known.topics:
-            facts = Facts("", "", topic, checkpoint=location, got_on_ms=got_on)
-            yield topics.compared(facts, lambda state: Backlog(state, TopicEntry(), *known.unread(state)))
+            facts = StreamFacts("", "", topic, checkpoint=location, got_on_ms=got_on)
+            yield topics.compared(facts, lambda state: TopicBacklog(state, TopicEntry(), *known.unread(state)))
 
-    def _of_table(self, lake: Any, name: str, queries: list[Query], topics: _Topics) -> Iterator[Facts]:
-        streams: Streams | None = lake_of(name).part("books").at(lake, name)
+    def _of_table(self, lake: Any, name: str, queries: list[SparkQuery], topics: _LookTopics) -> Iterator[StreamFacts]:
+        streams: TableStreams | None = lake_of(name).part("books").at(lake, name)
         if streams is None:
             # Catalogs also list tables of other formats, and tables that are just being dropped.
             if not queries and name in self.tables:
@@ -132,39 +134,39 @@ class StreamSearch:
                     yield replace(facts, query=own)
         yield from (self._of_query(query, name) for query in left if self.group in (None, query.inputs.get("group")))
 
-    def _of_group(self, streams: Streams, name: str, group: str, topics: _Topics) -> Iterator[Facts]:
+    def _of_group(self, streams: TableStreams, name: str, group: str, topics: _LookTopics) -> Iterator[StreamFacts]:
         try:
             ledger = streams.ledger(group)
             since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms
             histories = {topic: streams.history(group, topic, since) for topic in topics_of(ledger)}
         except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
-            yield Facts(name, group, "", problem=_why(e, streams.problems))
+            yield StreamFacts(name, group, "", problem=_why(e, streams.problems))
             return
         for topic, history in histories.items():
-            stale = tuple(KeptTypes(ledger.types).stale)
-            facts = Facts(name, group, topic, history, entry=_entry(ledger, topic), stale=stale)
+            stale = tuple(LedgerTypes(ledger.types).stale)
+            facts = StreamFacts(name, group, topic, history, entry=_entry(ledger, topic), stale=stale)
             yield topics.compared(facts, lambda state: backlog_of(ledger, state, name))
 
-    def _of_query(self, query: Query, name: str) -> Facts:
+    def _of_query(self, query: SparkQuery, name: str) -> StreamFacts:
         """Return the facts of a query without a landing."""
-        return Facts(name, query.inputs.get("group", ""), query.inputs.get("topic", ""), query=query)
+        return StreamFacts(name, query.inputs.get("group", ""), query.inputs.get("topic", ""), query=query)
 
 
 @dataclass
-class _Topics:
+class _LookTopics:
     """Topics of a look: asks Kafka for each, until too many requests had no answer."""
 
     kafka: KafkaWatch
     before_ms: int
     unanswered: list[KafkaUnavailable] = field(default_factory=list)
 
-    def compared(self, facts: Facts, backlog: Callable[[TopicState], Backlog]) -> Facts:
+    def compared(self, facts: StreamFacts, backlog: Callable[[TopicState], TopicBacklog]) -> StreamFacts:
         """Return the facts with the backlog in the stream's topic, or with the problem of finding the backlog."""
         try:
             if len(self.unanswered) >= _UNANSWERED:
                 raise self.unanswered[-1]
             found = backlog(self.kafka.topic(facts.topic))
-            unread = run_now(Looking("", self.kafka, found.state).waiting(found.lacking, found.lost, self.before_ms))
+            unread = run_now(TopicLook("", self.kafka, found.state).waiting(found.lacking, found.lost, self.before_ms))
             return replace(facts, backlog=replace(found, overdue=unread.overdue, crowded=unread.crowded))
         except Exception as e:  # noqa: BLE001  # the error becomes the problem of this stream; the others go on
             if isinstance(e, KafkaUnavailable):
@@ -172,7 +174,7 @@ class _Topics:
             return replace(facts, problem=_why(e, _OF_STREAM))
 
 
-def _or_why(found: Iterator[Facts], unseen: Facts) -> Iterator[Facts]:
+def _or_why(found: Iterator[StreamFacts], unseen: StreamFacts) -> Iterator[StreamFacts]:
     """Yield the facts found, and after an error `unseen` with the problem."""
     try:
         yield from found
@@ -183,10 +185,10 @@ def _or_why(found: Iterator[Facts], unseen: Facts) -> Iterator[Facts]:
         yield replace(unseen, problem=_why(e))
 
 
-def _why(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> Reason:
+def _why(error: Exception, of_stream: tuple[type[Exception], ...] = ()) -> StreamReason:
     """Return the reason for a stream's state, or for a failed look."""
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
-    return Reason(Cause.UNUSABLE if isinstance(error, of_stream) else Cause.COULD_NOT_LOOK, text)
+    return StreamReason(StreamCause.UNUSABLE if isinstance(error, of_stream) else StreamCause.COULD_NOT_LOOK, text)
 
 
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:

@@ -13,16 +13,16 @@ from typing import Any
 
 from airflow_lakestream.core.column_use import silent_texts
 from airflow_lakestream.core.landing.story import stale_text
-from airflow_lakestream.core.ledger import Engine, TopicEntry
+from airflow_lakestream.core.ledger import LandingEngine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
-from airflow_lakestream.driver.progress import Progress
-from airflow_lakestream.watching.causes import Cause, Reason, some, span
-from airflow_lakestream.watching.lag.waiting import Backlog
-from airflow_lakestream.watching.streams.landings import History, Seen
+from airflow_lakestream.driver.progress import DriverProgress
+from airflow_lakestream.watching.causes import StreamCause, StreamReason, some, span
+from airflow_lakestream.watching.lag.waiting import TopicBacklog
+from airflow_lakestream.watching.streams.landings import BranchHistory, SnapshotRecord
 
 
-class State(StrEnum):
+class StreamState(StrEnum):
     """Activity of a stream."""
 
     LANDING = "landing"
@@ -34,16 +34,16 @@ class State(StrEnum):
 
 
 # States that need no action by a person.
-HEALTHY = (State.LANDING, State.IDLE)
+HEALTHY = (StreamState.LANDING, StreamState.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SparkQuery:
     """A Spark query by the files in the checkpoint's folder."""
 
     location: str
     lease: LeaseRecord
-    progress: Progress
+    progress: DriverProgress
 
     @property
     def inputs(self) -> Mapping[str, str]:
@@ -54,27 +54,33 @@ class Query:
         """Time of the driver's last sign of life, in milliseconds since the epoch."""
         return now_ms if self.lease.state(now_ms / 1000) is LeaseState.HELD else int(self.lease.beat_at * 1000)
 
-    def reason(self, now_ms: int, max_age: float) -> Reason | None:
+    def reason(self, now_ms: int, max_age: float) -> StreamReason | None:
         """Return the reason for a query that lands no rows, or None if the query runs or has ended well."""
         lease, now = self.lease, now_ms / 1000
         state, ago = lease.state(now), span(max(0.0, now - lease.beat_at))
         if state is LeaseState.VANISHED:
-            return Reason(Cause.VANISHED_QUERY, f"its driver, {lease}, was last heard of {ago} ago")
+            return StreamReason(StreamCause.VANISHED_QUERY, f"its driver, {lease}, was last heard of {ago} ago")
         if lease.outcome is DriverOutcome.FAILED:
-            return Reason(Cause.FAILED_QUERY, f"its driver failed {ago} ago: {lease.error or 'its log says why'}")
+            return StreamReason(
+                StreamCause.FAILED_QUERY, f"its driver failed {ago} ago: {lease.error or 'its log says why'}"
+            )
         if lease.outcome is DriverOutcome.STOPPED:
-            return Reason(Cause.STOPPED_QUERY, f"it was stopped {ago} ago{f': {lease.error}' if lease.error else ''}")
+            return StreamReason(
+                StreamCause.STOPPED_QUERY, f"it was stopped {ago} ago{f': {lease.error}' if lease.error else ''}"
+            )
         if lease.outcome is DriverOutcome.DONE:
             return None
         still = now - max(self.progress.moved_at, lease.taken_at)
         if still > max_age:
             doing = f", last: {self.progress.doing}" if self.progress.doing else ""
-            return Reason(Cause.STUCK_QUERY, f"its driver is there, and has not moved for {span(still)}{doing}")
+            return StreamReason(
+                StreamCause.STUCK_QUERY, f"its driver is there, and has not moved for {span(still)}{doing}"
+            )
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StreamFacts:
     """Facts about a stream; `problem` is the error of a failed look.
 
     For a query of another application than the bundled apps all facts are from its `checkpoint`: no table, no group, no
@@ -84,10 +90,10 @@ class Facts:
     table: str
     consumer_group: str
     topic: str
-    history: History = History()
-    backlog: Backlog | None = None
-    query: Query | None = None
-    problem: Reason | None = None
+    history: BranchHistory = BranchHistory()
+    backlog: TopicBacklog | None = None
+    query: SparkQuery | None = None
+    problem: StreamReason | None = None
     entry: TopicEntry | None = None
     checkpoint: str | None = None
     got_on_ms: int | None = None
@@ -102,20 +108,20 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamStatus:
     """Status of a stream. `lag` and `overdue` are offsets, `age` seconds since the newest landing."""
 
     table: str
     consumer_group: str
     topic: str
-    engine: Engine | None
-    state: State
-    reasons: tuple[Reason, ...] = ()
+    engine: LandingEngine | None
+    state: StreamState
+    reasons: tuple[StreamReason, ...] = ()
     lag: int | None = None
     overdue: int | None = None
     age: float | None = None
     rejected: int = 0
-    landings: tuple[Seen, ...] = ()
+    landings: tuple[SnapshotRecord, ...] = ()
     partitions: dict[int, dict[str, int]] = field(default_factory=dict)
     checkpoint: str | None = None
     driver: str | None = None
@@ -153,7 +159,7 @@ class Stream:
         }
 
 
-def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
+def status(facts: StreamFacts, now_ms: int, max_age: float) -> StreamStatus:
     """Decide about the state of a stream.
 
     :param max_age: seconds for which a record may wait, and for which nothing may land while some wait.
@@ -163,7 +169,7 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
     backlog = facts.backlog
     entry = backlog.entry if backlog is not None else facts.entry
     query = facts.query
-    return Stream(
+    return StreamStatus(
         table=facts.table,
         consumer_group=facts.consumer_group,
         topic=facts.topic,
@@ -183,35 +189,45 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
     )
 
 
-def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tuple[State, list[Reason]]:
-    stale = [Reason(Cause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
+def _decide(
+    facts: StreamFacts, now_ms: int, max_age: float, age: float | None
+) -> tuple[StreamState, list[StreamReason]]:
+    stale = [StreamReason(StreamCause.STALE_COLUMNS, stale_text(facts.stale))] if facts.stale else []
     beside = [*stale, *facts.history.reasons(now_ms)]
     if facts.problem is not None:
-        unseen = facts.problem.cause is Cause.COULD_NOT_LOOK
-        return State.UNSEEN if unseen else State.FAILING, [facts.problem, *beside]
+        unseen = facts.problem.cause is StreamCause.COULD_NOT_LOOK
+        return StreamState.UNSEEN if unseen else StreamState.FAILING, [facts.problem, *beside]
     query = facts.query.reason(now_ms, max_age) if facts.query is not None else None
     of_query, backlog = [query] if query is not None else [], facts.backlog
-    if query is not None and query.cause is Cause.FAILED_QUERY:
-        return State.FAILING, [query, *_late(backlog), *beside]
+    if query is not None and query.cause is StreamCause.FAILED_QUERY:
+        return StreamState.FAILING, [query, *_late(backlog), *beside]
     if backlog is None:
         # A query that has landed nothing yet has no ledger to compare with the topic.
-        nothing = Reason(Cause.NO_LANDING, "nothing was landed yet")
-        return State.STALLED if query is not None else State.LANDING, [*of_query, nothing, *beside]
+        nothing = StreamReason(StreamCause.NO_LANDING, "nothing was landed yet")
+        return StreamState.STALLED if query is not None else StreamState.LANDING, [*of_query, nothing, *beside]
     if backlog.lost:
-        lost = Reason(Cause.LOST_RECORDS, f"Kafka no longer has {some(backlog.lost)}, and the table never had it")
-        return State.FAILING, [lost, *of_query, *beside]
+        lost = StreamReason(
+            StreamCause.LOST_RECORDS, f"Kafka no longer has {some(backlog.lost)}, and the table never had it"
+        )
+        return StreamState.FAILING, [lost, *of_query, *beside]
     lands = age is not None and age <= max_age
     if backlog.overdue:
         state, waits = _overdue(facts, backlog, max_age, age)
-        late = waits if query is None else Reason(query.cause, f"{query.text}; {waits.text}")
+        late = waits if query is None else StreamReason(query.cause, f"{query.text}; {waits.text}")
         return state, [late, *_late(backlog), *beside]
     # The records that wait have just arrived.
     if lands or backlog.lacking:
-        return State.LANDING, [*of_query, *beside]
-    return State.IDLE, [*of_query, Reason(Cause.IDLE_TOPIC, f"all of {facts.topic} is landed"), *beside]
+        return StreamState.LANDING, [*of_query, *beside]
+    return StreamState.IDLE, [
+        *of_query,
+        StreamReason(StreamCause.IDLE_TOPIC, f"all of {facts.topic} is landed"),
+        *beside,
+    ]
 
 
-def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) -> tuple[State, Reason]:
+def _overdue(
+    facts: StreamFacts, backlog: TopicBacklog, max_age: float, age: float | None
+) -> tuple[StreamState, StreamReason]:
     waits = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {some(backlog.overdue)}"
     if backlog.crowded:
         where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
@@ -219,33 +235,33 @@ def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) 
             f" (too many or too large are unread in {where}: they are not looked at one by one, and count as overdue)"
         )
     if age is not None and age <= max_age:
-        return State.BEHIND, Reason(Cause.SLOW_CONSUMER, waits)
-    stopped = Cause.STOPPED_CONSUMER if facts.checkpoint is None else Cause.STOPPED_QUERY
+        return StreamState.BEHIND, StreamReason(StreamCause.SLOW_CONSUMER, waits)
+    stopped = StreamCause.STOPPED_CONSUMER if facts.checkpoint is None else StreamCause.STOPPED_QUERY
     since = "nothing was landed yet" if age is None else f"nothing was landed for {span(age)}"
-    return State.STALLED, Reason(stopped, f"{since}, and {waits}")
+    return StreamState.STALLED, StreamReason(stopped, f"{since}, and {waits}")
 
 
-def _late(backlog: Backlog | None) -> Iterator[Reason]:
+def _late(backlog: TopicBacklog | None) -> Iterator[StreamReason]:
     """Yield a reason if only part of the partitions is late."""
     if backlog is None or not backlog.overdue:
         return
     late = [partition for _, partition in backlog.overdue.partitions]
     if len(late) < len(backlog.state.marks):
         where = f"{backlog.topic}[{', '.join(map(str, late))}]"
-        yield Reason(Cause.LATE_PARTITION, f"only {where} has overdue offsets: {some(backlog.overdue)}")
+        yield StreamReason(StreamCause.LATE_PARTITION, f"only {where} has overdue offsets: {some(backlog.overdue)}")
 
 
-def _engine(facts: Facts, now_ms: int) -> Engine | None:
+def _engine(facts: StreamFacts, now_ms: int) -> LandingEngine | None:
     """Return the engine of the last landing, or Spark if a query's last sign of life is later than the landing."""
     newest = next((one for one in facts.history.recent if one.engine is not None), None)
     if newest is None:
-        return None if facts.query is None and facts.checkpoint is None else Engine.SPARK
+        return None if facts.query is None and facts.checkpoint is None else LandingEngine.SPARK
     if facts.query is not None and facts.query.last_seen_ms(now_ms) >= newest.at_ms:
-        return Engine.SPARK
+        return LandingEngine.SPARK
     return newest.engine
 
 
-def _partitions(backlog: Backlog) -> dict[int, dict[str, int]]:
+def _partitions(backlog: TopicBacklog) -> dict[int, dict[str, int]]:
     def width(ranges: RangeSet, partition: int) -> int:
         return ranges.of_partition(backlog.topic, partition).width
 

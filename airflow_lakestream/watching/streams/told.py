@@ -9,9 +9,9 @@ from typing import Any
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.report import triples
-from airflow_lakestream.core.ledger import Engine, Landing
+from airflow_lakestream.core.ledger import Landing, LandingEngine
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import Cursor, head_cursor, landing_in, untold
+from airflow_lakestream.core.untold import EventCursor, head_cursor, landing_in, untold
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.tables.rejects.settlement import names_of
@@ -19,27 +19,27 @@ from airflow_lakestream.tables.schema.change import changes_in
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LandingEvent:
     """Event of a landing, and the cursor after the event.
 
     `until_ms` is the end of the time that the landing covers, in milliseconds since the epoch, or None.
     """
 
-    cursor: Cursor
+    cursor: EventCursor
     event: Mapping[str, Any]
     until_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NewLandings:
     """Landings after a cursor, oldest first; `head` is the cursor to keep after all events are emitted."""
 
-    landings: tuple[Told, ...] = ()
-    head: Cursor | None = None
+    landings: tuple[LandingEvent, ...] = ()
+    head: EventCursor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class EventCommit:
     """Facts of a commit for an event, besides the landing; `at_ms` is milliseconds since the epoch."""
 
     table: str
@@ -49,7 +49,9 @@ class Commit:
     schema_changes: Sequence[str] = field(default_factory=list)
 
 
-def told(cursor: Cursor, commit: Commit, group: str, landing: Landing, *, is_cut: bool = False) -> Told:
+def told(
+    cursor: EventCursor, commit: EventCommit, group: str, landing: Landing, *, is_cut: bool = False
+) -> LandingEvent:
     """Return the event of a landing; see docs/events.md.
 
     :param is_cut: landings before it may have expired without an event.
@@ -60,7 +62,7 @@ def told(cursor: Cursor, commit: Commit, group: str, landing: Landing, *, is_cut
         "consumer_group": group,
         "landing_id": landing.landing_id,
         "run_id": landing.run_id,
-        "engine": None if landing.engine is None else Engine(landing.engine).value,
+        "engine": None if landing.engine is None else LandingEngine(landing.engine).value,
         "sequence": commit.sequence,
         # As text: browsers round 64-bit numbers.
         "snapshot_id": str(commit.snapshot_id),
@@ -75,10 +77,10 @@ def told(cursor: Cursor, commit: Commit, group: str, landing: Landing, *, is_cut
         "schema_changes": list(commit.schema_changes),
         "earlier_expired": is_cut,
     }
-    return Told(cursor, event, max((end for _, end in covered), default=None))
+    return LandingEvent(cursor, event, max((end for _, end in covered), default=None))
 
 
-def after(table: Table, name: str, cursor: Cursor, consumer_group: str | None = None) -> Found:
+def after(table: Table, name: str, cursor: EventCursor, consumer_group: str | None = None) -> NewLandings:
     """Return the landings of main's history after a cursor.
 
     :param name: the table, as users write it.
@@ -92,15 +94,15 @@ def after(table: Table, name: str, cursor: Cursor, consumer_group: str | None = 
     facts, table_id = ledger_store.facts_of(metadata), str(metadata.table_uuid)
     names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
     history = untold(facts, cursor.of(table_id))
-    found: list[Told] = []
+    found: list[LandingEvent] = []
     for one in history.snapshots:
         pair = landing_in(facts, one)
         if pair is None or (names is not None and pair[0] not in names):
             continue
         snapshot = metadata.snapshot_by_id(one.snapshot_id)
         assert snapshot is not None, "its facts come from the same metadata"
-        here = Cursor(one.sequence_number, one.snapshot_id, table_id)
-        commit = Commit(
+        here = EventCursor(one.sequence_number, one.snapshot_id, table_id)
+        commit = EventCommit(
             table=name,
             snapshot_id=one.snapshot_id,
             sequence=one.sequence_number,
@@ -108,7 +110,7 @@ def after(table: Table, name: str, cursor: Cursor, consumer_group: str | None = 
             schema_changes=changes_in(snapshot),
         )
         found.append(told(here, commit, *pair, is_cut=history.is_cut and not found))
-    return Found(tuple(found), head_cursor(facts, table_id) if history.leads_on else None)
+    return NewLandings(tuple(found), head_cursor(facts, table_id) if history.leads_on else None)
 
 
 def _by_topic(ranges: Mapping[str, RangeSet]) -> dict[str, list[list[int]]]:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from airflow_lakestream.core.policies import Missing
-from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.core.policies import MissingPolicy
+from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.lakes.formats import LakeFormat, lake_of
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import Ask, LookOutcome, NotThere, Places, guarded
+from airflow_lakestream.watching.asking import LookConnections, LookOutcome, LookQuestion, NotThere, guarded
 from airflow_lakestream.watching.checks import make_check
 from airflow_lakestream.watching.source import OPENED, ask_table
-from airflow_lakestream.watching.streams.told import Found, Told
+from airflow_lakestream.watching.streams.told import LandingEvent, NewLandings
 
 # A step of a look: asks questions, and returns a result.
-Step = Generator[Ask, Any, Any]
+Step = Generator[LookQuestion, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -43,44 +43,44 @@ class LandingWatch:
         """The format of the table."""
         return lake_of(self.table)
 
-    def cursor(self, places: Places) -> Step:
+    def cursor(self, places: LookConnections) -> Step:
         """Return the cursor after all landings up to now, or the first cursor without a table."""
         try:
             streams = yield from self._streams(places)
         except NotThere:
-            return Cursor()
-        return (yield Ask((*self._key, "cursor"), streams.cursor, keep=0.0))
+            return EventCursor()
+        return (yield LookQuestion((*self._key, "cursor"), streams.cursor, keep=0.0))
 
-    def after(self, places: Places, cursor: Cursor, most: int) -> Step:
+    def after(self, places: LookConnections, cursor: EventCursor, most: int) -> Step:
         """Return `told.Found`: at most `most` landings after a cursor.
 
         Raises NotThere, the errors in the streams' `problems`, and errors of the catalog or the store.
         """
         streams = yield from self._streams(places)
         answer = partial(streams.after, cursor, self.consumer_group)
-        found: Found = yield Ask((*self._key, cursor, self.consumer_group), answer, keep=0.0)
+        found: NewLandings = yield LookQuestion((*self._key, cursor, self.consumer_group), answer, keep=0.0)
         landings = []
         for one in found.landings[:most]:
             landings.append((yield from self._completed(places, one)))
-        return Found(tuple(landings), found.head if len(found.landings) <= most else None)
+        return NewLandings(tuple(landings), found.head if len(found.landings) <= most else None)
 
     @property
     def _key(self) -> tuple[Any, ...]:
         return ("landings", self.iceberg_conn_id, self.storage_conn_id, self.table)
 
-    def _streams(self, places: Places) -> Step:
+    def _streams(self, places: LookConnections) -> Step:
         """Open the table. Returns `landings.Streams`; raises NotThere."""
         books = self.lake.part("books")
         if self.lake.has_catalog:
             return books((yield from ask_table(places, self.iceberg_conn_id, self.table)))
         conn_id = self.storage_conn_id
-        storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
-        streams = yield Ask((*self._key, "open"), partial(books.at, storage, self.table), keep=0.0)
+        storage = yield LookQuestion(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
+        streams = yield LookQuestion((*self._key, "open"), partial(books.at, storage, self.table), keep=0.0)
         if streams is None:
             raise NotThere(f"table: there is no Delta table at {self.table!r}.")
         return streams
 
-    def _completed(self, places: Places, one: Told) -> Step:
+    def _completed(self, places: LookConnections, one: LandingEvent) -> Step:
         """Set `complete_through` of the event, if the landing covers time and Kafka can be asked."""
         if one.until_ms is None or self.kafka_conn_id is None or not self.lake.has_catalog:
             return one
@@ -90,7 +90,7 @@ class LandingWatch:
             "kafka_conn_id": self.kafka_conn_id,
             "consumer_group": one.event["consumer_group"],
             "complete_through": one.until_ms,
-            "missing": Missing.WAIT,
+            "missing": MissingPolicy.WAIT,
         }
         check = make_check("freshness", arguments)
         verdict = yield from guarded(check, places, 0.0)

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from airflow_lakestream.config.arguments import ALL, proven_share
-from airflow_lakestream.connect.client import ConnectClient, Workers
+from airflow_lakestream.connect.client import ConnectClient, ConnectWorkers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
-from airflow_lakestream.connect.driving import ConnectDriving
+from airflow_lakestream.connect.driving import ConnectorSupervision
 from airflow_lakestream.connect.iceberg_sink import complete
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.driver.supervisor import Limits
-from airflow_lakestream.driver.watch import Look
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.driver.supervisor import SupervisionLimits
+from airflow_lakestream.driver.watch import DriverLook
+from airflow_lakestream.kafka.groups import KafkaGroups
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.bench.lab import Lab
 from dev.bench.lake import CATALOG, NAMESPACE, Lake
@@ -44,7 +44,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     """Land the topic in an empty lake."""
     (row,) = rows
     topic, connect = lab.topic(row.topic), lab.stack.up_connect()
-    client, kafka = ConnectClient(Workers([connect.url])), lab.kafka.client_config()
+    client, kafka = ConnectClient(ConnectWorkers([connect.url])), lab.kafka.client_config()
     with lab.lake(f"{row.name}-{number}") as lake:
         config = ExtractConfig(topic=topic.name, table=_TABLE, consumer_group=_GROUP, schema=DDL, max_records=_FIRST)
         land(build_job(config, kafka, lake.catalog(), run_id="first"))
@@ -56,7 +56,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         driving.begin()
         ended = 0.0
 
-        def stop_when_all_is_there(look: Look) -> None:
+        def stop_when_all_is_there(look: DriverLook) -> None:
             nonlocal ended
             if not ended and look.progress.rows_out >= topic.records - before.rows:
                 ended = time.time()
@@ -88,7 +88,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
 
 def _driving(
     name: str, topic: str, lake: Lake, kafka: Mapping[str, str], client: ConnectClient, share: float
-) -> ConnectDriving:
+) -> ConnectorSupervision:
     given = {
         "topics": topic,
         "iceberg.tables": _TABLE,
@@ -102,11 +102,11 @@ def _driving(
         "value.converter.schemas.enable": "false",
     }
     sink = complete(name, given, CATALOG, _INTERVAL_S)
-    limits = Limits(stall_timeout=sink.commit_bound)
+    limits = SupervisionLimits(stall_timeout=sink.commit_bound)
     kind, group = ConnectorKind.ICEBERG_SINK, sink.coordinator_group
     spec = ConnectorSpec(name, kind, sink.config, limits, 0.5, _INTERVAL_S, sink, group)
     publisher = BranchPublisher(sink, lake.catalog(), kafka, "the broker", _GROUP, name, share=share)
-    return ConnectDriving(spec, client, Groups(kafka, "the broker"), publisher, time.sleep)
+    return ConnectorSupervision(spec, client, KafkaGroups(kafka, "the broker"), publisher, time.sleep)
 
 
 def _cpu(process: psutil.Process) -> float:

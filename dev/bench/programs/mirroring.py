@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.cdc import mirror as mirror_module
-from airflow_lakestream.cdc.events.taken import TakenEvents
-from airflow_lakestream.cdc.merge.merge import Merger
+from airflow_lakestream.cdc.events.taken import CommitEvents
+from airflow_lakestream.cdc.merge.merge import BatchMerger
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep.reads import live_rows
@@ -44,13 +44,13 @@ BATCH, DECODE = "whole batch", "decode and hand over (executors)"
 # Each is a part of the batch, and of no other one.
 PHASES: tuple[tuple[Any, str, str], ...] = (
     (mirror_module, "apart", "read what was handed over"),
-    (TakenEvents, "joined", "read what was handed over"),
+    (CommitEvents, "joined", "read what was handed over"),
     (mirror_module, "newest", "last event of each key"),
-    (Merger, "_looked_up", "which rows of which files"),
-    (Merger, "_old_rows", "values left out"),
-    (Merger, "_incoming", "rows that come in"),
-    (Merger, "_write", "files written, rows deleted in place"),
-    (Merger, "remember", "deletions remembered"),
+    (BatchMerger, "_looked_up", "which rows of which files"),
+    (BatchMerger, "_old_rows", "values left out"),
+    (BatchMerger, "_incoming", "rows that come in"),
+    (BatchMerger, "_write", "files written, rows deleted in place"),
+    (BatchMerger, "remember", "deletions remembered"),
 )
 
 
@@ -136,7 +136,7 @@ def land_batch(lake: Lake, config: MirrorConfig, batches: Sequence[RawBatch], ta
 def decode(config: MirrorConfig, outline: Any, batches: Sequence[RawBatch]) -> Mapping[str, Any]:
     """Decode records and write them down for the driver, as a task does."""
     sink = IcebergSink(outline, outline.name, config.consumer_group, config.design, allow_group_overlap=True)
-    decoders = RowDecoders(config.payload, tuple(config.metadata_columns), None, OnError.FAIL, Tombstones.SKIP)
+    decoders = RowDecoderFactory(config.payload, tuple(config.metadata_columns), None, OnError.FAIL, Tombstones.SKIP)
     decoder = decoders(sink.load("task").schema, None)
     assert decoder is not None, "there is a schema"
     for batch in batches:

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.iceberg.upkeep.reads import Reads
+from airflow_lakestream.iceberg.upkeep.reads import ReadCounts
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 from airflow_lakestream.spark.maintenance.work import maintain, open_maintenance_session, own_session
 from dev.bench.lake import CATALOG, NAMESPACE, Lake
@@ -108,7 +108,7 @@ def _look(lake: Lake, session: SparkSession, twins: Mapping[str, MirrorConfig]) 
                     cpu[reader][mode].append(work.cpu_seconds)
     if len(counted) != 1:
         raise AssertionError(f"the twins, and the readers, have different rows: {counted}")
-    files = {mode: asdict(Reads.of(catalog.load_table(config.table))) for mode, config in twins.items()}
+    files = {mode: asdict(ReadCounts.of(catalog.load_table(config.table))) for mode, config in twins.items()}
     return {"cpu": cpu, "files": files}
 
 

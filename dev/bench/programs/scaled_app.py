@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.session import open_session
-from airflow_lakestream.spark.stream import Stream, kafka_to_iceberg
+from airflow_lakestream.spark.stream import LandingQuery, kafka_to_iceberg
 from dev.bench.process_tree import cpu_of_tree
 from dev.bench.programs.measured import write_result
 
@@ -47,14 +47,14 @@ def batches(workers: Sequence[int], config: AppConfig, spark: SparkSession) -> l
     """
     begun, done = list[dict[str, float]](), list[dict[str, float]]()
     # No other place is called once a batch.
-    land = Stream._land
+    land = LandingQuery._land
 
-    def timed(stream: Stream, frame: DataFrame, batch_id: int) -> None:
+    def timed(stream: LandingQuery, frame: DataFrame, batch_id: int) -> None:
         begun.append(_spent(workers))
         land(stream, frame, batch_id)
         done.append(_spent(workers))
 
-    with patch.object(Stream, "_land", timed):
+    with patch.object(LandingQuery, "_land", timed):
         kafka_to_iceberg(config, spark)
     ends = [*begun[1:], *done[-1:]]
     return [_between(before, after) for before, after in zip(begun, ends, strict=False)]

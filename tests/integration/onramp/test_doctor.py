@@ -14,7 +14,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_lakestream.cli.app import run
-from airflow_lakestream.onramp.doctor.finding import Finding, Health
+from airflow_lakestream.onramp.doctor.finding import DoctorFinding, PartHealth
 from airflow_lakestream.onramp.doctor.lake import check_catalog, check_store
 from airflow_lakestream.onramp.doctor.machine import check_packages
 from dev.ports import LOOPBACK, free_ports
@@ -27,28 +27,28 @@ from tests.support.broker import Producing, Topics
 
 pytestmark = pytest.mark.integration
 
-Examine = Callable[..., dict[str, list[Finding]]]
+Examine = Callable[..., dict[str, list[DoctorFinding]]]
 
 
 @pytest.fixture
 def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
     """Give a function that runs the command, and returns the findings by part; `code` is the expected exit code."""
 
-    def examined(*options: str, code: int) -> dict[str, list[Finding]]:
+    def examined(*options: str, code: int) -> dict[str, list[DoctorFinding]]:
         capsys.readouterr()
         done = run(["doctor", *options, "--json"])
         said = capsys.readouterr()
         assert done == code, said
-        found: dict[str, list[Finding]] = {}
+        found: dict[str, list[DoctorFinding]] = {}
         for one in json.loads(said.out)["findings"]:
-            finding = Finding(one["part"], Health(one["health"]), one["text"])
+            finding = DoctorFinding(one["part"], PartHealth(one["health"]), one["text"])
             found.setdefault(finding.part, []).append(finding)
         return found
 
     return examined
 
 
-def one(found: dict[str, list[Finding]], part: str) -> tuple[Health, str]:
+def one(found: dict[str, list[DoctorFinding]], part: str) -> tuple[PartHealth, str]:
     [finding] = found[part]
     return finding.health, finding.text
 
@@ -75,18 +75,18 @@ def test_all_is_well_and_no_trace_is_left(
     before = files_in(tmp_path)
     options = ["--topic", name, "--checkpoint", str(tmp_path / "checkpoints" / "here")]
     found = examine(*options, code=0)
-    assert {finding.health for part in found.values() for finding in part} <= {Health.OK, Health.NOTE}
+    assert {finding.health for part in found.values() for finding in part} <= {PartHealth.OK, PartHealth.NOTE}
     assert one(found, "brokers") == (
-        Health.OK,
+        PartHealth.OK,
         f"Kafka connection 'kafka_default': 1 broker answers, by SASL_SSL as {kafka.username}.",
     )
-    assert one(found, "topic") == (Health.OK, f"{name}: 2 partitions, 1 offsets; the newest records can be read.")
+    assert one(found, "topic") == (PartHealth.OK, f"{name}: 2 partitions, 1 offsets; the newest records can be read.")
     assert registry.url in one(found, "registry")[1]
     assert [finding.text for finding in found["catalog"]] == [
         "SqlCatalog answers: 1 namespaces.",
         "commits work, and one for an older head is refused (compare and set).",
     ]
-    assert [finding.health for finding in found["store"]] == [Health.OK, Health.OK]
+    assert [finding.health for finding in found["store"]] == [PartHealth.OK, PartHealth.OK]
     assert found["store"][0].text == f"{connections.warehouse.as_uri()}: files can be written, read and deleted."
     assert connections.catalog.list_namespaces() == [("lake",)]
     assert files_in(tmp_path) == before
@@ -120,11 +120,11 @@ def test_a_broker_that_is_down_is_told_in_seconds(examine: Examine, connections:
     found = examine("--topic", "orders", code=2)
     assert time.monotonic() - started < 30
     health, text = one(found, "brokers")
-    assert (health, f"{LOOPBACK}:{port}: connection refused" in text) == (Health.UNKNOWN, True)
+    assert (health, f"{LOOPBACK}:{port}: connection refused" in text) == (PartHealth.UNKNOWN, True)
     assert "Start the broker" in text
-    assert one(found, "topic")[0] is Health.UNKNOWN
+    assert one(found, "topic")[0] is PartHealth.UNKNOWN
     # The other parts are looked at all the same.
-    assert found["catalog"][-1].health is Health.OK
+    assert found["catalog"][-1].health is PartHealth.OK
 
 
 def test_a_name_that_nobody_knows_is_told(examine: Examine, connections: Connections) -> None:
@@ -135,7 +135,7 @@ def test_a_name_that_nobody_knows_is_told(examine: Examine, connections: Connect
 def test_a_port_of_something_else_is_told(examine: Examine, connections: Connections, registry: Registry) -> None:
     connections.kafka({"bootstrap.servers": f"{LOOPBACK}:{registry.ports['http']}"})
     health, text = one(examine(code=2), "brokers")
-    assert health is Health.UNKNOWN
+    assert health is PartHealth.UNKNOWN
     assert "no answer from Kafka" in text
 
 
@@ -153,7 +153,7 @@ def test_a_wrong_password_and_an_untrusted_certificate_are_told_and_no_secret_is
 ) -> None:
     connections.kafka({**kafka.secure_client_config(), "sasl.password": "wrong-but-secret"})
     health, text = one(examine(code=1), "brokers")
-    assert (health, "wrong-but-secret" in text) == (Health.WRONG, False)
+    assert (health, "wrong-but-secret" in text) == (PartHealth.WRONG, False)
     assert "Check sasl.mechanism" in text
     connections.kafka({key: value for key, value in kafka.secure_client_config().items() if key != "ssl.ca.location"})
     health, text = one(examine(code=1), "brokers")
@@ -169,7 +169,7 @@ def test_a_missing_connection_and_wrong_settings_are_told(examine: Examine, conn
     assert "there is no connection 'iceberg_default'. Add one of type iceberg" in one(found, "catalog")[1]
     connections.kafka({"bootstrap.servers": "x:9092", "security.protocoll": "SSL"})
     # Not reachable comes first; what librdkafka refuses is told where a broker answers.
-    assert one(examine("--read-only", code=2), "brokers")[0] is Health.UNKNOWN
+    assert one(examine("--read-only", code=2), "brokers")[0] is PartHealth.UNKNOWN
 
 
 def test_a_topic_that_is_unknown_empty_or_of_tomorrow(
@@ -177,7 +177,7 @@ def test_a_topic_that_is_unknown_empty_or_of_tomorrow(
 ) -> None:
     assert "'no-such-topic' does not exist" in one(examine("--topic", "no-such-topic", code=1), "topic")[1]
     name = topic(1)
-    assert one(examine("--topic", name, code=0), "topic")[0] is Health.NOTE
+    assert one(examine("--topic", name, code=0), "topic")[0] is PartHealth.NOTE
     produce(name, 0, ["{}"], timestamps=[int(time.time() * 1000) + 3_600_000])
     found = examine("--topic", name, code=1)
     assert "after this machine's clock" in one(found, "clock")[1]
@@ -196,13 +196,13 @@ def test_a_topic_that_may_not_be_read_is_told(examine: Examine, connections: Con
         Producing(strict.client_config())(name, 0, ["{}"])
         connections.kafka(strict.secure_client_config())
         found = examine("--topic", name, "--read-only", code=1)
-        assert (one(found, "topic")[0], name in one(found, "topic")[1]) == (Health.WRONG, True)
+        assert (one(found, "topic")[0], name in one(found, "topic")[1]) == (PartHealth.WRONG, True)
         # Who may describe it, and not read it.
         allow(strict, ResourceType.TOPIC, name, AclOperation.DESCRIBE)
         health, text = one(examine("--topic", name, "--read-only", code=1), "topic")
-        assert (health, "refused" in text, "ACLs" in text) == (Health.WRONG, True, True)
+        assert (health, "refused" in text, "ACLs" in text) == (PartHealth.WRONG, True, True)
         allow(strict, ResourceType.TOPIC, name, AclOperation.READ)
-        assert one(examine("--topic", name, "--read-only", code=0), "topic")[0] is Health.OK
+        assert one(examine("--topic", name, "--read-only", code=0), "topic")[0] is PartHealth.OK
 
 
 def test_a_registry_that_is_down_or_something_else(
@@ -211,7 +211,7 @@ def test_a_registry_that_is_down_or_something_else(
     (port,) = free_ports(1)
     connections.kafka({**kafka.client_config(), "schema.registry.url": f"http://{LOOPBACK}:{port}"})
     health, text = one(examine(code=2), "registry")
-    assert (health, "Check that it runs, and its url." in text) == (Health.UNKNOWN, True)
+    assert (health, "Check that it runs, and its url." in text) == (PartHealth.UNKNOWN, True)
     wrong = registry.url.removesuffix("/apis/ccompat/v7")
     assert "did not answer as a schema registry does" in one(examine("--schema-registry", wrong, code=1), "registry")[1]
 
@@ -223,14 +223,14 @@ def test_a_store_that_can_not_be_written_and_a_catalog_that_is_not_there(
     settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
     connections.iceberg({**settings, "warehouse": (tmp_path / "file" / "warehouse").as_uri()})
     found = examine(code=1)
-    assert found["catalog"][-1].health is Health.WRONG
+    assert found["catalog"][-1].health is PartHealth.WRONG
     assert str(tmp_path / "file") in found["catalog"][-1].text
     # The namespace that was made for the attempt is gone.
     assert connections.catalog.list_namespaces() == []
     connections.iceberg({**settings, "uri": f"sqlite:///{tmp_path}/no/such/folder/catalog.db"})
     assert "the catalog can't be used" in one(examine(code=2), "catalog")[1]
     found = examine("--table", str(tmp_path / "file" / "table"), code=1)
-    assert one(found, "store")[0] is Health.WRONG
+    assert one(found, "store")[0] is PartHealth.WRONG
 
 
 def test_java_is_needed_for_spark_alone(
@@ -238,9 +238,9 @@ def test_java_is_needed_for_spark_alone(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert one(examine(code=0), "java")[0] is Health.NOTE
+    assert one(examine(code=0), "java")[0] is PartHealth.NOTE
     health, text = one(examine("--engine", "spark", code=1), "java")
-    assert (health, "JAVA_HOME is not set" in text) == (Health.WRONG, True)
+    assert (health, "JAVA_HOME is not set" in text) == (PartHealth.WRONG, True)
     old = tmp_path / "bin" / "java"
     old.parent.mkdir()
     old.touch(0o755)
@@ -265,7 +265,7 @@ class Overwriting(SqlCatalog):
 def test_a_catalog_that_does_not_compare_is_told(tmp_path: Path) -> None:
     catalog = Overwriting("c", uri=f"sqlite:///{tmp_path}/c.db", warehouse=tmp_path.as_uri())
     found = list(check_catalog(lambda: catalog, None, read_only=False))
-    [told] = [finding for finding in found if finding.health is Health.WRONG]
+    [told] = [finding for finding in found if finding.health is PartHealth.WRONG]
     assert "a commit for an older head was taken" in told.text
     assert catalog.list_namespaces() == []
 
@@ -273,7 +273,7 @@ def test_a_catalog_that_does_not_compare_is_told(tmp_path: Path) -> None:
 def test_a_store_that_creates_a_file_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", lambda source, target: Path(target).write_bytes(Path(source).read_bytes()))
     found = list(check_store(str(tmp_path / "store"), None, read_only=False))
-    assert [one.health for one in found] == [Health.WRONG]
+    assert [one.health for one in found] == [PartHealth.WRONG]
     assert not (tmp_path / "store").exists()
 
 
@@ -289,9 +289,9 @@ def test_extras_that_are_missing_are_wrong_where_they_are_needed(monkeypatch: py
 
     monkeypatch.setattr(metadata, "version", without_obstore)
     found = {finding.text.split(":")[0]: finding for finding in check_packages({"delta"})}
-    assert found["extra delta"].health is Health.WRONG
+    assert found["extra delta"].health is PartHealth.WRONG
     assert "deltalake is 0.1" in found["extra delta"].text
     assert "obstore is not installed" in found["extra delta"].text
     assert "pip install 'airflow-lakestream[delta]'" in found["extra delta"].text
-    assert found["extra spark"].health is Health.NOTE
-    assert found["extra protobuf"].health is Health.OK
+    assert found["extra spark"].health is PartHealth.NOTE
+    assert found["extra protobuf"].health is PartHealth.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from airflow_lakestream.connect.client import ConnectUnknown, NoSuchConnector
-from airflow_lakestream.connect.events import Event, EventType
+from airflow_lakestream.connect.events import ControlEvent, EventType
 from airflow_lakestream.kafka.errors import TopicMissing
 from tests.support.connecting import Sinks
 from tests.support.engine_kills.killed_stream import Blow, KilledStream
@@ -50,7 +50,7 @@ class ConnectUnderKills(KilledStream):
 
     def _kill_before_commit(self) -> bool:
         """Kill the worker, coordinator and all, once its tasks have told of their files."""
-        events: list[Event] = []
+        events: list[ControlEvent] = []
 
         def waits_for_commit() -> bool:
             nonlocal events
@@ -68,5 +68,5 @@ class ConnectUnderKills(KilledStream):
         return _commits(self._sinks.events(self.topic)) == _commits(events)
 
 
-def _commits(events: Sequence[Event]) -> int:
+def _commits(events: Sequence[ControlEvent]) -> int:
     return sum(one.kind == EventType.COMMIT_TO_TABLE for one in events)

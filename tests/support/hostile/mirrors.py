@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from airflow_lakestream.cdc.stops import StopReason
 from airflow_lakestream.core.policies import MergeMode
-from airflow_lakestream.driver.progress import Progress, read_progress
+from airflow_lakestream.driver.progress import DriverProgress, read_progress
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
@@ -75,7 +75,7 @@ class App:
         return self.folder / f"checkpoint-{self.checkpoints}"
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> DriverProgress:
         return read_progress(str(self.checkpoint))
 
     def config(self, **settings: Any) -> AppConfig:
@@ -121,7 +121,7 @@ class App:
             self.config(spark=settings, trigger="200 milliseconds", max_offsets_per_trigger=60), self.folder
         )
 
-    def kill_after(self, app: subprocess.Popen[str], before: Progress, moves: int) -> None:
+    def kill_after(self, app: subprocess.Popen[str], before: DriverProgress, moves: int) -> None:
         """Kill the process group once it has moved so often, or has nothing more to do; one that has ended is left.
 
         :param before: what was known when the app was started; a move is a batch, or a step within one.

@@ -17,7 +17,7 @@ from typing import Any
 from pyiceberg.catalog import load_catalog
 
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease import HeldLease
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.run.progress import batch_progress
@@ -31,7 +31,7 @@ def main(file: str) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     config = json.loads(Path(file).read_text())
     try:
-        with Lease.take(
+        with HeldLease.take(
             config["checkpoint_location"], config["fingerprint"], config["owner"], inputs=config["inputs"]
         ) as lease:
             _work(config, lease)
@@ -41,7 +41,7 @@ def main(file: str) -> int:
     return 0
 
 
-def _work(config: dict[str, Any], lease: Lease) -> None:
+def _work(config: dict[str, Any], lease: HeldLease) -> None:
     landing, catalog = ExtractConfig(**config["landing"]), load_catalog("iceberg_default", **config["catalog"])
     progress, number = ProgressLog(config["checkpoint_location"]), 0
     while not lease.stop_requested():

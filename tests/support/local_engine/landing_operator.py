@@ -14,7 +14,7 @@ from airflow_lakestream.operators.supervised.operator import SupervisedOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.driver.driving import DriverSupervision
     from airflow_lakestream.triggers.driver import DriverTrigger
 
 _APP = Path(__file__).with_name("app.py")
@@ -40,10 +40,10 @@ class LocalLandingOperator(SupervisedOperator):
 
     template_fields: Sequence[str] = (*templated(__init__), *SupervisedOperator.template_fields)
 
-    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
+    def driving(self, context: Context, wait: Callable[[float], None]) -> DriverSupervision:
         """Return what finds or submits the driver."""
-        from airflow_lakestream.driver.detached import DetachedBackend, Job
-        from airflow_lakestream.driver.driving import Driving, StreamSpec
+        from airflow_lakestream.driver.detached import DetachedBackend, DetachedJob
+        from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
         from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
         from airflow_lakestream.driver.lease_record import fingerprint_of
         from airflow_lakestream.hooks.iceberg import IcebergHook
@@ -59,13 +59,13 @@ class LocalLandingOperator(SupervisedOperator):
             location, config.fingerprint, config.inputs, self.limits(), self.seconds_between_looks(), owner
         )
 
-        def prepare() -> Job:
+        def prepare() -> DetachedJob:
             folder = new_folder(Path(self.driver_folder), location)
             command = [sys.executable, str(_APP), "--config", str(config.write(folder))]
             environment = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
-            return Job(command, environment, folder)
+            return DetachedJob(command, environment, folder)
 
-        return Driving(spec, DetachedBackend(), prepare, wait)
+        return DriverSupervision(spec, DetachedBackend(), prepare, wait)
 
     def what(self) -> Mapping[str, Any]:
         """Return the landing's arguments."""

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.adopt.claim import CannotAdopt, Claim
-from airflow_lakestream.adopt.decide import Decision, Positions, Topic
-from airflow_lakestream.audit.rows import RowsFound
-from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks, resume_plan
+from airflow_lakestream.adopt.claim import CannotAdopt, PositionClaim
+from airflow_lakestream.adopt.decide import AdoptionDecision, TableRowPositions, TopicAdoption
+from airflow_lakestream.audit.rows import RowPositions
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, Plan, TopicState, resume_plan
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.tables.coordinates import COORDINATES
@@ -31,18 +31,18 @@ Place = tuple[int, int]
 class Log:
     """A topic as Kafka shows it: where partitions begin and end, and the offsets with a record, markers left out."""
 
-    marks: dict[int, Watermarks]
+    marks: dict[int, PartitionWatermarks]
     records: set[Place]
 
     def look(self) -> TopicState:
         return TopicState(IDENTITY, self.marks)
 
-    def read(self, plan: Plan, stop: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, stop: threading.Event) -> Iterator[RecordChunk]:
         for one in plan.ranges:
             span = range(one.from_offset, one.until_offset)
             offsets = [offset for offset in span if (one.partition, offset) in self.records]
             nothing = pa.nulls(len(offsets), pa.binary())
-            yield Chunk(one, RawBatch("clicks", one.partition, offsets, [-1] * len(offsets), nothing), 0)
+            yield RecordChunk(one, RawBatch("clicks", one.partition, offsets, [-1] * len(offsets), nothing), 0)
 
 
 @dataclass
@@ -62,7 +62,7 @@ def histories(draw: st.DrawFn, *, loses: bool = True) -> History:
     for partition in range(draw(st.integers(1, 3))):
         low = draw(st.integers(0, 4))
         end = low + draw(st.integers(0, 14))
-        marks[partition] = Watermarks(low, end)
+        marks[partition] = PartitionWatermarks(low, end)
         there = {o for o in range(end) if draw(st.integers(0, 4))}
         records |= {(partition, o) for o in there if o >= low}
         if draw(st.integers(0, 4)) == 0:
@@ -77,19 +77,21 @@ def histories(draw: st.DrawFn, *, loses: bool = True) -> History:
     return History(Log(marks, records), rows, starts, ends)
 
 
-def positions(rows: set[Place], *, all_tell: bool) -> Positions:
+def positions(rows: set[Place], *, all_tell: bool) -> TableRowPositions:
     placed = sorted(rows) if all_tell else []
     columns = [["clicks"] * len(placed), [p for p, _ in placed], [o for _, o in placed]]
     types = [pa.string(), pa.int32(), pa.int64()]
     arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
-    found = RowsFound.of([pa.table(dict(zip(COORDINATES, arrays, strict=True)))])
-    return Positions(rows=found, all_tell=all_tell, in_own_columns=True, text="", total=len(rows))
+    found = RowPositions.of([pa.table(dict(zip(COORDINATES, arrays, strict=True)))])
+    return TableRowPositions(rows=found, all_tell=all_tell, in_own_columns=True, text="", total=len(rows))
 
 
-def decide(history: History, claim: Claim, *, all_tell: bool, held: RangeSet | None = None) -> Decision | None:
+def decide(
+    history: History, claim: PositionClaim, *, all_tell: bool, held: RangeSet | None = None
+) -> AdoptionDecision | None:
     """Decide; None where there is nothing to adopt."""
     log: Any = history.log
-    topic = Topic(claim, positions(history.rows, all_tell=all_tell), held or RangeSet(), log, log)
+    topic = TopicAdoption(claim, positions(history.rows, all_tell=all_tell), held or RangeSet(), log, log)
     try:
         return topic.decide()
     except CannotAdopt as e:
@@ -98,7 +100,7 @@ def decide(history: History, claim: Claim, *, all_tell: bool, held: RangeSet | N
         return None
 
 
-def landed_next(decision: Decision, log: Log) -> tuple[set[Place], set[Place]]:
+def landed_next(decision: AdoptionDecision, log: Log) -> tuple[set[Place], set[Place]]:
     """Return the records that the next extract lands, and the offsets that it takes as lost."""
     state = log.look()
     plan = resume_plan(decision.entry, state, {}, OnDataLoss.RECORD, "t")
@@ -109,7 +111,11 @@ def landed_next(decision: Decision, log: Log) -> tuple[set[Place], set[Place]]:
 @pytest.mark.long
 @given(histories(), st.booleans())
 def test_the_next_run_lands_exactly_what_has_no_row(history: History, by_rows: bool) -> None:
-    claim = Claim(source="rows") if by_rows else Claim(source="tool", ends=history.ends, starts=history.starts)
+    claim = (
+        PositionClaim(source="rows")
+        if by_rows
+        else PositionClaim(source="tool", ends=history.ends, starts=history.starts)
+    )
     decision = decide(history, claim, all_tell=True)
     if decision is None:
         assert not history.rows
@@ -127,7 +133,7 @@ def test_the_next_run_lands_exactly_what_has_no_row(history: History, by_rows: b
 
 @given(histories(loses=False))
 def test_where_rows_tell_nothing_the_next_run_begins_at_the_tools_position(history: History) -> None:
-    claim = Claim(source="tool", ends=history.ends, starts=history.starts)
+    claim = PositionClaim(source="tool", ends=history.ends, starts=history.starts)
     decision = decide(history, claim, all_tell=False)
     if decision is None:
         assert history.rows.isdisjoint(history.log.records)
@@ -147,7 +153,7 @@ def test_a_position_behind_the_rows_is_refused(history: History, data: st.DataOb
     partition, offset = data.draw(st.sampled_from(sorted(history.rows)))
     behind = {**history.ends, partition: offset}
     with pytest.raises(CannotAdopt, match=r"has rows at .*beyond the position"):
-        decide(history, Claim(source="tool", ends=behind), all_tell=True)
+        decide(history, PositionClaim(source="tool", ends=behind), all_tell=True)
 
 
 @given(histories(), st.data())
@@ -155,16 +161,16 @@ def test_a_position_ahead_of_the_log_is_refused(history: History, data: st.DataO
     partition = data.draw(st.sampled_from(sorted(history.log.marks)))
     ahead = {**history.ends, partition: history.log.marks[partition].end + 1}
     with pytest.raises(CannotAdopt, match=r"ahead of the log, which ends at"):
-        decide(history, Claim(source="tool", ends=ahead), all_tell=False)
+        decide(history, PositionClaim(source="tool", ends=ahead), all_tell=False)
     with pytest.raises(CannotAdopt, match="no such partition"):
-        decide(history, Claim(source="tool", ends={**history.ends, 99: 0}), all_tell=False)
+        decide(history, PositionClaim(source="tool", ends={**history.ends, 99: 0}), all_tell=False)
 
 
 @given(histories(), st.data())
 def test_what_ledgers_hold_is_not_adopted_a_second_time(history: History, data: st.DataObject) -> None:
     some = data.draw(st.sets(st.sampled_from(sorted(history.rows)))) if history.rows else set()
     held = RangeSet(one for p, o in some for one in RangeSet.of("clicks", p, o, o + 1))
-    decision = decide(history, Claim(source="rows"), all_tell=True, held=held)
+    decision = decide(history, PositionClaim(source="rows"), all_tell=True, held=held)
     if decision is None:
         assert history.rows == some
         return

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.audit import compare as compare_module
-from airflow_lakestream.audit.compare import Doubled, PartitionFacts, compare
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.compare import DoubledRange, PartitionFacts, compare
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
 SETS = st.sets(st.integers(0, 30))
@@ -21,8 +21,8 @@ def ranges(offsets: Iterable[int]) -> RangeSet:
     return RangeSet(OffsetRange("t", 0, o, o + 1) for o in offsets)
 
 
-def tally(offsets: Iterable[int]) -> Tally:
-    counted = Tally()
+def tally(offsets: Iterable[int]) -> OffsetTally:
+    counted = OffsetTally()
     for offset in offsets:
         counted.add_offsets([offset])
     return counted
@@ -102,7 +102,7 @@ def test_neighbours_with_as_many_rows_are_one_range() -> None:
     landed = ranges(range(10))
     rows = tally([*range(10), 3, 4, 5, 5])
     audit = compare(PartitionFacts("t", 0, landed=landed, allowed=tally(range(10)), rows=rows))
-    assert audit.doubled == (Doubled(3, 5, 2), Doubled(5, 6, 3))
+    assert audit.doubled == (DoubledRange(3, 5, 2), DoubledRange(5, 6, 3))
 
 
 def test_nothing_at_all_is_clean() -> None:

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.audit.adopted import AdoptedRows
-from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.books import TableLedgers
 from airflow_lakestream.audit.full import judge_topic
-from airflow_lakestream.audit.log import LogFound
+from airflow_lakestream.audit.log import LogRecords
 from airflow_lakestream.audit.quick import look_at_files
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
-from airflow_lakestream.audit.rows import RowsFound
+from airflow_lakestream.audit.rows import RowPositions
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles, partly
-from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.audit.tally import OffsetTally
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 
@@ -24,7 +24,7 @@ GREATEST = 2**63 - 1
 T = TopicIdentity("t", "id", "c")
 LANDED = [("t", 0, n) for n in range(10)]
 LEDGER = Ledger("g", {T: TopicEntry(RangeSet.of("t", 0, 0, 10), counts=Counts(10, 10), origin={0: 0})})
-BOOKS = Books("g", {"g": LEDGER})
+BOOKS = TableLedgers("g", {"g": LEDGER})
 
 EXTREMES = st.sampled_from([-(2**63), -1, 10, 11, 2**31, GREATEST - 1, GREATEST]) | st.integers(10, 99)
 PARTITIONS = st.sampled_from([-(2**31), -1, 0, 1, 2**31 - 1])
@@ -54,13 +54,13 @@ def empty(*, full: bool) -> AuditResult:
 
 @given(files=st.lists(st.lists(POSITIONS, min_size=1, max_size=8), min_size=1, max_size=3))
 def test_no_row_of_another_writer_escapes_or_ends_the_full_audit(files: list[list]) -> None:
-    found, result = RowsFound(), empty(full=True)
+    found, result = RowPositions(), empty(full=True)
     for file in (LANDED, *files):
         found.add(rows(file))
     result.odd += found.odd
-    log = LogFound(T, {("t", 0): Tally([(0, 10)])}, RangeSet.of("t", 0, 0, 10))
+    log = LogRecords(T, {("t", 0): OffsetTally([(0, 10)])}, RangeSet.of("t", 0, 0, 10))
     for topic in ("t", "another"):
-        judge_topic(result, BOOKS, found, RowsFound(), AdoptedRows(), topic, log if topic == "t" else None)
+        judge_topic(result, BOOKS, found, RowPositions(), AdoptedRows(), topic, log if topic == "t" else None)
 
     strangers = [one for file in files for one in file]
     odd: dict = defaultdict(list)

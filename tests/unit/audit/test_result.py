@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.compare import Doubled, PartitionAudit
+from airflow_lakestream.audit.books import TableLedgers
+from airflow_lakestream.audit.compare import DoubledRange, PartitionAudit
 from airflow_lakestream.audit.quick import look_at_files
-from airflow_lakestream.audit.result import AuditResult, AuditVerdict, RowCount
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict, CountComparison
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -21,11 +21,11 @@ def result(*partitions: PartitionAudit, full: bool = True, **more: list) -> Audi
     return AuditResult("lake.t", "g", 2**60, full, list(partitions), **more)
 
 
-def books(*topics: str) -> Books:
+def books(*topics: str) -> TableLedgers:
     entry = {
         t: TopicEntry(RangeSet.of(t, 0, 0, 100) | RangeSet.of(t, 1, 0, 50), counts=Counts(150, 150)) for t in topics
     }
-    return Books("g", {"g": Ledger("g", {TopicIdentity(t, "id", "c"): e for t, e in entry.items()})})
+    return TableLedgers("g", {"g": Ledger("g", {TopicIdentity(t, "id", "c"): e for t, e in entry.items()})})
 
 
 def file(rows: int, partition: tuple[int, int], offset: tuple[int, int], topic: str = "t", **more: object) -> FileFacts:
@@ -45,14 +45,16 @@ def test_damage_counts_whatever_was_not_seen() -> None:
     assert result(PartitionAudit("t", 0)).verdict is AuditVerdict.CLEAN
     assert result(PartitionAudit("t", 0), blind=["why"]).verdict is AuditVerdict.COULD_NOT_LOOK
     assert result(damaged, blind=["why"]).verdict is AuditVerdict.DAMAGE
-    assert result(counts=[RowCount("t", 5, 4)]).verdict is AuditVerdict.DAMAGE
+    assert result(counts=[CountComparison("t", 5, 4)]).verdict is AuditVerdict.DAMAGE
     assert result(findings=["a file"]).verdict is AuditVerdict.DAMAGE
     assert [v.exit_code for v in AuditVerdict] == [0, 1, 2]
 
 
 def test_the_text_names_each_damage_and_is_cut_where_the_json_is_not() -> None:
     many = RangeSet(OffsetRange("t", 0, n * 2, n * 2 + 1) for n in range(30))
-    told = result(PartitionAudit("t", 0, missing=many, doubled=(Doubled(100, 103, 2),), unexpected=many, lost=many))
+    told = result(
+        PartitionAudit("t", 0, missing=many, doubled=(DoubledRange(100, 103, 2),), unexpected=many, lost=many)
+    )
     text = told.render()
     for part in ("missing: [0,1), [2,3)", "and 20 ranges more", "doubled: [100,103) x2", "unexpected:", "lost to"):
         assert part in text
@@ -74,7 +76,7 @@ def test_quick_does_not_claim_what_it_did_not_look_at() -> None:
 def test_quick_sees_dense_files_that_overlap_and_rows_outside(topic: str) -> None:
     files = file(60, (0, 0), (0, 59), topic), file(60, (0, 0), (50, 109), topic), file(30, (1, 1), (0, 49), topic)
     [first, second] = quick(*files, topics=(topic,)).partitions
-    assert first.doubled == (Doubled(50, 60, 2),)
+    assert first.doubled == (DoubledRange(50, 60, 2),)
     assert first.unexpected == RangeSet.of(topic, 0, 100, 110)
     assert not second.is_damaged
 

@@ -16,11 +16,11 @@ import pytest
 
 from airflow_lakestream.cdc.events.decoder import EventPayload, event_columns
 from airflow_lakestream.cdc.events.names import ColumnNames
-from airflow_lakestream.cdc.events.taken import TakenEvents
+from airflow_lakestream.cdc.events.taken import CommitEvents
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.decode.support import batch
 
@@ -78,12 +78,12 @@ Write = Callable[[str, Row, Columns], bytes]
 FORMATS = pytest.mark.parametrize("write", [bare, connect, single_object])
 
 
-def decoders_of(write: Write, *known: Columns) -> RowDecoders:
+def decoders_of(write: Write, *known: Columns) -> RowDecoderFactory:
     settings: dict[str, Any] = {"names": ColumnNames("lake.t")}
     if write is single_object:
         settings |= {"format": "avro", "writer_schemas": tuple(map(avro_schema, known))}
     payload = pickle.loads(pickle.dumps(EventPayload(envelope="debezium", **settings)))
-    return RowDecoders(payload, ("partition", "offset"), None, OnError.SKIP, Tombstones.SKIP)
+    return RowDecoderFactory(payload, ("partition", "offset"), None, OnError.SKIP, Tombstones.SKIP)
 
 
 def decoder_of(write: Write, schema: pa.Schema | None, values: Sequence[bytes | None], *known: Columns) -> Any:
@@ -200,7 +200,7 @@ def part(offset: int, **columns: pa.Array) -> pa.Table:
 
 
 def test_rows_with_other_columns_and_types_are_joined() -> None:
-    taken = TakenEvents(
+    taken = CommitEvents(
         [
             part(0, a=pa.array([1, 2], pa.int32())),
             part(2, a=pa.array([2**40], pa.int64()), b=pa.array(["x"])),
@@ -215,7 +215,7 @@ def test_rows_with_other_columns_and_types_are_joined() -> None:
 
 
 def test_rows_of_types_that_no_one_type_holds_stop_the_mirror() -> None:
-    taken = TakenEvents([part(5, a=pa.array([None, 2], pa.int32())), part(9, a=pa.array(["x"]))])
+    taken = CommitEvents([part(5, a=pa.array([None, 2], pa.int32())), part(9, a=pa.array(["x"]))])
     problem = r"^lake.t: the column a is int32 \(partition 0, offset 6\) and string \(partition 0, offset 9\)"
     with pytest.raises(MirrorStopped, match=problem):
         taken.joined(lambda file: file, pa.schema([]), "lake.t")

@@ -12,9 +12,9 @@ import pytest
 
 from airflow_lakestream.cdc.columns import LEAVES_OUT, UNAVAILABLE
 from airflow_lakestream.cdc.events import apart as events_apart
-from airflow_lakestream.cdc.events.apart import EventFiles, Numbered
+from airflow_lakestream.cdc.events.apart import EventNumbers, EventRowReader
 from airflow_lakestream.cdc.events.notes import with_notes
-from airflow_lakestream.cdc.events.taken import TakenEvents
+from airflow_lakestream.cdc.events.taken import CommitEvents
 from airflow_lakestream.core.policies import MergeMode
 from tests.support.keyed import Follower, Record, Source
 from tests.support.mirroring import Elsewhere, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
@@ -25,13 +25,13 @@ KINDS = {"iceberg": HandMirror, "delta": HandDeltaMirror}
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note how many files the driver reads as a whole, by batch."""
-    calls, original = list[int](), TakenEvents.joined
+    calls, original = list[int](), CommitEvents.joined
 
-    def join(self: TakenEvents, *arguments: Any) -> pa.Table:
+    def join(self: CommitEvents, *arguments: Any) -> pa.Table:
         calls.append(len(self.files))
         return original(self, *arguments)
 
-    monkeypatch.setattr(TakenEvents, "joined", join)
+    monkeypatch.setattr(CommitEvents, "joined", join)
     return calls
 
 
@@ -64,8 +64,8 @@ def test_rows_go_from_files_of_events_into_those_of_the_mirror_and_not_by_the_dr
     expected |= {key: ("new", f"B{key}") for key in (3, 7, 19)} | dict.fromkeys((30, 40), ("more", "B"))
     assert mirror.rows() == expected
     assert all(keys == sorted(keys) for keys in mirror.keys_by_file() if 0 not in keys)
-    assert "Writing" in hands.works
-    assert ("Rewriting" in hands.works) == (mode is not MergeMode.MERGE_ON_READ)
+    assert "RowWriteTask" in hands.works
+    assert ("FileRewriteTask" in hands.works) == (mode is not MergeMode.MERGE_ON_READ)
 
 
 def changed(mirror: HandMirror) -> None:
@@ -196,13 +196,13 @@ def test_transactions_that_may_go_on_are_settled_by_values_only_where_there_are_
 def test_versions_go_along_where_they_are_others_than_in_the_files(
     mirror: HandMirror, joined: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, original = list[Numbered](), EventFiles.__call__
+    wanted, original = list[EventNumbers](), EventRowReader.__call__
 
-    def read(self: EventFiles, numbered: Numbered) -> pa.Table:
+    def read(self: EventRowReader, numbered: EventNumbers) -> pa.Table:
         wanted.append(numbered)
         return original(self, numbered)
 
-    monkeypatch.setattr(EventFiles, "__call__", read)
+    monkeypatch.setattr(EventRowReader, "__call__", read)
     mirror.land(created(range(3)))
     mirror.land([Event("u", 2, ("plain", "B"), 2, 2, offset=5)])
     assert [one.versions for one in wanted] == [None] * len(wanted)

@@ -11,12 +11,12 @@ import pytest
 
 from airflow_lakestream.cdc.events.decoder import EventPayload, event_columns
 from airflow_lakestream.cdc.events.provenance import is_serial
-from airflow_lakestream.cdc.events.whole_snapshot import _COLUMNS, Origin, SnapshotSearch
+from airflow_lakestream.cdc.events.whole_snapshot import _COLUMNS, ConnectorTable, SnapshotSearch
 from airflow_lakestream.cdc.merge.newest import newest
 from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.unit.decode.support import batch
 
@@ -35,7 +35,7 @@ def event(op: str, row: dict[str, Any], place: Place, snapshot: str | None = Non
 
 
 def decoded(values: list[bytes]) -> pa.Table:
-    decoder = RowDecoders(
+    decoder = RowDecoderFactory(
         EventPayload(envelope="debezium"), ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP
     )(TABLE, batch(values))
     assert decoder is not None
@@ -110,10 +110,10 @@ def test_a_snapshot_of_the_whole_table_is_found_by_its_place_and_its_table_named
         event("r", {"id": 2, "name": "y"}, (7, 900, 0), "last"),
         event("u", {"id": 2, "name": "z"}, (7, 950, 0)),
     ]
-    records, payload = batch(values), Payload(format="json", envelope="debezium")
+    records, payload = batch(values), PayloadFormats(format="json", envelope="debezium")
     search = SnapshotSearch(payload, reader=None, at={})  # type: ignore[arg-type]  # nothing is read here
     search._take(records, payload.decoder(_COLUMNS).decode(records))
-    assert search.origin == Origin("shop", r"shop\.orders")
+    assert search.origin == ConnectorTable("shop", r"shop\.orders")
     [found] = search.found.values()
     assert (found.rows, found.is_whole) == (2, True)
     assert (found.starts, found.ends) == ({7: 1003}, {7: 1007})
@@ -138,4 +138,6 @@ def test_events_of_mongodb_are_refused_by_name() -> None:
     }
     values = [json.dumps(document).encode()]
     with pytest.raises(InvalidArgument, match="MongoDB's: their documents are text"):
-        RowDecoders(EventPayload(envelope="debezium"), (), None, OnError.FAIL, Tombstones.SKIP)(None, batch(values))
+        RowDecoderFactory(EventPayload(envelope="debezium"), (), None, OnError.FAIL, Tombstones.SKIP)(
+            None, batch(values)
+        )

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.cdc.keys.identity import Among
+from airflow_lakestream.cdc.keys.identity import KeySearch
 from airflow_lakestream.cdc.merge import entries as module
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFile, EntryFiles, condensed
-from airflow_lakestream.cdc.merge.hands import Threads
-from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
+from airflow_lakestream.cdc.merge.hands import MergeThreads
+from airflow_lakestream.cdc.merge.memory import MirrorMemory, entry_schema
 from tests.support.mirroring import IDENTITY, TABLE, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 
 KEY = ("tenant", "id")
@@ -68,7 +68,7 @@ def as_one(parts: Iterator[pa.Table]) -> pa.Table:
     return pa.concat_tables([SCHEMA.empty_table(), *parts])
 
 
-def told_by(known: Memory, keys: Sequence[tuple[str, int]]) -> Any:
+def told_by(known: MirrorMemory, keys: Sequence[tuple[str, int]]) -> Any:
     """Return all that a merge asks of a memory."""
     asked = [
         {
@@ -97,9 +97,9 @@ def test_what_is_read_for_some_keys_tells_of_them_what_all_entries_tell(
     files, wanted = [file_of(rows, told=told) for rows, told in held], sorted(keys)
     columns = [pa.array([key[at] for key in wanted], SCHEMA.field(name).type) for at, name in enumerate(KEY)]
     opened = EntryFiles(files, SCHEMA)
-    (parts,) = Threads().do(opened.wanted(KEY, Among(pa.table(columns, names=list(KEY)), KEY)))
+    (parts,) = MergeThreads().do(opened.wanted(KEY, KeySearch(pa.table(columns, names=list(KEY)), KEY)))
     some, all_ = opened.joined(chain.from_iterable(parts)), opened.read()
-    assert told_by(Memory(KEY, some), wanted) == told_by(Memory(KEY, all_), wanted)
+    assert told_by(MirrorMemory(KEY, some), wanted) == told_by(MirrorMemory(KEY, all_), wanted)
     others = [row for rows, _ in held for row in rows if row[0] is None or row[4]]
     assert len(some) == len(others) + sum(row[0] in keys and not row[4] for rows, _ in held for row in rows)
 

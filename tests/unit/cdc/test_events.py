@@ -16,7 +16,7 @@ from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.decode.connect.unavailable import left_out, may_be_left_out
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from tests.unit.decode.support import batch
 
@@ -33,7 +33,9 @@ def event(op: str, row: dict[str, Any] | None, commit: int | None, lsn: int | No
 
 def decoded(schema: pa.Schema | None, values: list[bytes | None]) -> pa.Table:
     payload = pickle.loads(pickle.dumps(EventPayload(envelope="debezium")))
-    decoder = RowDecoders(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(schema, batch(values))
+    decoder = RowDecoderFactory(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(
+        schema, batch(values)
+    )
     assert decoder is not None
     return decoder.decode(batch(values)).rows
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.keys.identity import Among, by_place, in_order, keys_of, those_with
+from airflow_lakestream.cdc.keys.identity import KeySearch, by_place, in_order, keys_of, those_with
 from airflow_lakestream.cdc.keys.images import images, is_placeholder, say_something
 
 LARGE = st.integers(-(2**63), 2**63 - 1)
@@ -66,7 +66,7 @@ def test_rows_among_the_keys_of_a_batch_are_found_in_any_order_and_any_parts(
 ) -> None:
     columns, batch, held, rows, size = given
     parts = [_table(held, rows[at : at + size]) for at in range(0, len(rows), size)]
-    among = pickle.loads(pickle.dumps(Among(_table(columns, batch), columns.names)))
+    among = pickle.loads(pickle.dumps(KeySearch(_table(columns, batch), columns.names)))
     numbers, places = among(pa.concat_tables([held.empty_table(), *parts]))
     expected = [(at, batch.index(row)) for at, row in enumerate(rows) if row in batch]
     assert list(zip(numbers.tolist(), places.tolist(), strict=True)) == expected

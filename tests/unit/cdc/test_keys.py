@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import BEFORE, OLD, OP
-from airflow_lakestream.cdc.events.provenance import Old, expanded
+from airflow_lakestream.cdc.events.provenance import OldKeyState, expanded
 from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.keys.images import images
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
@@ -359,7 +359,7 @@ def test_columns_of_any_type_in_the_old_row(old_is_required: bool) -> None:
         x = pa.field("x", pa.float64(), nullable=not is_required)
         return pa.StructArray.from_arrays([pa.array([1.0, None])], fields=[x], mask=pa.array([False, True]))
 
-    rows = pa.table({"id": [1, 2], "at": places(is_required=True), OP: ["u", "u"], OLD: [str(Old.OTHER)] * 2})
+    rows = pa.table({"id": [1, 2], "at": places(is_required=True), OP: ["u", "u"], OLD: [str(OldKeyState.OTHER)] * 2})
     old = {f"{BEFORE}id": pa.array([3, 4]), f"{BEFORE}at": places(is_required=old_is_required)}
     for name, column in old.items():
         rows = rows.append_column(name, column)

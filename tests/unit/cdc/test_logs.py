@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.log_state import LogState
-from airflow_lakestream.cdc.events.logs import Logs
+from airflow_lakestream.cdc.events.logs import BinaryLogs
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.cdc.swap.exchange import is_other_log
 from airflow_lakestream.core.mirrors import MIRROR
@@ -384,9 +384,10 @@ def test_what_a_connector_sends_again_is_late_as_ever(gtids: str, follower: Foll
 @pytest.mark.parametrize(("before", "after"), [(100, 50), (0, 50), (50, 100)])
 def test_memory_and_marks_of_another_log_do_not_count_once_the_table_was_read_again(before: int, after: int) -> None:
     held = replace(
-        MirrorDesign(TableDesign(metadata=pa.schema([]))), logs=Logs({"t 0": LogState(place=before)} if before else {})
+        MirrorDesign(TableDesign(metadata=pa.schema([]))),
+        logs=BinaryLogs({"t 0": LogState(place=before)} if before else {}),
     )
-    aside = {MIRROR: json.dumps({"logs": Logs({"t 0": LogState(place=after)}).to_note()})}
+    aside = {MIRROR: json.dumps({"logs": BinaryLogs({"t 0": LogState(place=after)}).to_note()})}
     assert is_other_log(aside, held) is (before != 50)
     # Of a log that is none: nothing is said of it.
     assert not is_other_log({MIRROR: "{}"}, held)

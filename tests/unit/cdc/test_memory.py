@@ -11,9 +11,9 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, Table
 
-from airflow_lakestream.cdc.iceberg import EntryTable
+from airflow_lakestream.cdc.iceberg import IcebergEntries
 from airflow_lakestream.cdc.merge import entries, memory
-from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
+from airflow_lakestream.cdc.merge.memory import MirrorMemory, entry_schema
 from airflow_lakestream.iceberg.commit import committing
 from tests.support.faults import FaultyCatalog, ReadTimeout, applied, unapplied
 from tests.support.lake import assert_files_are_whole
@@ -96,12 +96,12 @@ def test_entries_that_others_add_meanwhile_are_kept(mirror: HandMirror, monkeypa
         return pa.Table.from_pylist([values], entry_schema(pa.schema([("id", pa.int64())])))
 
     def another_first(apply: Callable[[], CommitTableResponse]) -> CommitTableResponse:
-        EntryTable(real, TABLE, uuid, KEY).add(entry(2))
+        IcebergEntries(real, TABLE, uuid, KEY).add(entry(2))
         return apply()
 
-    EntryTable(FaultyCatalog(real, another_first), TABLE, uuid, KEY).add(entry(1))  # type: ignore[arg-type]  # in the place of the real one
+    IcebergEntries(FaultyCatalog(real, another_first), TABLE, uuid, KEY).add(entry(1))  # type: ignore[arg-type]  # in the place of the real one
     assert len(list(entries_of(mirror).scan().plan_files())) == 2
-    opened = EntryTable(real, TABLE, uuid, KEY).open()
+    opened = IcebergEntries(real, TABLE, uuid, KEY).open()
     assert opened is not None
     assert sorted(opened.read()["id"].to_pylist()) == [0, 1, 2]
     assert_files_are_whole(entries_of(mirror))
@@ -117,5 +117,5 @@ def test_entries_of_a_mirror_that_was_dropped_are_none(mirror: HandMirror) -> No
 
 def test_without_any_entry_nothing_is_dead() -> None:
     rows = pa.table({"id": [1]})
-    nothing = Memory(("id",), None)
+    nothing = MirrorMemory(("id",), None)
     assert (nothing.truncated, nothing.is_dead(rows).tolist(), nothing.moved((1, 1))) == (None, [False], None)

@@ -15,10 +15,10 @@ from pyiceberg.table import FileScanTask, Table
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
-from airflow_lakestream.cdc.merge.files import Packed
-from airflow_lakestream.cdc.merge.hands import Threads
-from airflow_lakestream.cdc.merge.head import Head
-from airflow_lakestream.cdc.merge.merge import Merged, Merger
+from airflow_lakestream.cdc.merge.files import PackedRows
+from airflow_lakestream.cdc.merge.hands import MergeThreads
+from airflow_lakestream.cdc.merge.head import MirrorHead
+from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
@@ -208,15 +208,15 @@ def test_with_soft_delete_a_truncation_marks_the_live_rows_of_files_with_deleted
 
 def test_a_commit_that_is_refused_leaves_no_delete_file(mirror: HandMirror, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.land(created(range(50)))
-    merge, events = Merger.merge, updated([1, 2], 2)
+    merge, events = BatchMerger.merge, updated([1, 2], 2)
 
-    def behind_another(self: Merger, head: Head | None) -> Merged:
+    def behind_another(self: BatchMerger, head: MirrorHead | None) -> MergeResult:
         merged = merge(self, head)
-        monkeypatch.setattr(Merger, "merge", merge)
+        monkeypatch.setattr(BatchMerger, "merge", merge)
         mirror.land(events)
         return merged
 
-    monkeypatch.setattr(Merger, "merge", behind_another)
+    monkeypatch.setattr(BatchMerger, "merge", behind_another)
     with pytest.raises(LedgerConflict):
         mirror.land(events)
     assert mirror.rows()[1] == ("n2", "X")
@@ -257,7 +257,7 @@ def test_other_processes_do_the_same(
 ) -> None:
     monkeypatch.setattr(merging, "SMALL_BYTES", 0)
     found, elsewhere = [], Elsewhere()
-    for hands in (Threads(), elsewhere):
+    for hands in (MergeThreads(), elsewhere):
         mirror = kind(tmp_path / type(hands).__name__, soft_delete=soft_delete, hands=hands)
         mirror.land(created(range(100)))
         mirror.land([*updated([1, 50], 2), Event("d", 60, None, 2, 600, offset=2600)])
@@ -268,8 +268,8 @@ def test_other_processes_do_the_same(
             assert_totals_are_right(mirror.table())
         found.append((mirror.rows(), mirror.deleted() if soft_delete else {}, sorted(map(len, mirror.keys_by_file()))))
     assert found[0] == found[1]
-    in_place = {"Deleting", "Writing"} if kind is HandMirror else set()
-    assert elsewhere.works == {"Wanted", "Lookup", "Taking", "Rewriting"} | in_place
+    in_place = {"RowDeleteTask", "RowWriteTask"} if kind is HandMirror else set()
+    assert elsewhere.works == {"EntrySearch", "KeyLookup", "RowReadTask", "FileRewriteTask"} | in_place
 
 
 def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:
@@ -337,14 +337,14 @@ def test_small_files_become_one_without_the_rows_that_are_deleted_in_them(
 def test_rows_that_go_elsewhere_leave_the_rest_of_their_table_behind() -> None:
     rows = pa.table({"id": range(100_000), "name": pa.array([f"row {number}" for number in range(100_000)])})
     few = rows.slice(70_000, 10)
-    there = pickle.dumps(Packed(few))
+    there = pickle.dumps(PackedRows(few))
     assert pickle.loads(there).rows.equals(few)
     assert len(there) < 2_000
 
 
 def test_no_rows_that_go_elsewhere_can_be_worked_on_whatever_their_types() -> None:
     schema = pa.schema([("uuids", pa.list_(pa.uuid())), ("of", pa.struct([("uuid", pa.uuid())]))])
-    rows = pickle.loads(pickle.dumps(Packed(no_rows(schema)))).rows
+    rows = pickle.loads(pickle.dumps(PackedRows(no_rows(schema)))).rows
     assert rows.schema == schema
     # Arrow can't put columns without any chunk together where they have UUIDs inside.
     assert [column.num_chunks for column in rows.columns] == [1, 1]

@@ -15,8 +15,8 @@ from pyiceberg.table.snapshots import Operation
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge import merge as merging
-from airflow_lakestream.cdc.merge.head import Head
-from airflow_lakestream.cdc.merge.merge import Merged, Merger
+from airflow_lakestream.cdc.merge.head import MirrorHead
+from airflow_lakestream.cdc.merge.merge import BatchMerger, MergeResult
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
@@ -301,15 +301,15 @@ def test_a_writer_that_got_in_first_is_seen_and_the_batch_merged_anew(
     mirror: HandMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
-    merge, others = Merger.merge, [[Event("u", 1, ("other", "O"), 300, 1, offset=2)]]
+    merge, others = BatchMerger.merge, [[Event("u", 1, ("other", "O"), 300, 1, offset=2)]]
 
-    def with_another(self: Merger, head: Head | None) -> Merged:
+    def with_another(self: BatchMerger, head: MirrorHead | None) -> MergeResult:
         merged = merge(self, head)
         if others:
             mirror.land(others.pop())
         return merged
 
-    monkeypatch.setattr(Merger, "merge", with_another)
+    monkeypatch.setattr(BatchMerger, "merge", with_another)
     mirror.land([Event("u", 1, ("older", "A"), 200, 1, offset=1), Event("c", 2, ("b", "B"), 200, 2, offset=3)])
     assert mirror.rows() == {1: ("other", "O"), 2: ("b", "B")}
     ledger = read_ledger(mirror.table(), "g").entry(IDENTITY)

@@ -18,11 +18,11 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import event_columns
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.merge.entries import EntryFile, condensed
-from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
+from airflow_lakestream.cdc.merge.memory import MirrorMemory, entry_schema
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, TableFormat, Tombstones
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import LAKES
@@ -147,7 +147,7 @@ def test_a_renamed_column_keeps_its_values_beside_those_of_the_mirror() -> None:
     image = {"id": 1, "_op": "mine", "_source": "theirs", "_ts_ms": "plain"}
     values = [event({"id": 0}), event(image)]
     for schema in (None, event_columns(pa.schema([("id", pa.int64())]))):
-        decoder = RowDecoders(config.payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(
+        decoder = RowDecoderFactory(config.payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(
             schema, batch(values)
         )
         assert decoder is not None
@@ -161,7 +161,7 @@ def test_a_column_of_bare_json_that_can_not_be_stops_the_mirror(image: dict[str,
     payload = MirrorConfig(topic="t", table="lake.t", consumer_group="g").payload
     schema = None if is_new else event_columns(pa.schema([("id", pa.int64())]))
     with pytest.raises(MirrorStopped, match="reserved-name"):
-        RowDecoders(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(  # type: ignore[union-attr]
+        RowDecoderFactory(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(  # type: ignore[union-attr]
             schema, batch([event(image)])
         ).decode(batch([event(image)]))
 
@@ -186,7 +186,7 @@ def test_a_key_column_named_as_that_of_the_deleted_row(key: tuple[str, ...]) -> 
     [kept] = condensed([EntryFile(2, None, True, lambda names: [entries.select(names or schema.names)])], key, {})
     assert kept["_cdc_commit"].to_pylist() == [2]
     rows = pa.table({name: [1] for name in key} | {name: entries[name][:1] for name in schema.names if name not in key})
-    assert Memory(key, entries).is_dead(rows).tolist() == [True]
+    assert MirrorMemory(key, entries).is_dead(rows).tolist() == [True]
 
 
 @pytest.mark.parametrize("name", ["größe", "naïve", "列", "😀"])

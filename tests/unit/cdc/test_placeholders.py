@@ -16,8 +16,8 @@ from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.decode.connect.unavailable import USUAL, Placeholder, left_out, may_be_left_out
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.connect.unavailable import USUAL, ValuePlaceholder, left_out, may_be_left_out
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from tests.support.given_records import FORMATS, GivenLake
 from tests.unit.decode.support import batch
@@ -36,11 +36,11 @@ SETTINGS = st.one_of(
 
 @given(SETTINGS, st.sampled_from(KINDS))
 def test_the_placeholder_of_each_type_is_found_and_nothing_else(setting: str, kind: pa.DataType) -> None:
-    placeholder = Placeholder(setting)
+    placeholder = ValuePlaceholder(setting)
     assert may_be_left_out(kind)
     value = placeholder.of(kind)
     assert (value.type, len(value)) == (kind, 1)
-    column = pa.concat_arrays([value, pa.nulls(1, kind), Placeholder("hex:" + "01" * 40).of(kind), value])
+    column = pa.concat_arrays([value, pa.nulls(1, kind), ValuePlaceholder("hex:" + "01" * 40).of(kind), value])
     assert left_out(column, placeholder).tolist() == [True, False, False, True]
     # As a slice, too.
     assert left_out(column.slice(1), placeholder).tolist() == [False, False, True]
@@ -57,7 +57,7 @@ def event(op: str, row: dict[str, Any], lsn: int = 1) -> bytes:
     return json.dumps({"before": None, "after": row, "source": source, "op": op, "ts_ms": 1}).encode()
 
 
-def rows_with(placeholder: Placeholder) -> list[bytes]:
+def rows_with(placeholder: ValuePlaceholder) -> list[bytes]:
     whole = {"id": 1, "big": "b", "tags": ["x"], "counts": [1, 2]}
     left = {"id": 1, "big": placeholder.text, "tags": [placeholder.text], "counts": placeholder.numbers.tolist()}
     return [event("c", whole), event("u", left, 2), event("u", {**whole, "big": placeholder.text}, 3)]
@@ -65,7 +65,7 @@ def rows_with(placeholder: Placeholder) -> list[bytes]:
 
 def decoded(values: list[bytes], placeholder: str) -> pa.Table:
     payload = EventPayload(envelope="debezium", unavailable_placeholder=placeholder, stops=True)
-    make = RowDecoders(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)
+    make = RowDecoderFactory(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)
     decoder = make(None, batch(values))
     assert decoder is not None
     return decoder.decode(batch(values)).rows
@@ -73,7 +73,7 @@ def decoded(values: list[bytes], placeholder: str) -> pa.Table:
 
 @pytest.mark.parametrize("setting", ["-left-out-", "hex:ff80ff", "ünavailable"])
 def test_a_mirror_knows_any_placeholder_as_it_knows_the_usual_one(setting: str) -> None:
-    found, usual = decoded(rows_with(Placeholder(setting)), setting), decoded(rows_with(USUAL), UNAVAILABLE)
+    found, usual = decoded(rows_with(ValuePlaceholder(setting)), setting), decoded(rows_with(USUAL), UNAVAILABLE)
     for name in ("id", "big", "tags", "counts"):
         assert found[name].to_pylist() == usual[name].to_pylist()
     assert left_out(found["counts"]).tolist() == [False, True, False]
@@ -96,7 +96,7 @@ def test_a_mirror_has_no_choice_of_what_becomes_of_them() -> None:
 @pytest.mark.parametrize("setting", [UNAVAILABLE, "hex:ff80ff"])
 def test_an_extract_rejects_what_leaves_a_value_out(tmp_path: Path, kind: str, setting: str) -> None:
     lake = GivenLake(tmp_path, kind)
-    report = lake.land(rows_with(Placeholder(setting)), envelope="debezium", unavailable_placeholder=setting)
+    report = lake.land(rows_with(ValuePlaceholder(setting)), envelope="debezium", unavailable_placeholder=setting)
     assert (report.counts.written, report.counts.rejected) == (1, 2)
     assert [row["big"] for row in lake.rows()] == ["b"]
     assert "big: Debezium left the value out" in lake.rejected()[1]["error"]
@@ -107,7 +107,7 @@ def test_an_extract_rejects_what_leaves_a_value_out(tmp_path: Path, kind: str, s
 def test_an_extract_makes_them_null_with_their_names(tmp_path: Path, kind: str, setting: str) -> None:
     lake = GivenLake(tmp_path, kind)
     told = {"envelope": "debezium", "unavailable_placeholder": setting, "unavailable_values": "null"}
-    assert lake.land(rows_with(Placeholder(setting)), **told).counts.written == 3
+    assert lake.land(rows_with(ValuePlaceholder(setting)), **told).counts.written == 3
     rows = sorted(lake.rows(), key=lambda row: row["_kafka_offset"])
     assert [(row["big"], row["tags"], row["counts"]) for row in rows] == [
         ("b", ["x"], [1, 2]),

@@ -26,7 +26,7 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.metadata import HEADERS
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.delta_table import live_files
@@ -126,9 +126,9 @@ class Mirror:
         return [row[name] for row in sorted(self.rows(), key=lambda row: str(row["id"]))]
 
 
-def decoders(config: ExtractConfig) -> RowDecoders:
+def decoders(config: ExtractConfig) -> RowDecoderFactory:
     metadata = tuple(config.metadata_columns)
-    return RowDecoders(config.payload, metadata, on_error=OnError(config.on_error), tombstones=Tombstones.SKIP)
+    return RowDecoderFactory(config.payload, metadata, on_error=OnError(config.on_error), tombstones=Tombstones.SKIP)
 
 
 def records(first: int, values: Sequence[bytes]) -> RawBatch:

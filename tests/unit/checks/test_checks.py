@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table import Table
 
-from airflow_lakestream.checks.audit import Audit
+from airflow_lakestream.checks.audit import SqlAuditor
 from airflow_lakestream.config.checks import parse_checks
-from airflow_lakestream.core.checks import Checks, ChecksFailed, RowCount
+from airflow_lakestream.core.checks import ChecksFailed, LandingChecks, RowCountCheck
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.job import LandingJob
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.exceptions import InvalidArgument
@@ -55,7 +55,7 @@ def ids(lake: GivenLake) -> list[int]:
     return [row["id"] for row in lake.rows()]
 
 
-def kept(lake: GivenLake) -> list[branches.Branch]:
+def kept(lake: GivenLake) -> list[branches.CheckBranch]:
     return list(branches.kept(lake.iceberg(), GROUP))
 
 
@@ -63,7 +63,7 @@ def landed(lake: GivenLake) -> int:
     return ledger_store.read_ledger(lake.iceberg(), GROUP).entry(TOPIC).held.width
 
 
-def rows_of(table: Table, branch: branches.Branch) -> list[int]:
+def rows_of(table: Table, branch: branches.CheckBranch) -> list[int]:
     found: list[int] = table.scan(snapshot_id=branch.snapshot.snapshot_id).to_arrow()["id"].to_pylist()
     return sorted(found)
 
@@ -187,7 +187,7 @@ def test_the_columns_of_a_table_are_asked_before_anything_is_read(lake: GivenLak
 class Unread:
     """A reader that nobody may ask."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         raise AssertionError(f"{plan.ranges} was read")
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_check_is_said(value: object, said: str) -> None:
 def test_numbers_may_be_texts_as_templates_render_them() -> None:
     found = parse_checks("checks", {"row_count": {"min": "1", "max": "None", "min_of_week": "0.5"}, "sql": "SELECT 1"})
     assert found is not None
-    assert (found.row_count, found.statements) == (RowCount(1, None, 0.5, None), ("SELECT 1",))
+    assert (found.row_count, found.statements) == (RowCountCheck(1, None, 0.5, None), ("SELECT 1",))
     assert parse_checks("checks", {}) is parse_checks("checks", {"not_null": []}) is None
 
 
@@ -270,7 +270,7 @@ def test_a_statement_reads_each_type_as_the_table_has_it(lake: GivenLake) -> Non
 def test_columns_that_differ_in_case_only_are_refused() -> None:
     columns = pa.schema([("id", pa.int64()), ("ID", pa.int64())])
     with pytest.raises(InvalidArgument, match="upper and lower case"):
-        Audit(Checks(not_null=("ID",))).check_columns(columns)
+        SqlAuditor(LandingChecks(not_null=("ID",))).check_columns(columns)
 
 
 def test_rows_of_partitions_and_several_files(lake: GivenLake) -> None:
@@ -287,14 +287,14 @@ def test_rows_of_partitions_and_several_files(lake: GivenLake) -> None:
 class OneByOne(GivenTopic):
     """Chunks of one record."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         for r in plan.ranges:
             for at in range(r.from_offset, r.until_offset):
                 one = replace(plan, ranges=RangeSet([OffsetRange(r.topic, r.partition, at, at + 1)]))
                 yield from super().read(one, cancelled)
 
 
-def one_by_one(lake: GivenLake, records: Sequence[Record], **config: Any) -> Job:
+def one_by_one(lake: GivenLake, records: Sequence[Record], **config: Any) -> LandingJob:
     topic: Any = OneByOne(records)
     return replace(lake.job(records, **config), source=topic, reader=topic)
 
@@ -310,7 +310,7 @@ def test_each_commit_of_a_run_is_checked_on_its_own(lake: GivenLake) -> None:
     assert ids(lake) == [0, 1, 2, 3]
 
 
-def job_of(lake: GivenLake, records: Sequence[Record], catalog: Any, run_id: str = "run", **config: Any) -> Job:
+def job_of(lake: GivenLake, records: Sequence[Record], catalog: Any, run_id: str = "run", **config: Any) -> LandingJob:
     """Return a job whose sink commits through this catalog."""
     told = {"topic": TOPIC.topic, "table": lake.name, "consumer_group": GROUP, "checks": NO_BAD, **config}
     job = build_job(ExtractConfig(**told), {}, catalog, run_id=run_id)
@@ -470,7 +470,7 @@ class OtherTopic(GivenTopic):
     def identity(self) -> Any:
         return self.topic
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         for chunk in super().read(plan, cancelled):
             yield replace(chunk, batch=replace(chunk.batch, topic=self.topic.topic))
 
@@ -502,7 +502,7 @@ def test_a_branch_that_somebody_committed_to_stays(lake: GivenLake) -> None:
 def test_what_several_tasks_read_is_checked_by_the_one_that_commits(lake: GivenLake) -> None:
     lake.land(RECORDS[:1])
 
-    def job(records: Sequence[Record]) -> Job:
+    def job(records: Sequence[Record]) -> LandingJob:
         return job_of(lake, records, lake.catalog(), "group")
 
     records = [*RECORDS, record(4, "bad")]

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_lakestream.checks import process
-from airflow_lakestream.checks.audit import Audit
+from airflow_lakestream.checks.audit import SqlAuditor
 from airflow_lakestream.config.checks import parse_checks
-from airflow_lakestream.core.checks import ChecksFailed, Finding, Written
+from airflow_lakestream.core.checks import ChecksFailed, Finding, StagedRows
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.given_records import FORMATS, GivenLake, Record
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
-def written(values: list[str | None]) -> Written:
+def written(values: list[str | None]) -> StagedRows:
     """Return rows with these texts, and how long each is to be made."""
     count = len(values)
     columns: Mapping[str, Any] = {
@@ -37,13 +37,13 @@ def written(values: list[str | None]) -> Written:
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink)
     data = sink.getvalue()
-    return Written(rows.schema, {"rows": data.size}, lambda _: pa.BufferReader(data), count)
+    return StagedRows(rows.schema, {"rows": data.size}, lambda _: pa.BufferReader(data), count)
 
 
 def findings(checks: dict[str, Any], values: list[str | None]) -> list[Finding]:
     asked = parse_checks("checks", checks)
     assert asked is not None
-    return list(Audit(asked).findings(written(values)))
+    return list(SqlAuditor(asked).findings(written(values)))
 
 
 def test_a_crash_is_a_failed_check_that_names_the_row_and_the_others_are_looked_at() -> None:
@@ -100,7 +100,7 @@ def test_a_file_that_can_not_be_read_is_no_failed_check() -> None:
     asked = parse_checks("checks", {"not_null": "s"})
     assert asked is not None
     with pytest.raises(FileNotFoundError):
-        Audit(asked).findings(Written(rows.columns, rows.files, gone, 1))
+        SqlAuditor(asked).findings(StagedRows(rows.columns, rows.files, gone, 1))
 
 
 @pytest.mark.parametrize("table_format", FORMATS)

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_lakestream.cli.app import FAILED, run
 from airflow_lakestream.cli.status import _verdict, render
-from airflow_lakestream.run.replay import Selection
+from airflow_lakestream.run.replay import RejectSelection
 from tests.support.given_records import GivenLake, Record
 
 OF_A_GROUP = [
@@ -49,7 +49,7 @@ def test_a_stage_that_is_none_is_an_error(lake: GivenLake, command: str, capsys:
     asked = ["rejects", command, "--table", lake.name, "--group", "g", "--stage", "decoding"]
     assert run([*asked, "--iceberg-conn", "lake"]) == FAILED
     assert "stage: 'decoding' is not one of 'record', 'decode'" in capsys.readouterr().err
-    assert Selection("write").stage == "write"
+    assert RejectSelection("write").stage == "write"
 
 
 def test_the_status_of_a_group_without_a_stream_is_no_good_one() -> None:

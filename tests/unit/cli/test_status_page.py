@@ -8,22 +8,22 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.cli.status_page import DAY_MS, Look, page
-from airflow_lakestream.core.ledger import Engine
-from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.streams.landings import Seen
-from airflow_lakestream.watching.streams.status import State, Stream
+from airflow_lakestream.cli.status_page import DAY_MS, StatusLook, page
+from airflow_lakestream.core.ledger import LandingEngine
+from airflow_lakestream.watching.causes import StreamCause, StreamReason
+from airflow_lakestream.watching.streams.landings import SnapshotRecord
+from airflow_lakestream.watching.streams.status import StreamState, StreamStatus
 
 NOW = 1_800_000_000_000
 
 
-def stream(topic: str = "orders", table: str = "lake.orders", **more: object) -> Stream:
+def stream(topic: str = "orders", table: str = "lake.orders", **more: object) -> StreamStatus:
     given_ = {"lag": 5, "overdue": 2, "age": 60.0, "partitions": {0: {"end": 9, "lag": 5, "overdue": 2}}, **more}
-    return Stream(table, "g", topic, Engine.EXTRACT, State.BEHIND, **given_)
+    return StreamStatus(table, "g", topic, LandingEngine.EXTRACT, StreamState.BEHIND, **given_)
 
 
-def landing(at_ms: int, rows: int) -> Seen:
-    return Seen(at_ms, at_ms, "append", rows)
+def landing(at_ms: int, rows: int) -> SnapshotRecord:
+    return SnapshotRecord(at_ms, at_ms, "append", rows)
 
 
 class Tags(HTMLParser):
@@ -49,7 +49,7 @@ class Tags(HTMLParser):
 
 def test_a_stream_with_its_landings_of_the_last_day() -> None:
     landings = (landing(NOW - 1000, 10), landing(NOW - DAY_MS // 2, 40), landing(NOW - DAY_MS - 1, 99))
-    shown = page([Look(NOW, [stream(landings=landings)])])
+    shown = page([StatusLook(NOW, [stream(landings=landings)])])
     assert "Landings of the last 24 hours: 2, 50 rows." in shown
     heights = [float(one) for one in re.findall(r'class="rows" [^>]*height="([\d.]+)"', shown)]
     assert heights == [22.5, 90.0]
@@ -58,28 +58,30 @@ def test_a_stream_with_its_landings_of_the_last_day() -> None:
 
 
 def test_the_lag_of_several_looks_is_a_line() -> None:
-    shown = page([Look(NOW - 1000 * n, [stream(lag=lag)]) for n, lag in ((2, 0), (1, 10), (0, 5))])
+    shown = page([StatusLook(NOW - 1000 * n, [stream(lag=lag)]) for n, lag in ((2, 0), (1, 10), (0, 5))])
     assert re.search(r'points="0.0,90.0 360.0,4.0 720.0,47.0"', shown)
     assert "10 offsets at most, now 5" in shown
 
 
 def test_it_needs_nothing_but_itself() -> None:
-    shown = page([Look(NOW, [stream(landings=(landing(NOW, 1),))])])
+    shown = page([StatusLook(NOW, [stream(landings=(landing(NOW, 1),))])])
     assert not re.search(r"https?:|src=|href=|@import|url\(|<script", shown)
 
 
 @given(st.text(), st.text(), st.text())
 def test_no_name_and_no_reason_becomes_a_tag(topic: str, table: str, text: str) -> None:
-    reasons = (Reason(Cause.UNUSABLE, text),)
+    reasons = (StreamReason(StreamCause.UNUSABLE, text),)
     plain, odd = (
-        Tags.of(page([Look(NOW, [stream(*names, reasons=reasons)])])) for names in (("a", "b"), (topic, table))
+        Tags.of(page([StatusLook(NOW, [stream(*names, reasons=reasons)])])) for names in (("a", "b"), (topic, table))
     )
-    expected = Tags.of(page([Look(NOW, [stream("a", "b", reasons=(Reason(Cause.UNUSABLE, "c"),))])]))
+    expected = Tags.of(page([StatusLook(NOW, [stream("a", "b", reasons=(StreamReason(StreamCause.UNUSABLE, "c"),))])]))
     assert plain.tags == odd.tags == expected.tags
 
 
 def test_a_stream_that_could_not_be_looked_at_is_shown() -> None:
-    failing = Stream("", "", "", None, State.FAILING, (Reason(Cause.UNUSABLE, "no broker"),), checkpoint="/c/1")
-    shown = Tags.of(page([Look(NOW, [failing])])).text
+    failing = StreamStatus(
+        "", "", "", None, StreamState.FAILING, (StreamReason(StreamCause.UNUSABLE, "no broker"),), checkpoint="/c/1"
+    )
+    shown = Tags.of(page([StatusLook(NOW, [failing])])).text
     assert "no broker" in shown
     assert "/c/1" in shown

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_lakestream.connect.applying import Applying
+from airflow_lakestream.connect.applying import ConnectorSetup
 from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
 from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
-from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector, Publisher
-from airflow_lakestream.connect.driving import ConnectDriving, stop_connector
+from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector, SinkPublisher
+from airflow_lakestream.connect.driving import ConnectorSupervision, stop_connector
 from airflow_lakestream.connect.iceberg_sink import complete
-from airflow_lakestream.connect.status import ConnectorStatus, State, TaskStatus
-from airflow_lakestream.core.publishing.branch import Difference
+from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
+from airflow_lakestream.core.publishing.branch import ValueDifference
 from airflow_lakestream.core.publishing.refusals import (
     LandedAhead,
     PublicationRefused,
@@ -27,9 +27,9 @@ from airflow_lakestream.core.publishing.refusals import (
     RowsTwice,
 )
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.supervisor import Action, History, Limits
+from airflow_lakestream.driver.supervisor import SupervisionHistory, SupervisionLimits, SupervisorAction
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.groups import KafkaGroups
 
 GIVEN = {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}
 LEDGER_END = {0: 7, 1: 9}
@@ -45,7 +45,7 @@ class Model:
     """Connect, and the groups at Kafka. `calls` are those that change something; before number `dies_at` it dies."""
 
     config: dict[str, str] | None = None
-    state: State = State.STOPPED
+    state: ConnectorState = ConnectorState.STOPPED
     topics: set[str] = field(default_factory=set)
     offsets: dict[str, Mapping[int, int]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
@@ -72,14 +72,14 @@ class Model:
             create_stopped=self._create,
             configure=self._configure,
             resume=self._resume,
-            stop=lambda _: self._set("stop", State.STOPPED),
-            pause=lambda _: self._set("pause", State.PAUSED),
+            stop=lambda _: self._set("stop", ConnectorState.STOPPED),
+            pause=lambda _: self._set("pause", ConnectorState.PAUSED),
             restart=self._restart,
             set_offsets=self._set_offsets,
         )
         return cast(ConnectClient, known)
 
-    def groups(self) -> Groups:
+    def groups(self) -> KafkaGroups:
         marks = {p: SimpleNamespace(low=0, end=end) for p, end in CONTROL_END.items()}
         watch = SimpleNamespace(topic=lambda topic: self._topic(topic, marks))
         known = SimpleNamespace(
@@ -89,7 +89,7 @@ class Model:
             await_empty=lambda _: None,
             committed=lambda *_: self.committed,
         )
-        return cast(Groups, known)
+        return cast(KafkaGroups, known)
 
     def _topic(self, topic: str, marks: Any) -> Any:
         assert topic in self.topics, "asked for before it was made"
@@ -98,31 +98,31 @@ class Model:
     def _status(self, _: str) -> ConnectorStatus:
         if self.config is None:
             raise NoSuchConnector("c")
-        task = State.FAILED if self.failed else State.RUNNING
-        tasks = () if self.state is State.STOPPED else (TaskStatus(0, task),)
+        task = ConnectorState.FAILED if self.failed else ConnectorState.RUNNING
+        tasks = () if self.state is ConnectorState.STOPPED else (TaskStatus(0, task),)
         return ConnectorStatus(self.state, tasks)
 
     def _create(self, _: str, config: Mapping[str, str]) -> None:
         self.did("create")
         assert self.config is None
-        self.config, self.state = dict(config), State.STOPPED
+        self.config, self.state = dict(config), ConnectorState.STOPPED
 
     def _configure(self, _: str, config: Mapping[str, str]) -> None:
         self.did("configure")
-        self.state = State.RUNNING if self.config is None else self.state
+        self.state = ConnectorState.RUNNING if self.config is None else self.state
         self.config = dict(config)
 
     def _resume(self, _: str) -> None:
         self.did("resume")
-        if self.state is State.STOPPED:
+        if self.state is ConnectorState.STOPPED:
             self.began_at.append(dict(self.offsets))
-        self.state = State.RUNNING
+        self.state = ConnectorState.RUNNING
 
     def _restart(self, _: str, only_failed: bool) -> None:
         self.did(f"restart {only_failed}")
         self.failed = False
 
-    def _set(self, what: str, state: State) -> None:
+    def _set(self, what: str, state: ConnectorState) -> None:
         if self.config is None:
             raise NoSuchConnector("c")
         self.did(what)
@@ -130,12 +130,12 @@ class Model:
 
     def _set_offsets(self, _: str, topic: str, offsets: Mapping[int, int]) -> None:
         self.did(f"offsets of {topic}")
-        assert self.state is State.STOPPED
+        assert self.state is ConnectorState.STOPPED
         self.offsets["tasks"] = dict(offsets)
 
     def _set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         self.did(f"offsets of {topic}")
-        assert self.state is State.STOPPED
+        assert self.state is ConnectorState.STOPPED
         assert group.endswith("-coord")
         self.offsets["coordinator"] = dict(offsets)
 
@@ -148,20 +148,22 @@ class Model:
 def spec(interval: float = 5, **settings: str) -> ConnectorSpec:
     given = {**GIVEN, **{key.replace("_", "."): value for key, value in settings.items()}}
     sink = complete("c", given, "lake", interval)
-    return ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, Limits(), 0.01, 5, sink, sink.coordinator_group)
+    return ConnectorSpec(
+        "c", ConnectorKind.ICEBERG_SINK, sink.config, SupervisionLimits(), 0.01, 5, sink, sink.coordinator_group
+    )
 
 
 def applying(
     model: Model, wanted: ConnectorSpec | None = None, publish: Callable[[bool], None] = lambda _: None
-) -> Applying:
+) -> ConnectorSetup:
     def begin_anew() -> Mapping[int, int]:
-        assert model.state is State.STOPPED
+        assert model.state is ConnectorState.STOPPED
         if model.ahead:
             raise LandedAhead("a.b", "g", RangeSet.of("orders", 0, 8, 9))
         return LEDGER_END
 
-    publisher = cast(Publisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_anew=begin_anew))
-    return Applying(wanted or spec(), model.client(), model.groups(), publisher, publish, lambda _: None)
+    publisher = cast(SinkPublisher, SimpleNamespace(begin=lambda: LEDGER_END, begin_anew=begin_anew))
+    return ConnectorSetup(wanted or spec(), model.client(), model.groups(), publisher, publish, lambda _: None)
 
 
 STARTED = {"tasks": LEDGER_END, "coordinator": CONTROL_END}
@@ -188,35 +190,35 @@ def test_whenever_its_start_dies_tasks_run_only_once_all_offsets_are_set(dies_at
         model.dies_at = -1
         applying(model).apply()
     assert model.began_at == [STARTED]
-    assert model.state is State.RUNNING
+    assert model.state is ConnectorState.RUNNING
     assert model.calls.count("create") == 1
 
 
 def test_what_is_as_it_is_wanted_gets_nothing_sent() -> None:
-    model = Model(dict(spec().config), State.RUNNING)
+    model = Model(dict(spec().config), ConnectorState.RUNNING)
     assert "as it is wanted" in applying(model).apply()
     assert model.calls == []
 
 
 def test_a_difference_is_sent_once_and_another_topic_is_refused() -> None:
-    model = Model(dict(spec().config), State.RUNNING)
+    model = Model(dict(spec().config), ConnectorState.RUNNING)
     assert "tasks.max" in applying(model, spec(tasks_max="3")).apply()
     applying(model, spec(tasks_max="3")).apply()
     assert model.calls == ["configure"]
     for settings in ({"topics": "other"}, {"iceberg.tables": "a.c"}):
         sink = complete("c", GIVEN | settings, "lake", 5)
-        other = ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, Limits(), 1, 5, sink)
+        other = ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, SupervisionLimits(), 1, 5, sink)
         with pytest.raises(ConfigRefused, match=f"another {next(iter(settings))}"):
             applying(model, other).apply()
     # One that writes main itself.
-    direct = Model({**spec().config, "iceberg.tables.default-commit-branch": "main"}, State.RUNNING)
+    direct = Model({**spec().config, "iceberg.tables.default-commit-branch": "main"}, ConnectorState.RUNNING)
     with pytest.raises(ConfigRefused, match="commit-branch"):
         applying(direct).apply()
     assert direct.calls == []
 
 
 def test_a_stopped_sink_is_published_first_and_starts_where_the_ledger_ends() -> None:
-    model = Model(dict(spec().config), State.STOPPED)
+    model = Model(dict(spec().config), ConnectorState.STOPPED)
     seen: list[list[str]] = []
     applying(model, publish=lambda is_stopped: seen.append([str(is_stopped), *model.calls])).apply()
     assert seen == [["True", "stop", "topic"]]
@@ -225,15 +227,15 @@ def test_a_stopped_sink_is_published_first_and_starts_where_the_ledger_ends() ->
 
 REFUSALS = (
     RowsOnMain("a.b", "b", RangeSet.of("orders", 0, 8, 9)),
-    RowsDiffer("a.b", "b", RangeSet.of("orders", 0, 8, 9), [Difference("orders", 0, 8, ("id",))]),
+    RowsDiffer("a.b", "b", RangeSet.of("orders", 0, 8, 9), [ValueDifference("orders", 0, 8, ("id",))]),
     RecordDoubted("a.b", "b", BadRecord("orders", 0, 8, "it is bad")),
 )
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("state", [State.RUNNING, State.STOPPED])
+@pytest.mark.parametrize("state", [ConnectorState.RUNNING, ConnectorState.STOPPED])
 def test_what_nobody_may_land_is_read_again_from_where_the_ledger_ends(
-    refusal: PublicationRefused, state: State
+    refusal: PublicationRefused, state: ConnectorState
 ) -> None:
     model = Model(dict(spec().config), state)
 
@@ -246,7 +248,7 @@ def test_what_nobody_may_land_is_read_again_from_where_the_ledger_ends(
 
 
 def test_other_refusals_are_a_persons_matter() -> None:
-    model = Model(dict(spec().config), State.RUNNING)
+    model = Model(dict(spec().config), ConnectorState.RUNNING)
 
     def publish(_: bool) -> None:
         raise RowsTwice("a.b", "b", 2, "orders[0] 8")
@@ -257,10 +259,10 @@ def test_other_refusals_are_a_persons_matter() -> None:
 
 
 def test_a_sink_does_not_begin_below_what_the_ledger_has_and_does_once_the_hole_is_filled() -> None:
-    model = Model(dict(spec().config), State.STOPPED, ahead=True)
+    model = Model(dict(spec().config), ConnectorState.STOPPED, ahead=True)
     with pytest.raises(LandedAhead, match="Run KafkaExtractOperator once"):
         applying(model).apply()
-    assert (model.state, model.began_at) == (State.STOPPED, [])
+    assert (model.state, model.began_at) == (ConnectorState.STOPPED, [])
     model.ahead = False
     applying(model).apply()
     assert model.began_at == [STARTED]
@@ -268,41 +270,41 @@ def test_a_sink_does_not_begin_below_what_the_ledger_has_and_does_once_the_hole_
 
 def test_a_failed_sink_behind_the_ledger_begins_anew_where_that_ends() -> None:
     for committed, calls in (({0: 7, 1: 9}, []), ({0: 7}, []), ({0: 7, 1: 8}, ["stop", "topic"])):
-        model = Model(config=dict(spec().config), state=State.RUNNING, failed=True, committed=committed)
+        model = Model(config=dict(spec().config), state=ConnectorState.RUNNING, failed=True, committed=committed)
         applying(model).apply()
         assert model.calls[:2] == calls
         assert model.began_at == ([STARTED] if calls else [])
 
 
 def test_a_paused_one_goes_on_where_it_was() -> None:
-    model = Model(dict(spec().config), State.PAUSED)
+    model = Model(dict(spec().config), ConnectorState.PAUSED)
     applying(model).apply()
-    assert (model.calls, model.state) == (["resume"], State.RUNNING)
+    assert (model.calls, model.state) == (["resume"], ConnectorState.RUNNING)
 
 
 def test_a_connector_without_a_ledger_is_made_running() -> None:
     model = Model()
-    wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, Limits(), 1, 5)
-    Applying(wanted, model.client(), None, None, lambda _: None, lambda _: None).apply()
-    assert (model.calls, model.state) == (["configure"], State.RUNNING)
-    unknown = ConnectorSpec("d", ConnectorKind.SOURCE, {"connector.class": "x.Sink"}, Limits(), 1, 5)
+    wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, SupervisionLimits(), 1, 5)
+    ConnectorSetup(wanted, model.client(), None, None, lambda _: None, lambda _: None).apply()
+    assert (model.calls, model.state) == (["configure"], ConnectorState.RUNNING)
+    unknown = ConnectorSpec("d", ConnectorKind.SOURCE, {"connector.class": "x.Sink"}, SupervisionLimits(), 1, 5)
     with pytest.raises(ConfigRefused, match="is on no worker"):
-        Applying(unknown, Model().client(), None, None, lambda _: None, lambda _: None).apply()
+        ConnectorSetup(unknown, Model().client(), None, None, lambda _: None, lambda _: None).apply()
 
 
 def test_failed_tasks_that_are_found_are_restarted_and_what_another_process_knew_stays_known() -> None:
-    model = Model({"connector.class": "x.Source"}, State.RUNNING, failed=True)
-    wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, Limits(), 0.01, 5)
-    driving = ConnectDriving(wanted, model.client(), None, None, lambda _: None)
+    model = Model({"connector.class": "x.Source"}, ConnectorState.RUNNING, failed=True)
+    wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, SupervisionLimits(), 0.01, 5)
+    driving = ConnectorSupervision(wanted, model.client(), None, None, lambda _: None)
     driving.begin()
     assert model.calls == ["restart True"]
-    driving.begin(History(submitted_at=0, restarts=1))
+    driving.begin(SupervisionHistory(submitted_at=0, restarts=1))
     assert model.calls == ["restart True", "restart False"]
     handed = driving.to_hand_on()
-    taken = ConnectDriving(wanted, model.client(), None, None, lambda _: None, handed)
-    taken.resume(History(submitted_at=time.time(), restarts=3))
+    taken = ConnectorSupervision(wanted, model.client(), None, None, lambda _: None, handed)
+    taken.resume(SupervisionHistory(submitted_at=time.time(), restarts=3))
     decision = taken.follow(lambda _: None, until_started=True)
-    assert (decision.action, decision.history.restarts) == (Action.WAIT, 3)
+    assert (decision.action, decision.history.restarts) == (SupervisorAction.WAIT, 3)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_failed_tasks_that_are_found_are_restarted_and_what_another_process_knew
     [(OnKillConnector.STOP, ["stop"]), (OnKillConnector.PAUSE, ["pause"]), (OnKillConnector.LEAVE, [])],
 )
 def test_what_a_kill_does(action: OnKillConnector, calls: list[str]) -> None:
-    model = Model({"connector.class": "x.Source"}, State.RUNNING)
+    model = Model({"connector.class": "x.Source"}, ConnectorState.RUNNING)
     stop_connector(model.client(), "c", action)
     assert model.calls == calls
     assert "there is no connector" in stop_connector(Model().client(), "c", OnKillConnector.STOP)

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.connect import client as clients
-from airflow_lakestream.connect.client import ConnectClient, ConnectRefused, ConnectUnknown, NoSuchConnector, Workers
-from airflow_lakestream.connect.status import State
+from airflow_lakestream.connect.client import (
+    ConnectClient,
+    ConnectRefused,
+    ConnectUnknown,
+    ConnectWorkers,
+    NoSuchConnector,
+)
+from airflow_lakestream.connect.status import ConnectorState
 from airflow_lakestream.exceptions import InvalidArgument
 
 HTML = b"<html><body>Jetty</body></html>"
@@ -76,12 +82,12 @@ def error(code: int, message: str) -> tuple[int, bytes]:
 def test_what_is_not_connects_own_word_is_unknown(worker: Worker, answer: tuple[int, bytes]) -> None:
     worker.answers = [answer]
     with pytest.raises(ConnectUnknown):
-        ConnectClient(Workers([worker.url])).status("c")
+        ConnectClient(ConnectWorkers([worker.url])).status("c")
 
 
 def test_a_connector_that_is_not_there_is_known_not_to_be(worker: Worker) -> None:
     worker.answers = [error(404, "Connector c not found")]
-    client = ConnectClient(Workers([worker.url]))
+    client = ConnectClient(ConnectWorkers([worker.url]))
     assert client.config("c") is None
     with pytest.raises(NoSuchConnector):
         client.status("c")
@@ -91,34 +97,34 @@ def test_a_connector_that_is_not_there_is_known_not_to_be(worker: Worker) -> Non
 def test_a_refusal_is_told(worker: Worker, code: int, told: str) -> None:
     worker.answers = [error(code, "bad config")]
     with pytest.raises(ConnectRefused, match=told):
-        ConnectClient(Workers([worker.url])).configure("c", {})
+        ConnectClient(ConnectWorkers([worker.url])).configure("c", {})
 
 
 def test_a_rebalance_is_waited_for_but_not_forever(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "_PAUSE_S", 0.01)
     busy = error(409, "Cannot complete request because of a conflicting operation (e.g. worker rebalance)")
     worker.answers = [busy, busy, (200, b'{"connector": {"state": "RUNNING"}, "tasks": []}')]
-    assert ConnectClient(Workers([worker.url])).status("c").state is State.RUNNING
+    assert ConnectClient(ConnectWorkers([worker.url])).status("c").state is ConnectorState.RUNNING
     assert len(worker.asked) == 3
     monkeypatch.setattr(clients, "_BUSY_FOR_S", 0.05)
     worker.answers = [busy]
     with pytest.raises(ConnectUnknown, match="rebalance"):
-        ConnectClient(Workers([worker.url])).status("c")
+        ConnectClient(ConnectWorkers([worker.url])).status("c")
 
 
 def test_another_worker_is_asked_where_one_gives_no_answer(worker: Worker) -> None:
     worker.answers = [(200, b'{"connector": {"state": "NEW"}, "tasks": [{"id": 0, "state": "FAILED", "trace": "t"}]}')]
-    client = ConnectClient(Workers(["http://127.0.0.1:9", worker.url], "me", "secret"))
+    client = ConnectClient(ConnectWorkers(["http://127.0.0.1:9", worker.url], "me", "secret"))
     found = client.status("a b/c")
-    assert (found.state, [task.trace for task in found.failed]) == (State.OTHER, ["t"])
+    assert (found.state, [task.trace for task in found.failed]) == (ConnectorState.OTHER, ["t"])
     assert worker.asked == [("GET", "/connectors/a%20b%2Fc/status", None)]
     assert worker.authorization == "Basic bWU6c2VjcmV0"
-    assert "secret" not in repr(Workers([worker.url], "me", "secret"))
+    assert "secret" not in repr(ConnectWorkers([worker.url], "me", "secret"))
 
 
 def test_offsets_are_set_as_connect_wants_them(worker: Worker) -> None:
     worker.answers = [(200, b"")]
-    ConnectClient(Workers([worker.url])).set_offsets("c", "orders", {1: 7})
+    ConnectClient(ConnectWorkers([worker.url])).set_offsets("c", "orders", {1: 7})
     [(method, path, body)] = worker.asked
     assert (method, path) == ("PATCH", "/connectors/c/offsets")
     place = {"kafka_topic": "orders", "kafka_partition": 1}
@@ -128,4 +134,4 @@ def test_offsets_are_set_as_connect_wants_them(worker: Worker) -> None:
 @pytest.mark.parametrize("urls", [[], ["ftp://host"]])
 def test_what_is_no_address_is_refused(urls: list[str]) -> None:
     with pytest.raises(InvalidArgument, match="connect_conn_id"):
-        Workers(urls)
+        ConnectWorkers(urls)

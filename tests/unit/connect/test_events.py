@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.connect.events import Event, EventType, NotAnEvent, ends_below, parse_event
+from airflow_lakestream.connect.events import ControlEvent, EventType, NotAnEvent, ends_below, parse_event
 from airflow_lakestream.connect.iceberg_sink import complete
 from airflow_lakestream.connect.positions import ConnectPositions
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
@@ -73,7 +73,7 @@ def event(ends: dict[int, int | None], kind: int = EventType.DATA_COMPLETE) -> b
 
 def test_an_event_tells_how_far_tasks_had_read() -> None:
     found = parse_event(0, 7, event({0: 12, 1: None}))
-    assert found == Event(0, 7, EventType.DATA_COMPLETE, GROUP, {("orders", 0): 12})
+    assert found == ControlEvent(0, 7, EventType.DATA_COMPLETE, GROUP, {("orders", 0): 12})
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc2\x01", b"{}", b"\xc2\x01\x00\x02{}", event({0: 1})[:-1]])
@@ -84,7 +84,7 @@ def test_what_is_no_event_is_none(value: bytes) -> None:
 
 def test_ends_are_the_highest_below_the_control_offset() -> None:
     events = [
-        Event(0, n, EventType.DATA_COMPLETE, group, {("orders", p): end, ("other", p): 99})
+        ControlEvent(0, n, EventType.DATA_COMPLETE, group, {("orders", p): end, ("other", p): 99})
         for n, (group, p, end) in enumerate(
             [(GROUP, 0, 10), (GROUP, 1, 5), ("else", 0, 50), (GROUP, 0, 20), (GROUP, 0, 30)]
         )
@@ -96,7 +96,7 @@ def test_ends_are_the_highest_below_the_control_offset() -> None:
 def test_what_a_snapshot_proves_is_what_its_summary_points_at() -> None:
     sink = complete("c", {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}, "lake", 60)
     key = f"kafka.connect.offsets.{sink.control_topic}.{GROUP}"
-    events = [Event(0, n, EventType.DATA_COMPLETE, GROUP, {("orders", 0): 10 * (n + 1)}) for n in range(5)]
+    events = [ControlEvent(0, n, EventType.DATA_COMPLETE, GROUP, {("orders", 0): 10 * (n + 1)}) for n in range(5)]
     positions = ConnectPositions(sink, lambda: events, None)
     summary = {"kafka.connect.commit-id": "x", key: '{"0": 3}'}
     assert positions.is_own(summary)

@@ -8,56 +8,64 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.connect.judging import Memory, Seen, judge
-from airflow_lakestream.connect.status import ConnectorStatus, State, TaskStatus
-from airflow_lakestream.driver.supervisor import Action, DriverState, History, Limits, decide
+from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory, judge
+from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
+from airflow_lakestream.driver.supervisor import (
+    DriverState,
+    SupervisionHistory,
+    SupervisionLimits,
+    SupervisorAction,
+    decide,
+)
 
-LIMITS = Limits(max_restarts=5, backoff=1, stall_timeout=100, unknown_timeout=70, start_timeout=50)
+LIMITS = SupervisionLimits(max_restarts=5, backoff=1, stall_timeout=100, unknown_timeout=70, start_timeout=50)
 
 
-def status(*tasks: State, state: State = State.RUNNING, trace: str = "") -> ConnectorStatus:
-    made = (TaskStatus(n, one, trace=trace if one is State.FAILED else "") for n, one in enumerate(tasks))
+def status(*tasks: ConnectorState, state: ConnectorState = ConnectorState.RUNNING, trace: str = "") -> ConnectorStatus:
+    made = (TaskStatus(n, one, trace=trace if one is ConnectorState.FAILED else "") for n, one in enumerate(tasks))
     return ConnectorStatus(state, tuple(made))
 
 
-RUNS = status(State.RUNNING, State.RUNNING)
-FAILS = status(State.RUNNING, State.FAILED, trace="a.B: outer\n\tat x\nCaused by: c.D: no such table\n\tat y")
+RUNS = status(ConnectorState.RUNNING, ConnectorState.RUNNING)
+FAILS = status(
+    ConnectorState.RUNNING, ConnectorState.FAILED, trace="a.B: outer\n\tat x\nCaused by: c.D: no such table\n\tat y"
+)
 POISON = "DataException: An error occurred converting record, topic: orders, partition, 3, offset: 55"
 
 
 @pytest.mark.parametrize(
     ("seen", "driver"),
     [
-        (Seen(RUNS), DriverState.RUNNING),
+        (ConnectorLook(RUNS), DriverState.RUNNING),
         # The connector's own state says nothing.
-        (Seen(FAILS), DriverState.FAILED),
-        (Seen(status(state=State.FAILED)), DriverState.FAILED),
-        (Seen(status(State.PAUSED, state=State.PAUSED)), DriverState.RUNNING),
-        (Seen(status(state=State.STOPPED)), DriverState.DONE),
-        (Seen(status()), DriverState.STARTING),
-        (Seen(status(State.RUNNING, State.UNASSIGNED)), DriverState.STARTING),
-        (Seen(status(State.OTHER)), DriverState.STARTING),
-        (Seen(problem="no answer"), DriverState.UNKNOWN),
-        (Seen(is_gone=True), DriverState.FAILED),
+        (ConnectorLook(FAILS), DriverState.FAILED),
+        (ConnectorLook(status(state=ConnectorState.FAILED)), DriverState.FAILED),
+        (ConnectorLook(status(ConnectorState.PAUSED, state=ConnectorState.PAUSED)), DriverState.RUNNING),
+        (ConnectorLook(status(state=ConnectorState.STOPPED)), DriverState.DONE),
+        (ConnectorLook(status()), DriverState.STARTING),
+        (ConnectorLook(status(ConnectorState.RUNNING, ConnectorState.UNASSIGNED)), DriverState.STARTING),
+        (ConnectorLook(status(ConnectorState.OTHER)), DriverState.STARTING),
+        (ConnectorLook(problem="no answer"), DriverState.UNKNOWN),
+        (ConnectorLook(is_gone=True), DriverState.FAILED),
     ],
 )
-def test_a_connector_is_judged_by_its_tasks(seen: Seen, driver: DriverState) -> None:
-    assert judge(seen, Memory())[0].driver is driver
+def test_a_connector_is_judged_by_its_tasks(seen: ConnectorLook, driver: DriverState) -> None:
+    assert judge(seen, ConnectorMemory())[0].driver is driver
 
 
 def test_the_innermost_cause_is_told() -> None:
-    assert judge(Seen(FAILS), Memory())[0].error == "task 1 failed: c.D: no such table"
+    assert judge(ConnectorLook(FAILS), ConnectorMemory())[0].error == "task 1 failed: c.D: no such table"
 
 
 def test_a_rebalance_of_a_connector_that_has_run_is_no_new_start() -> None:
-    _, memory = judge(Seen(RUNS), Memory())
-    rebalances = Seen(status(State.UNASSIGNED, State.RESTARTING))
+    _, memory = judge(ConnectorLook(RUNS), ConnectorMemory())
+    rebalances = ConnectorLook(status(ConnectorState.UNASSIGNED, ConnectorState.RESTARTING))
     assert judge(rebalances, memory)[0].driver is DriverState.RUNNING
 
 
 def test_the_same_record_in_two_traces_is_poison_and_in_one_it_is_not() -> None:
-    fails = Seen(status(State.FAILED, trace=POISON))
-    sight, memory = judge(fails, Memory())
+    fails = ConnectorLook(status(ConnectorState.FAILED, trace=POISON))
+    sight, memory = judge(fails, ConnectorMemory())
     assert not sight.terminal
     sight, memory = judge(fails, memory.restarted(fails))
     assert sight.terminal
@@ -68,20 +76,20 @@ def test_the_same_record_in_two_traces_is_poison_and_in_one_it_is_not() -> None:
     assert "Run KafkaExtractOperator once with the same group" in own.error
     assert "move" not in own.error
     # Another record is another matter.
-    other = Seen(status(State.FAILED, trace=POISON.replace("55", "56")))
+    other = ConnectorLook(status(ConnectorState.FAILED, trace=POISON.replace("55", "56")))
     assert not judge(other, memory)[0].terminal
 
 
 def test_a_record_without_a_place_is_the_same_while_its_group_stands_still() -> None:
     trace = "ConnectException: Tolerance exceeded in error handler\nCaused by: DataException: bad bytes"
-    fails = Seen(status(State.FAILED, trace=trace), committed={"orders[0]": 17})
-    memory = Memory().restarted(fails)
+    fails = ConnectorLook(status(ConnectorState.FAILED, trace=trace), committed={"orders[0]": 17})
+    memory = ConnectorMemory().restarted(fails)
     assert "at or behind orders[0] 17 (DataException: bad bytes)" in judge(fails, memory)[0].error
     assert judge(fails, memory)[0].terminal
     assert not judge(replace(fails, committed={"orders[0]": 18}), memory)[0].terminal
     # A look into the topic has found which one it is.
     found = replace(fails, unreadable="orders[0] offset 21")
-    assert "orders[0] offset 21." in judge(found, Memory().restarted(found))[0].error
+    assert "orders[0] offset 21." in judge(found, ConnectorMemory().restarted(found))[0].error
 
 
 @pytest.mark.parametrize(
@@ -92,48 +100,48 @@ def test_a_record_without_a_place_is_the_same_while_its_group_stands_still() -> 
     ],
 )
 def test_what_passes_by_itself_is_never_poison(trace: str) -> None:
-    fails = Seen(status(State.FAILED, trace=trace))
-    assert not judge(fails, Memory().restarted(fails).restarted(fails))[0].terminal
+    fails = ConnectorLook(status(ConnectorState.FAILED, trace=trace))
+    assert not judge(fails, ConnectorMemory().restarted(fails).restarted(fails))[0].terminal
 
 
-def after(seconds: int, *looks: Seen) -> tuple[Action, str]:
+def after(seconds: int, *looks: ConnectorLook) -> tuple[SupervisorAction, str]:
     """Return what is done, with a look each ten seconds, the last one again and again."""
-    history, memory = History(submitted_at=0), Memory()
+    history, memory = SupervisionHistory(submitted_at=0), ConnectorMemory()
     for at in range(0, seconds + 1, 10):
         sight, memory = judge(looks[min(at // 10, len(looks) - 1)], memory)
         decision = decide(history, LIMITS, sight, at)
-        if decision.action is not Action.WAIT:
+        if decision.action is not SupervisorAction.WAIT:
             return decision.action, decision.reason
         history = decision.history
-    return Action.WAIT, ""
+    return SupervisorAction.WAIT, ""
 
 
 def test_lag_that_stands_is_a_stall_and_idleness_is_none() -> None:
-    behind = Seen(RUNS, committed={"orders[0]": 5}, lag=10, commits="1")
-    assert after(90, behind)[0] is Action.WAIT
+    behind = ConnectorLook(RUNS, committed={"orders[0]": 5}, lag=10, commits="1")
+    assert after(90, behind)[0] is SupervisorAction.WAIT
     assert after(100, behind) == (
-        Action.RESTART,
+        SupervisorAction.RESTART,
         "made no progress for 100 s (last: running, tasks: 2 running; 10 behind)",
     )
-    assert after(10_000, replace(behind, lag=0))[0] is Action.WAIT
+    assert after(10_000, replace(behind, lag=0))[0] is SupervisorAction.WAIT
     # Nobody can tell: a source, or a topic by a regular expression.
-    assert after(10_000, replace(behind, lag=None))[0] is Action.WAIT
+    assert after(10_000, replace(behind, lag=None))[0] is SupervisorAction.WAIT
     # It commits to its table, although no source offset has moved; or the other way round.
     for name, values in (("commits", "12345678901234567890"), ("committed", [{"orders[0]": n} for n in range(20)])):
         moving = [replace(behind, **{name: one}) for one in values]  # type: ignore[arg-type]  # of either kind
-        assert after(190, *moving)[0] is Action.WAIT
+        assert after(190, *moving)[0] is SupervisorAction.WAIT
 
 
 def test_a_worker_that_does_not_answer_is_borne_for_a_while() -> None:
-    away = Seen(problem="no answer")
-    assert after(60, Seen(RUNS, lag=0), away)[0] is Action.WAIT
-    assert after(90, Seen(RUNS, lag=0), away) == (Action.RESTART, "was not heard of for 70 s")
+    away = ConnectorLook(problem="no answer")
+    assert after(60, ConnectorLook(RUNS, lag=0), away)[0] is SupervisorAction.WAIT
+    assert after(90, ConnectorLook(RUNS, lag=0), away) == (SupervisorAction.RESTART, "was not heard of for 70 s")
 
 
 LOOKS = st.lists(
     st.builds(
-        Seen,
-        st.sampled_from([RUNS, FAILS, status(State.FAILED, trace=POISON), status(), None]),
+        ConnectorLook,
+        st.sampled_from([RUNS, FAILS, status(ConnectorState.FAILED, trace=POISON), status(), None]),
         committed=st.dictionaries(st.just("orders[0]"), st.integers(0, 3)),
         lag=st.sampled_from([None, 0, 7]),
         commits=st.sampled_from(["", "1", "2"]),
@@ -144,11 +152,11 @@ LOOKS = st.lists(
 
 
 @given(LOOKS)
-def test_over_any_history_memory_is_json_and_only_a_repeated_record_is_terminal(looks: list[Seen]) -> None:
-    memory, restarts = Memory(), 0
+def test_over_any_history_memory_is_json_and_only_a_repeated_record_is_terminal(looks: list[ConnectorLook]) -> None:
+    memory, restarts = ConnectorMemory(), 0
     for seen in looks:
         sight, memory = judge(seen, memory)
-        assert Memory.parse({**memory.to_dict(), "of_a_later_version": 1}) == memory
+        assert ConnectorMemory.parse({**memory.to_dict(), "of_a_later_version": 1}) == memory
         is_poison = seen.status is not None and any(task.trace == POISON for task in seen.status.tasks)
         assert sight.terminal == (is_poison and restarts > 0)
         if sight.driver is DriverState.FAILED:
@@ -157,8 +165,8 @@ def test_over_any_history_memory_is_json_and_only_a_repeated_record_is_terminal(
 
 
 @given(LOOKS)
-def test_moves_never_fall_and_rise_only_with_a_sign_of_life(looks: list[Seen]) -> None:
-    memory = Memory()
+def test_moves_never_fall_and_rise_only_with_a_sign_of_life(looks: list[ConnectorLook]) -> None:
+    memory = ConnectorMemory()
     for seen in looks:
         before = memory
         _, memory = judge(seen, memory)

@@ -12,14 +12,14 @@ from airflow_lakestream.config.arguments import proven_share
 from airflow_lakestream.connect.iceberg_sink import complete
 from airflow_lakestream.connect.proof import proof_of
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.run.publication import DecodedAgain
+from airflow_lakestream.run.publication import DecodingProof
 from tests.unit.decode.support import batch
 
 GIVEN = {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}
 JSON = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
 
 
-def proof(share: float = 1.0, **settings: str) -> DecodedAgain | None:
+def proof(share: float = 1.0, **settings: str) -> DecodingProof | None:
     given = {**GIVEN, **JSON, **{name.replace("_", "."): value for name, value in settings.items()}}
     sink = complete("c", given, "lake", 5)
     found: Any = proof_of(sink.config, lambda: None, share)  # type: ignore[arg-type, return-value]  # nothing is read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.connect.traces import Culprit, cause_of, culprit_of
+from airflow_lakestream.connect.traces import TraceRecord, cause_of, culprit_of
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ from airflow_lakestream.connect.traces import Culprit, cause_of, culprit_of
     ],
 )
 def test_places_as_connect_and_sinks_write_them(trace: str) -> None:
-    assert culprit_of(trace) == Culprit("orders.v1", 3, 55)
+    assert culprit_of(trace) == TraceRecord("orders.v1", 3, 55)
 
 
 def test_a_trace_without_a_place_blames_a_record_only_where_a_record_is_at_fault() -> None:
     assert culprit_of("ConnectException: the table is away") is None
     trace = "ConnectException: Tolerance exceeded in error handler\n\tat x\nCaused by: DataException: bad\n\tat y"
-    assert culprit_of(trace) == Culprit(error="DataException: bad")
+    assert culprit_of(trace) == TraceRecord(error="DataException: bad")
     assert cause_of("") == ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from airflow_lakestream.connect import watch
-from airflow_lakestream.connect.judging import Memory, Seen
-from airflow_lakestream.connect.status import ConnectorStatus, State, TaskStatus
+from airflow_lakestream.connect.judging import ConnectorLook, ConnectorMemory
+from airflow_lakestream.connect.status import ConnectorState, ConnectorStatus, TaskStatus
 from airflow_lakestream.connect.watch import ConnectorWatch
-from airflow_lakestream.driver.supervisor import History, Limits
+from airflow_lakestream.driver.supervisor import SupervisionHistory, SupervisionLimits
 
-RUNS = ConnectorStatus(State.RUNNING, (TaskStatus(0, State.RUNNING),))
+RUNS = ConnectorStatus(ConnectorState.RUNNING, (TaskStatus(0, ConnectorState.RUNNING),))
 SESSION = 45.0
 
 
@@ -33,11 +33,17 @@ def test_two_coordinators_are_told_once_where_none_of_them_can_be_the_last_life_
     now = 1_000.0
     monkeypatch.setattr(watch.time, "time", lambda: now)
     looks = iter(counts)
-    memory = Memory()
+    memory = ConnectorMemory()
     for _ in counts:
         # The memory goes from process to process.
-        given = Memory.parse(memory.to_dict())
-        one = ConnectorWatch(lambda: Seen(RUNS, coordinators=next(looks)), Limits(), History(now), given, SESSION)
+        given = ConnectorMemory.parse(memory.to_dict())
+        one = ConnectorWatch(
+            lambda: ConnectorLook(RUNS, coordinators=next(looks)),
+            SupervisionLimits(),
+            SupervisionHistory(now),
+            given,
+            SESSION,
+        )
         one.look()
         memory = one.memory
         now += 30

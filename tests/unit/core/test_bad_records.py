@@ -12,14 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.config.arguments import reject_limit
-from airflow_lakestream.core.bad_records import MOST_KINDS, USUAL, BadRecords, Kind, RejectLimit, TooManyRejected
+from airflow_lakestream.core.bad_records import MOST_KINDS, USUAL, BadRecords, ReasonKind, RejectLimit, TooManyRejected
 from airflow_lakestream.core.codec import decode_summary, encode_summary
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.batch import Limits
+from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
-from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.core.sharing.pieces import SharePiece
 from airflow_lakestream.exceptions import Terminal
 from tests.unit.core.test_landing import GROUP, IDENTITY, TABLE, TOPIC, FakeTable, FakeTopic, job, span
 
@@ -85,7 +85,7 @@ def test_a_run_counts_what_it_read_so_far_before_each_commit_and_keeps_what_it_c
 ) -> None:
     """Each chunk is a commit. The first try takes some records, the second one the rest."""
     topic, table = FakeTopic({0: (0, len(bad))}, chunk_size=chunk), FakeTable()
-    limits = Limits(max_batch_bytes=1, max_rejected=limit)
+    limits = RunLimits(max_batch_bytes=1, max_rejected=limit)
     judge = Judge(bad, skips)
 
     def decoders(schema: object, first: RawBatch | None) -> Judge:
@@ -122,7 +122,8 @@ def test_a_run_counts_what_it_read_so_far_before_each_commit_and_keeps_what_it_c
 
 
 KINDS = st.lists(
-    st.builds(Kind, st.sampled_from(["decode", "sql"]), st.sampled_from("abcdefgh"), st.integers(1, 99)), max_size=5
+    st.builds(ReasonKind, st.sampled_from(["decode", "sql"]), st.sampled_from("abcdefgh"), st.integers(1, 99)),
+    max_size=5,
 )
 BAD = st.builds(
     BadRecords,
@@ -139,9 +140,9 @@ def test_sums_count_each_record_stay_small_and_travel_as_json(parts: list[BadRec
     assert len(total.kinds) <= MOST_KINDS
     assert [kind.count for kind in total.kinds] == sorted((kind.count for kind in total.kinds), reverse=True)
     assert BadRecords.from_dict(json.loads(json.dumps(total.to_dict()))) == total
-    piece = Piece(IDENTITY, span(0, 9), {0: Counts(9, 9)}, {}, {"files": []}, total)
-    assert Piece.from_dict(json.loads(json.dumps(piece.to_dict()))) == piece
-    assert Piece.from_dict(json.loads(json.dumps(piece.to_dict()))).bad == total
+    piece = SharePiece(IDENTITY, span(0, 9), {0: Counts(9, 9)}, {}, {"files": []}, total)
+    assert SharePiece.from_dict(json.loads(json.dumps(piece.to_dict()))) == piece
+    assert SharePiece.from_dict(json.loads(json.dumps(piece.to_dict()))).bad == total
 
 
 def test_a_cause_is_told_where_it_explains_most() -> None:
@@ -152,7 +153,7 @@ def test_a_cause_is_told_where_it_explains_most() -> None:
 
 
 def test_the_error_names_the_reasons_by_how_many_there_are_the_cause_and_what_to_do() -> None:
-    few, many = Kind("sql", "b", 2, ("t[0] offset 7: b",)), Kind("decode", "a", 10, ("t[0] offset 5: a 1",))
+    few, many = ReasonKind("sql", "b", 2, ("t[0] offset 7: b",)), ReasonKind("decode", "a", 10, ("t[0] offset 5: a 1",))
     bad = BadRecords(14, (many, few), {CAUSE: 12, "": 2})
     with pytest.raises(TooManyRejected) as caught:
         USUAL.check(TABLE, 20, bad, 4, at_commit=True)

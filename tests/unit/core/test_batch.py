@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.core.landing.batch import EARLY_BYTES, Batch, Decoded, Limits
+from airflow_lakestream.core.landing.batch import EARLY_BYTES, Batch, DecodedChunk, RunLimits
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch
 
 MIB = 2**20
-LIMITS = Limits(max_batch_bytes=256 * MIB, checkpoint_interval=3600)
+LIMITS = RunLimits(max_batch_bytes=256 * MIB, checkpoint_interval=3600)
 
 
 def read(planned: int, size: int, *, early: bool, records: int = 100) -> Batch:
@@ -19,7 +19,7 @@ def read(planned: int, size: int, *, early: bool, records: int = 100) -> Batch:
     state = TopicState(TopicIdentity("t", "id", "cluster"), {})
     batch = Batch(Plan(state, RangeSet([OffsetRange("t", 0, 0, planned)])), early=early)
     outcome = DecodedBatch([None] * records, Counts(read=records, written=records))
-    batch.add(Decoded(OffsetRange("t", 0, 0, records), range(records), size, outcome))
+    batch.add(DecodedChunk(OffsetRange("t", 0, 0, records), range(records), size, outcome))
     return batch
 
 
@@ -49,8 +49,8 @@ def test_what_other_processes_have_read_counts_too() -> None:
 
 def test_most_records_bound_what_is_to_come() -> None:
     batch = read(10**9, EARLY_BYTES, early=True)
-    assert not batch.is_due(Limits(max_records=1_000, max_batch_bytes=256 * MIB))
-    assert batch.is_due(Limits(max_records=10_000, max_batch_bytes=256 * MIB))
+    assert not batch.is_due(RunLimits(max_records=1_000, max_batch_bytes=256 * MIB))
+    assert batch.is_due(RunLimits(max_records=10_000, max_batch_bytes=256 * MIB))
 
 
 def test_after_the_first_commit_none_is_early() -> None:

@@ -25,7 +25,16 @@ from airflow_lakestream.core.codec import (
     encode_ranges,
     encode_summary,
 )
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Made, Streamed, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import (
+    Counts,
+    FunctionRows,
+    Landing,
+    LandingEngine,
+    Ledger,
+    StreamBatch,
+    TopicEntry,
+    TopicIdentity,
+)
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import landings, ledgers
 
@@ -62,15 +71,15 @@ def test_a_summary_without_our_keys_is_no_landing() -> None:
 LANDING = Landing("id", "run", {TopicIdentity("t", "i", "c"): TopicEntry(counts=Counts(2, 2))})
 
 
-@pytest.mark.parametrize("engine", [None, *Engine])
-def test_a_summary_says_which_engine_landed(engine: Engine | None) -> None:
+@pytest.mark.parametrize("engine", [None, *LandingEngine])
+def test_a_summary_says_which_engine_landed(engine: LandingEngine | None) -> None:
     landing = decode_summary(encode_summary("g", replace(LANDING, engine=engine)), "g", "snapshot 1")
     assert landing is not None
     assert landing.engine is engine
 
 
-@pytest.mark.parametrize("made", [None, Made("sessions:by_user", 7)])
-def test_a_summary_says_which_function_made_rows_without_positions(made: Made | None) -> None:
+@pytest.mark.parametrize("made", [None, FunctionRows("sessions:by_user", 7)])
+def test_a_summary_says_which_function_made_rows_without_positions(made: FunctionRows | None) -> None:
     landing = decode_summary(encode_summary("g", replace(LANDING, made=made)), "g", "snapshot 1")
     assert landing is not None
     assert landing.made == made
@@ -79,7 +88,7 @@ def test_a_summary_says_which_function_made_rows_without_positions(made: Made | 
 
 def test_a_summary_says_to_people_which_batch_of_a_query_it_is_and_how_far_it_read() -> None:
     landed = RangeSet([OffsetRange("t", 0, 5, 9), OffsetRange("t", 1, 0, 4)])
-    entry = TopicEntry(landed, streamed=Streamed("q", 3, 17))
+    entry = TopicEntry(landed, streamed=StreamBatch("q", 3, 17))
     summary = encode_summary("g", replace(LANDING, topics={TopicIdentity("t", "i", "c"): entry}))
     assert json.loads(summary[SUMMARY_STREAM]) == {"query": "q", "batch": 3, "watermark": 17, "ends": "0:9;4"}
     assert SUMMARY_STREAM not in encode_summary("g", LANDING)

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.batch import Limits
+from airflow_lakestream.core.landing.batch import RunLimits
 from airflow_lakestream.core.landing.contention import GIVE_WAY, MAX_CONFLICTS, Contention
-from airflow_lakestream.core.landing.job import Job, Stopped
-from airflow_lakestream.core.landing.modes import ByInterval, Resume
+from airflow_lakestream.core.landing.job import LandingJob, Stopped
+from airflow_lakestream.core.landing.modes import IntervalMode, ResumeMode
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,
     LogTruncated,
+    PartitionWatermarks,
     Plan,
     TopicReplaced,
     TopicState,
-    Watermarks,
 )
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ports import Boundary, Chunk, LedgerConflict, OffsetsGone, TableState
+from airflow_lakestream.core.ports import LedgerConflict, OffsetsGone, RecordChunk, TableState, TimeBoundary
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
@@ -45,7 +45,7 @@ class FakeTopic:
     mirrored: dict[int, int] = field(default_factory=dict)
 
     def look(self) -> TopicState:
-        return TopicState(self.found, {p: Watermarks(low, end) for p, (low, end) in self.logs.items()})
+        return TopicState(self.found, {p: PartitionWatermarks(low, end) for p, (low, end) in self.logs.items()})
 
     def identity(self) -> TopicIdentity:
         return self.found
@@ -56,7 +56,7 @@ class FakeTopic:
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         self.mirrored = dict(offsets)
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
         for r in plan.ranges:
             for start in range(r.from_offset, r.until_offset, self.chunk_size):
                 covers = OffsetRange(TOPIC, r.partition, start, min(start + self.chunk_size, r.until_offset))
@@ -64,12 +64,12 @@ class FakeTopic:
                     raise OffsetsGone(TOPIC, r.partition, start)
                 yield self._chunk(covers)
 
-    def _chunk(self, covers: OffsetRange) -> Chunk:
+    def _chunk(self, covers: OffsetRange) -> RecordChunk:
         holes = self.holes.intervals(TOPIC, covers.partition)
         there = range(covers.from_offset, covers.until_offset)
         offsets = [o for o in there if not any(start <= o < end for start, end in holes)]
         batch = RawBatch(TOPIC, covers.partition, offsets, [0] * len(offsets), [b"{}"] * len(offsets))
-        return Chunk(covers, batch, 2 * len(offsets))
+        return RecordChunk(covers, batch, 2 * len(offsets))
 
 
 class FakeTable:
@@ -153,8 +153,8 @@ class FakeDecoders:
         return self.has_waiting
 
 
-def job(topic: FakeTopic, table: FakeTable, **more: object) -> Job:
-    made = Job("this-run", TABLE, GROUP, topic, topic, FakeDecoders(), table)
+def job(topic: FakeTopic, table: FakeTable, **more: object) -> LandingJob:
+    made = LandingJob("this-run", TABLE, GROUP, topic, topic, FakeDecoders(), table)
     return replace(made, **more)  # type: ignore[arg-type]  # a keyword each, of fields of several types
 
 
@@ -185,7 +185,7 @@ def test_runs_until_nothing_is_left_land_each_record_once_and_cover_every_offset
     logs = {p: (low, low + width) for p, (low, width) in logs.items()}
     topic = FakeTopic(logs, RangeSet(OffsetRange(TOPIC, p, o, o + w) for p, o, w in holes), chunk_size)
     table = FakeTable()
-    limits = Limits(max_records=max_records, max_batch_bytes=batch_bytes)
+    limits = RunLimits(max_records=max_records, max_batch_bytes=batch_bytes)
     for number in range(60):
         report = land(job(topic, table, run_id=f"run-{number}", limits=limits))
         assert report.counts.read == report.counts.written
@@ -200,7 +200,7 @@ def test_runs_until_nothing_is_left_land_each_record_once_and_cover_every_offset
 def test_max_records_cuts_behind_the_last_record_and_the_rest_comes_next() -> None:
     topic, table = FakeTopic({0: (0, 10)}, holes=span(2, 4), chunk_size=10), FakeTable()
 
-    first = land(job(topic, table, limits=Limits(max_records=3)))
+    first = land(job(topic, table, limits=RunLimits(max_records=3)))
 
     # Offsets 2 and 3 hold no record: the third record is at 4.
     assert (first.counts.read, table.landed, first.remaining_lag) == (3, span(0, 5), 5)
@@ -213,7 +213,7 @@ def test_max_records_cuts_behind_the_last_record_and_the_rest_comes_next() -> No
 def test_first_records_that_tell_no_columns_wait_for_one_that_does(max_records: int | None, has_waiting: bool) -> None:
     topic, table = FakeTopic({0: (0, 6)}, chunk_size=4), FakeTable(exists=False)
     telling = FakeDecoders(6, has_waiting)
-    limits = Limits(max_records=max_records, max_batch_bytes=1)
+    limits = RunLimits(max_records=max_records, max_batch_bytes=1)
     waiting = land(job(topic, table, decoders=telling, limits=limits))
     assert (waiting.snapshot_ids, waiting.lacks_columns, waiting.remaining_lag) == ([], True, 6)
     assert not table.exists
@@ -231,7 +231,7 @@ def test_first_records_that_tell_no_columns_wait_for_one_that_does(max_records: 
 def test_what_a_run_must_write_down_is_refused_while_nothing_tells_the_columns() -> None:
     topic, table, telling = FakeTopic({0: (2, 6)}), FakeTable(exists=False), FakeDecoders(float("inf"))
     with pytest.raises(InvalidArgument, match="no record tells its columns"):
-        land(job(topic, table, decoders=telling, mode=Resume(start_moves=True)))
+        land(job(topic, table, decoders=telling, mode=ResumeMode(start_moves=True)))
 
 
 def test_a_conflict_discards_and_plans_anew() -> None:
@@ -285,9 +285,9 @@ def test_a_plan_made_anew_keeps_the_ends_of_the_first_look() -> None:
 class TimedTopic(FakeTopic):
     """A topic whose records are all of one time, and none is later: every boundary after it is open."""
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         return {
-            p: Boundary(marks.end, is_open=True) if at_ms > 0 else Boundary(marks.low)
+            p: TimeBoundary(marks.end, is_open=True) if at_ms > 0 else TimeBoundary(marks.low)
             for p, marks in state.marks.items()
         }
 
@@ -302,7 +302,7 @@ def test_an_interval_that_a_rollback_took_from_the_covered_time_is_looked_at_to_
         topic.logs[0] = (0, 9)
 
     table.before_commit.append(roll_back_and_grow)
-    land(job(topic, table, mode=ByInterval(0, 10)))
+    land(job(topic, table, mode=IntervalMode(0, 10)))
     assert sorted(table.rows) == all_of(topic)
     assert table.ledgers[GROUP].entry(IDENTITY).covered == ((0, 10),)
 
@@ -340,7 +340,7 @@ def test_conflicts_with_a_commit_of_ours_in_between_are_not_counted_together() -
     for _ in range(MAX_CONFLICTS + 5):
         table.before_commit += [lambda: None, lambda: table.others_land("other", _next(table))]
 
-    report = land(job(topic, table, limits=Limits(max_batch_bytes=1)))
+    report = land(job(topic, table, limits=RunLimits(max_batch_bytes=1)))
 
     assert sorted(table.rows) == all_of(topic)
     assert report.counts.read == 200 - (MAX_CONFLICTS + 5)
@@ -356,7 +356,7 @@ def test_offsets_that_went_while_reading_are_looked_at_again() -> None:
     table.others_land("earlier", (0, 0, 2))
 
     class Losing(FakeTopic):
-        def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+        def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
             self.logs[0] = (5, 10)
             return super().read(plan, cancelled)
 
@@ -379,11 +379,11 @@ def test_a_retry_of_a_landed_run_returns_its_report() -> None:
 def test_the_report_says_what_became_of_the_schema_in_all_tries() -> None:
     topic, table = FakeTopic({0: (0, 4)}, chunk_size=1), FakeTable()
     table.changes = {1: ["add column x string"], 3: ["widen column y from int to bigint"]}
-    limits = Limits(max_batch_bytes=1, max_records=2)
+    limits = RunLimits(max_batch_bytes=1, max_records=2)
 
     first = land(job(topic, table, limits=limits))
     assert first.schema_changes == ["add column x string"]
-    again = land(job(topic, table, limits=Limits(max_batch_bytes=1)))
+    again = land(job(topic, table, limits=RunLimits(max_batch_bytes=1)))
 
     assert again.to_dict()["schema_changes"] == ["add column x string", "widen column y from int to bigint"]
 
@@ -391,7 +391,7 @@ def test_the_report_says_what_became_of_the_schema_in_all_tries() -> None:
 def test_max_records_counts_what_earlier_tries_of_the_run_landed() -> None:
     topic, table = FakeTopic({0: (0, 10)}), FakeTable()
     table.others_land("this-run", (0, 0, 4))
-    report = land(job(topic, table, limits=Limits(max_records=6)))
+    report = land(job(topic, table, limits=RunLimits(max_records=6)))
     assert report.counts.read == 6
     assert table.landed == span(0, 6)
 
@@ -407,7 +407,7 @@ def test_a_topic_replaced_between_plan_and_commit_commits_nothing() -> None:
     topic, table = FakeTopic({0: (0, 10)}), FakeTable()
 
     class Replaced(FakeTopic):
-        def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+        def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[RecordChunk]:
             yield from super().read(plan, cancelled)
             self.found = replace(IDENTITY, topic_id="another-id")
 
@@ -441,7 +441,7 @@ def test_a_stop_between_two_batches_keeps_what_is_committed_and_nothing_else() -
     table.before_commit = [lambda: None, stop.set]
 
     with pytest.raises(Stopped):
-        land(job(topic, table, stop=stop, limits=Limits(max_batch_bytes=1)))
+        land(job(topic, table, stop=stop, limits=RunLimits(max_batch_bytes=1)))
 
     assert sorted(table.rows) == [(0, o) for o in range(10)]
     assert table.landed == span(0, 10)
@@ -452,7 +452,7 @@ def test_a_moving_start_without_a_place_for_it_is_refused() -> None:
     topic, table = FakeTopic({0: (0, 0)}), FakeTable(exists=False)
     assert land(job(topic, table)).snapshot_ids == []
     with pytest.raises(InvalidArgument, match="schema"):
-        land(job(topic, table, mode=Resume(start_moves=True)))
+        land(job(topic, table, mode=ResumeMode(start_moves=True)))
 
 
 def test_a_start_above_the_logs_start_without_a_place_for_it_is_refused() -> None:
@@ -472,7 +472,7 @@ def test_an_idle_timeout_follows_what_comes_and_a_later_stop_ends_it() -> None:
         topic.logs[0] = (0, 8)
 
     table.before_commit = [grow, stop.set]
-    report = land(job(topic, table, stop=stop, limits=Limits(idle_timeout=30)))
+    report = land(job(topic, table, stop=stop, limits=RunLimits(idle_timeout=30)))
 
     assert sorted(table.rows) == all_of(topic)
     assert len(report.snapshot_ids) == 2

@@ -12,7 +12,7 @@ from airflow_lakestream.core.ledger import (
     CountsDoNotAddUp,
     Landing,
     Ledger,
-    Noted,
+    NotedLandings,
     TopicEntry,
     TopicIdentity,
 )
@@ -84,7 +84,7 @@ def test_a_ledger_remembers_the_last_landings_with_a_note() -> None:
     ledger = Ledger("g")
     for number in range(MOST_NOTED):
         ledger = ledger.add(Landing(f"quiet-{number}", "run", {})).add(Landing(f"{number}", "run", {}, noted=True))
-    assert ledger.noted == Noted(tuple(map(str, range(MOST_NOTED))), complete=True)
+    assert ledger.noted == NotedLandings(tuple(map(str, range(MOST_NOTED))), complete=True)
     assert ledger.noted.has_all_since(())
     early, late = ledger.noted.newest(1), ledger.noted
     for number in range(MOST_NOTED, MOST_NOTED + 2):

@@ -15,7 +15,7 @@ import pytest
 from airflow_lakestream.core import lineage
 from airflow_lakestream.core.codec import decode_property, property_key
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.lineage import Reading, TableFacts
+from airflow_lakestream.core.lineage import LedgerReading, TableFacts
 from tests.support.table_model import GROUPS, IDENTITIES, Reader, TableModel
 
 pytestmark = pytest.mark.long
@@ -57,29 +57,29 @@ def is_wrong(table: TableModel, group: str) -> bool:
     return entry.landed != table.true_held(group) or entry.counts.written != table.true_held(group).width
 
 
-def newest_wins(history: Iterable[TableFacts], group: str) -> Reading:
+def newest_wins(history: Iterable[TableFacts], group: str) -> LedgerReading:
     facts = next(iter(history))
     text = facts.properties.get(property_key(group))
     if text is None or facts.head_id is None:
-        return Reading(None, Ledger(group), ())
+        return LedgerReading(None, Ledger(group), ())
     value = decode_property(text, group)
-    return Reading(value.base_id, value.base, value.journal)
+    return LedgerReading(value.base_id, value.base, value.journal)
 
 
-def head_looks_like_root(history: Iterable[TableFacts], group: str) -> Reading:
-    class Credulous(lineage._Chain):
+def head_looks_like_root(history: Iterable[TableFacts], group: str) -> LedgerReading:
+    class Credulous(lineage._SnapshotChain):
         def learn(self, facts: TableFacts) -> None:
             super().learn(facts)
             self._roots |= {s.snapshot_id for s in facts.snapshots.values() if s.parent_id is None}
 
-    original, lineage._Chain = lineage._Chain, Credulous
+    original, lineage._SnapshotChain = lineage._SnapshotChain, Credulous
     try:
         return lineage.read(history, group)
     finally:
-        lineage._Chain = original
+        lineage._SnapshotChain = original
 
 
-def property_only_when_head_is_unknown(history: Iterable[TableFacts], group: str) -> Reading:
+def property_only_when_head_is_unknown(history: Iterable[TableFacts], group: str) -> LedgerReading:
     """The naive rule: the newest ancestor that can be seen to carry the group, else the property."""
     try:
         return lineage.read([next(iter(history))], group)

@@ -10,12 +10,17 @@ from itertools import pairwise
 
 import pytest
 
-from airflow_lakestream.core.landing.modes import ByInterval, ByRanges, Look, Mode
-from airflow_lakestream.core.landing.plan import BeginningLost, DataLoss, Plan, TopicState, Watermarks
-from airflow_lakestream.core.landing.streamed import LandedBesideStream, OneBatch, StreamReplaced, StreamRolledBack
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Streamed, TopicEntry, TopicIdentity
+from airflow_lakestream.core.landing.modes import IntervalMode, PlanningLook, RangesMode, RunMode
+from airflow_lakestream.core.landing.plan import BeginningLost, DataLoss, PartitionWatermarks, Plan, TopicState
+from airflow_lakestream.core.landing.streamed import (
+    LandedBesideStream,
+    StreamBatchMode,
+    StreamReplaced,
+    StreamRolledBack,
+)
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, StreamBatch, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Boundary, StreamConflict
+from airflow_lakestream.core.ports import StreamConflict, TimeBoundary
 from airflow_lakestream.core.ranges import RangeSet, coalesce
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.guards import check_follows
@@ -33,25 +38,27 @@ class Log:
     lows: dict[int, int] = field(default_factory=dict)
 
     def state(self) -> TopicState:
-        return TopicState(IDENTITY, {p: Watermarks(self.lows.get(p, 0), len(at)) for p, at in enumerate(self.stamps)})
+        return TopicState(
+            IDENTITY, {p: PartitionWatermarks(self.lows.get(p, 0), len(at)) for p, at in enumerate(self.stamps)}
+        )
 
-    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, TimeBoundary]:
         return {p: self._boundary(p, marks, at_ms) for p, marks in state.marks.items()}
 
-    def _boundary(self, partition: int, marks: Watermarks, at_ms: int) -> Boundary:
+    def _boundary(self, partition: int, marks: PartitionWatermarks, at_ms: int) -> TimeBoundary:
         if at_ms <= 0:
-            return Boundary(marks.low)
+            return TimeBoundary(marks.low)
         for offset in range(marks.low, marks.end):
             if self.stamps[partition][offset] >= at_ms:
-                return Boundary(offset)
-        return Boundary(marks.end, is_open=True)
+                return TimeBoundary(offset)
+        return TimeBoundary(marks.end, is_open=True)
 
     def __getattr__(self, name: str) -> object:
         raise AssertionError(f"a mode has no business with {name}")
 
 
-def look(log: Log, entry: TopicEntry | None = None, on_data_loss: OnDataLoss = OnDataLoss.FAIL) -> Look:
-    return Look(TABLE, entry or TopicEntry(), log.state(), log, on_data_loss)  # type: ignore[arg-type]  # only boundaries() of a source
+def look(log: Log, entry: TopicEntry | None = None, on_data_loss: OnDataLoss = OnDataLoss.FAIL) -> PlanningLook:
+    return PlanningLook(TABLE, entry or TopicEntry(), log.state(), log, on_data_loss)  # type: ignore[arg-type]  # only boundaries() of a source
 
 
 def span(start: int, end: int, partition: int = 0) -> RangeSet:
@@ -62,7 +69,7 @@ def span(start: int, end: int, partition: int = 0) -> RangeSet:
 
 
 def test_an_interval_takes_the_offsets_between_its_boundaries() -> None:
-    plan = ByInterval(10, 20).plan(look(Log([[5, 10, 12, 9, 25, 11], [10, 20]])))
+    plan = IntervalMode(10, 20).plan(look(Log([[5, 10, 12, 9, 25, 11], [10, 20]])))
     # The 9 is late, and belongs to the tile that its offset is in; so does the 11, which comes after the 25.
     assert plan.ranges == span(1, 4) | span(0, 1, 1)
     assert plan.covered == (10, 20)
@@ -71,23 +78,23 @@ def test_an_interval_takes_the_offsets_between_its_boundaries() -> None:
 
 def test_an_interval_whose_records_are_all_there_is_complete() -> None:
     entry = TopicEntry(span(1, 3), covered=((10, 20),))
-    plan = ByInterval(10, 20).plan(look(Log([[5, 10, 12, 25]]), entry))
+    plan = IntervalMode(10, 20).plan(look(Log([[5, 10, 12, 25]]), entry))
     assert not plan.changes_the_ledger
     assert plan.completes
 
 
 def test_an_interval_with_an_open_end_lands_what_is_there_and_is_not_complete() -> None:
     log = Log([[5, 10, 12]])
-    plan = ByInterval(10, 20).plan(look(log))
+    plan = IntervalMode(10, 20).plan(look(log))
     assert plan.ranges == span(1, 3)
     after = TopicEntry(plan.ranges, covered=((10, 20),))
-    again = ByInterval(10, 20).plan(look(log, after))
+    again = IntervalMode(10, 20).plan(look(log, after))
     assert not again.changes_the_ledger
     assert not again.completes
 
 
 def test_an_empty_interval_with_an_open_end_is_written_down_all_the_same() -> None:
-    plan = ByInterval(10, 20).plan(look(Log([[5]])))
+    plan = IntervalMode(10, 20).plan(look(Log([[5]])))
     assert not plan.ranges
     assert plan.covered == (10, 20)
     assert plan.changes_the_ledger
@@ -96,43 +103,43 @@ def test_an_empty_interval_with_an_open_end_is_written_down_all_the_same() -> No
 def test_the_seam_of_an_earlier_interval_is_closed() -> None:
     # [0, 10) was covered when the log ended at 2; the two that came then are late, and before the first of [10, 20).
     entry = TopicEntry(span(0, 2), covered=((0, 10),))
-    plan = ByInterval(10, 20).plan(look(Log([[1, 2, 3, 4, 12, 30]]), entry))
+    plan = IntervalMode(10, 20).plan(look(Log([[1, 2, 3, 4, 12, 30]]), entry))
     assert plan.ranges == span(2, 5)
 
 
 def test_an_interval_that_begins_at_the_start_of_a_log_that_lost_records() -> None:
     log = Log([[0, 1, 2, 3, 30]], lows={0: 2})
     with pytest.raises(BeginningLost, match=r"orders\[0\] \[0,2\)") as caught:
-        ByInterval(0, 10).plan(look(log))
+        IntervalMode(0, 10).plan(look(log))
     assert isinstance(caught.value, DataLoss)
     assert caught.value.ranges == span(0, 2)
-    plan = ByInterval(0, 10).plan(look(log, on_data_loss=OnDataLoss.RECORD))
+    plan = IntervalMode(0, 10).plan(look(log, on_data_loss=OnDataLoss.RECORD))
     assert (plan.lost, plan.ranges) == (span(0, 2), span(2, 4))
     # What the ledger holds is not lost, and an interval that begins later has nothing to do with it.
-    assert ByInterval(0, 10).plan(look(log, TopicEntry(span(0, 2)))).ranges == span(2, 4)
-    assert ByInterval(3, 10).plan(look(log)).ranges == span(3, 4)
+    assert IntervalMode(0, 10).plan(look(log, TopicEntry(span(0, 2)))).ranges == span(2, 4)
+    assert IntervalMode(3, 10).plan(look(log)).ranges == span(3, 4)
 
 
 def test_an_interval_that_ends_before_1970_is_empty_whatever_the_log_has_lost() -> None:
     log = Log([[-5, -1, 3, 4]], lows={0: 2})
     for start, end in ((-10, -5), (-10, 0), (-1, 0)):
-        plan = ByInterval(start, end).plan(look(log))
+        plan = IntervalMode(start, end).plan(look(log))
         assert (plan.changes_the_ledger, plan.completes) == (False, True)
-        assert not ByInterval(start, end).own(look(log, TopicEntry(span(0, 2))))
+        assert not IntervalMode(start, end).own(look(log, TopicEntry(span(0, 2))))
     with pytest.raises(BeginningLost, match=r"orders\[0\] \[0,2\)"):
-        ByInterval(-10, 1).plan(look(log))
+        IntervalMode(-10, 1).plan(look(log))
 
 
 def test_ranges_by_hand() -> None:
     log = Log([[0] * 10, [0] * 4], lows={1: 2})
-    mode = ByRanges(((0, 2, 8), (0, 9, 10)))
+    mode = RangesMode(((0, 2, 8), (0, 9, 10)))
     assert mode.plan(look(log, TopicEntry(span(0, 4)))).ranges == span(4, 8) | span(9, 10)
     assert not mode.plan(look(log, TopicEntry(span(0, 10)))).changes_the_ledger
     with pytest.raises(InvalidArgument, match=r"^ranges: orders has no partition 7; it has 0, 1"):
-        ByRanges(((7, 0, 1),)).plan(look(log))
+        RangesMode(((7, 0, 1),)).plan(look(log))
     with pytest.raises(InvalidArgument, match=r"^ranges: orders\[1\] ends at 4, before 5"):
-        ByRanges(((1, 2, 5),)).plan(look(log))
-    below = ByRanges(((1, 1, 4),))
+        RangesMode(((1, 2, 5),)).plan(look(log))
+    below = RangesMode(((1, 1, 4),))
     with pytest.raises(DataLoss, match=r"orders\[1\] \[1,2\)"):
         below.plan(look(log))
     plan = below.plan(look(log, on_data_loss=OnDataLoss.RECORD))
@@ -146,7 +153,7 @@ def test_ranges_by_hand() -> None:
 class Run:
     """One run of an interval, a step at a time: it plans from what it sees, and commits later."""
 
-    mode: Mode
+    mode: RunMode
     plan: Plan | None = None
     ends: TopicState | None = None
     done: bool = False
@@ -157,7 +164,7 @@ class Schedule:
 
     WIDTH, TILES = 10, 4
 
-    def __init__(self, seed: int, kind: type[ByInterval] = ByInterval) -> None:
+    def __init__(self, seed: int, kind: type[IntervalMode] = IntervalMode) -> None:
         self.random = random.Random(seed)
         self.log = Log([[], []])
         self.ledger = Ledger("g")
@@ -239,25 +246,25 @@ def test_no_schedule_leaves_a_seam_or_lands_anything_twice(block: int) -> None:
         assert schedule.doubled() == 0, f"LAKESTREAM_SCHEDULES: seed {seed}"
 
 
-class TileAlone(ByInterval):
+class TileAlone(IntervalMode):
     """A bug put in on purpose: a tile looks only at itself, and leaves the seams open."""
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         mine = replace(look.entry, covered=(self.interval,) if self.ends_are_fixed(look.entry) else ())
         return super().plan(replace(look, entry=mine))
 
 
-class NoSecondLook(ByInterval):
+class NoSecondLook(IntervalMode):
     """Another one: a run does not look again after its coverage is written down."""
 
-    def plan(self, look: Look) -> Plan:
+    def plan(self, look: PlanningLook) -> Plan:
         if self.ends_are_fixed(look.entry):
             return Plan(look.state, RangeSet())
         return super().plan(look)
 
 
 @pytest.mark.parametrize("mutant", [TileAlone, NoSecondLook])
-def test_the_simulation_sees_seams_that_are_left_open(mutant: type[ByInterval]) -> None:
+def test_the_simulation_sees_seams_that_are_left_open(mutant: type[IntervalMode]) -> None:
     def leaves_a_seam(seed: int) -> bool:
         schedule = Schedule(seed, mutant)
         schedule.play()
@@ -269,16 +276,16 @@ def test_the_simulation_sees_seams_that_are_left_open(mutant: type[ByInterval]) 
 # A batch of a streaming query
 
 
-def streamed(batch: int, query: str = "q") -> Streamed:
-    return Streamed(query, batch, 0)
+def streamed(batch: int, query: str = "q") -> StreamBatch:
+    return StreamBatch(query, batch, 0)
 
 
 def entry_at(batch: int, ranges: RangeSet, query: str = "q") -> TopicEntry:
     return TopicEntry(ranges, origin={0: 0}, streamed=streamed(batch, query))
 
 
-def one_batch(number: int, ranges: RangeSet) -> OneBatch:
-    return OneBatch(streamed(number), {0: 2}, ranges, "g")
+def one_batch(number: int, ranges: RangeSet) -> StreamBatchMode:
+    return StreamBatchMode(streamed(number), {0: 2}, ranges, "g")
 
 
 LOG = Log([[1] * 9])
@@ -309,7 +316,7 @@ def test_a_batch_without_records_is_written_down_and_one_that_is_there_is_not() 
     ],
 )
 def test_a_batch_that_does_not_follow_what_the_table_holds_is_refused(
-    batch: OneBatch, entry: TopicEntry, error: type[Exception], words: str
+    batch: StreamBatchMode, entry: TopicEntry, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         batch.plan(look(LOG, entry))

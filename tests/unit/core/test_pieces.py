@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.plan import Plan, TopicState
-from airflow_lakestream.core.ledger import Counts, Engine, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, LandingEngine, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.sharing.pieces import (
     Files,
-    Handed,
-    Piece,
-    Share,
+    HandedPieces,
+    PlanShare,
+    SharePiece,
     UnreadablePiece,
     at_most_offsets,
     ranges_from_dict,
     ranges_to_dict,
     split,
 )
-from airflow_lakestream.core.source_types import KeptTypes
+from airflow_lakestream.core.source_types import LedgerTypes
 from tests.support.core_strategies import IDENTITY, TOPIC, by_partition, counts, range_sets
 
 FILES = {"files": [{"file_path": "s3://a/b", "partition": [None, {"float": "nan"}]}]}
@@ -33,10 +33,10 @@ def of(*ranges: tuple[int, int, int]) -> RangeSet:
     return RangeSet(OffsetRange(TOPIC, *r) for r in ranges)
 
 
-def piece(*ranges: tuple[int, int, int], identity: TopicIdentity = IDENTITY, epoch: int | None = None) -> Piece:
+def piece(*ranges: tuple[int, int, int], identity: TopicIdentity = IDENTITY, epoch: int | None = None) -> SharePiece:
     read = of(*ranges).width
     epochs = {} if epoch is None else {0: epoch}
-    return Piece(identity, of(*ranges), {0: Counts(read, read)}, epochs, {"files": []})
+    return SharePiece(identity, of(*ranges), {0: Counts(read, read)}, epochs, {"files": []})
 
 
 @given(range_sets(), st.integers(1, 9), st.integers(1, 12))
@@ -84,15 +84,15 @@ def test_so_many_offsets_are_the_beginnings_of_the_partitions(ranges: RangeSet, 
 def test_a_share_survives_json(
     ranges: RangeSet, epochs: dict[int, int], known: dict[int, int], until: dict[int, int]
 ) -> None:
-    share = Share(IDENTITY, ranges, epochs, known, until)
-    assert Share.from_dict(json.loads(json.dumps(share.to_dict()))) == share
+    share = PlanShare(IDENTITY, ranges, epochs, known, until)
+    assert PlanShare.from_dict(json.loads(json.dumps(share.to_dict()))) == share
     assert ranges_from_dict(json.loads(json.dumps(ranges_to_dict(IDENTITY, ranges)))) == ranges
 
 
 @given(range_sets(), st.dictionaries(st.integers(0, 9), counts()), by_partition())
 def test_a_piece_survives_json(ranges: RangeSet, read: dict[int, Counts], epochs: dict[int, int]) -> None:
-    handed = Piece(IDENTITY, ranges, read, epochs, FILES)
-    assert Piece.from_dict(json.loads(json.dumps(handed.to_dict()))) == handed
+    handed = SharePiece(IDENTITY, ranges, read, epochs, FILES)
+    assert SharePiece.from_dict(json.loads(json.dumps(handed.to_dict()))) == handed
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_piece_survives_json(ranges: RangeSet, read: dict[int, Counts], epochs
 )
 def test_what_another_version_wrote_is_refused(change: dict[str, object], what: str) -> None:
     with pytest.raises(UnreadablePiece, match=what) as caught:
-        Piece.from_dict(piece((0, 0, 5)).to_dict() | change)
+        SharePiece.from_dict(piece((0, 0, 5)).to_dict() | change)
     assert "Clear the group's tasks" in str(caught.value)
 
 
@@ -120,7 +120,7 @@ def fits(files: Files) -> None:
 def test_only_pieces_that_fit_the_ledger_and_each_other_are_used(caplog: pytest.LogCaptureFixture) -> None:
     good, twice = piece((0, 0, 10), (1, 5, 6)), piece((1, 5, 7))
     landed, other = piece((2, 0, 10)), piece((3, 0, 1), identity=TopicIdentity(TOPIC, "another", "cluster-id"))
-    handed = Handed([good, twice, landed, other])
+    handed = HandedPieces([good, twice, landed, other])
     assert handed.usable(IDENTITY, of((2, 9, 12)), fits) == [good]
     assert f"{TOPIC}[2] [9,10) is landed already" in caplog.text
     assert f"{TOPIC}[1] [5,6) is landed already" in caplog.text
@@ -129,14 +129,14 @@ def test_only_pieces_that_fit_the_ledger_and_each_other_are_used(caplog: pytest.
 
 def test_a_piece_that_was_committed_is_not_complained_about(caplog: pytest.LogCaptureFixture) -> None:
     mine = piece((0, 0, 10))
-    handed = Handed([mine])
+    handed = HandedPieces([mine])
     handed.take([mine])
     assert handed.usable(IDENTITY, of((0, 0, 10)), fits) == []
     assert not caplog.records
 
 
 def test_a_piece_whose_files_do_not_fit_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    handed = Handed([piece((0, 0, 10))])
+    handed = HandedPieces([piece((0, 0, 10))])
     assert handed.usable(IDENTITY, RangeSet(), lambda files: "the table's schema was changed") == []
     assert "schema was changed" in caplog.text
 
@@ -146,7 +146,7 @@ def test_a_landing_adds_pieces_up_and_keeps_the_epochs_before_they_were_read() -
     batch = Batch(plan)
     batch.take(piece((0, 0, 10), epoch=6))
     batch.take(piece((1, 0, 5)))
-    entry = batch.landing("run", Engine.EXTRACT, frozenset(), KeptTypes()).topics[IDENTITY]
+    entry = batch.landing("run", LandingEngine.EXTRACT, frozenset(), LedgerTypes()).topics[IDENTITY]
     assert entry.landed == of((0, 0, 10), (1, 0, 5))
     assert entry.counts == Counts(15, 15)
     assert entry.epochs == {0: 6, 1: 3}

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from airflow_lakestream.core.landing.plan import (
     DataLoss,
     LogTruncated,
+    PartitionWatermarks,
     TopicReplaced,
     TopicState,
-    Watermarks,
     check_identity,
     check_log,
     first_hole,
@@ -26,7 +26,9 @@ TABLE = "lake.orders"
 
 
 def state(marks: dict[int, tuple[int, int]]) -> TopicState:
-    return TopicState(IDENTITY, {p: Watermarks(low, end, leader_epoch=p + 7) for p, (low, end) in marks.items()})
+    return TopicState(
+        IDENTITY, {p: PartitionWatermarks(low, end, leader_epoch=p + 7) for p, (low, end) in marks.items()}
+    )
 
 
 def span(start: int, end: int, partition: int = 0) -> RangeSet:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from airflow_lakestream.core.ledger import Counts, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.sharing import rounds
-from airflow_lakestream.core.sharing.pieces import Piece, split
-from airflow_lakestream.core.sharing.rounds import Answer, Left, Undecided, read_in_rounds
+from airflow_lakestream.core.sharing.pieces import SharePiece, split
+from airflow_lakestream.core.sharing.rounds import RoundAnswer, Undecided, UndecidedChunks, read_in_rounds
 from tests.support.core_strategies import IDENTITY, TOPIC
 
 # Each record brings up a name; of two partitions.
 RECORDS = st.lists(st.lists(st.sampled_from("abcdef"), max_size=12), min_size=1, max_size=2)
-Read = Callable[[RangeSet], Sequence[Answer]]
+Read = Callable[[RangeSet], Sequence[RoundAnswer]]
 
 
 def ranges_of(records: list[list[str]]) -> RangeSet:
@@ -27,8 +27,8 @@ def ranges_of(records: list[list[str]]) -> RangeSet:
 def workers(records: list[list[str]], decided: dict[str, int], tasks: int, width: int) -> Read:
     """Return workers that read chunks of so many records, each the partitions in turn."""
 
-    def work(share: RangeSet) -> Answer:
-        done, left = list[OffsetRange](), Left()
+    def work(share: RangeSet) -> RoundAnswer:
+        done, left = list[OffsetRange](), UndecidedChunks()
         for r in share:
             for start in range(r.from_offset, r.until_offset, width):
                 chunk = OffsetRange(TOPIC, r.partition, start, min(start + width, r.until_offset))
@@ -41,7 +41,7 @@ def workers(records: list[list[str]], decided: dict[str, int], tasks: int, width
                     done.append(chunk)
         covered = RangeSet(done)
         counts = Counts(covered.width, covered.width)
-        return Answer(Piece(IDENTITY, covered, {0: counts}, {}, {}) if done else None, left)
+        return RoundAnswer(SharePiece(IDENTITY, covered, {0: counts}, {}, {}) if done else None, left)
 
     return lambda ranges: [work(share) for share in split(ranges, tasks)]
 
@@ -78,7 +78,7 @@ def test_the_first_round_may_be_a_small_one() -> None:
     asked: list[RangeSet] = []
     read = workers([list("aaaaaaab")], {"a": 0, "b": 1}, 1, 2)
 
-    def noting(ranges: RangeSet) -> Sequence[Answer]:
+    def noting(ranges: RangeSet) -> Sequence[RoundAnswer]:
         asked.append(ranges)
         return read(ranges)
 
@@ -90,4 +90,4 @@ def test_the_first_round_may_be_a_small_one() -> None:
 
 def test_workers_that_do_not_get_on_are_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError, match="asked for no decision"):
-        read_in_rounds(RangeSet.of(TOPIC, 0, 0, 3), lambda ranges: [Answer(None)], lambda names: None)
+        read_in_rounds(RangeSet.of(TOPIC, 0, 0, 3), lambda ranges: [RoundAnswer(None)], lambda names: None)

@@ -6,8 +6,8 @@ import pytest
 
 from airflow_lakestream.core.routing import (
     MAX_NAME,
-    Origin,
-    Placeholder,
+    NamePlaceholder,
+    PlaceholderOrigin,
     TableTemplate,
     Unroutable,
     check_topic_or_pattern,
@@ -24,15 +24,15 @@ parse = TableTemplate.parse
 @pytest.mark.parametrize(
     ("text", "placeholder"),
     [
-        ("lake.{topic}", Placeholder(Origin.TOPIC)),
-        ("lake.{key}", Placeholder(Origin.KEY)),
-        ("lake.{header:type}", Placeholder(Origin.HEADER, "type")),
-        ("lake.{header:event.type}", Placeholder(Origin.HEADER, "event.type")),
-        ("lake.{event}", Placeholder(Origin.FIELD, "event")),
-        ("lake.{field:topic}", Placeholder(Origin.FIELD, "topic")),
+        ("lake.{topic}", NamePlaceholder(PlaceholderOrigin.TOPIC)),
+        ("lake.{key}", NamePlaceholder(PlaceholderOrigin.KEY)),
+        ("lake.{header:type}", NamePlaceholder(PlaceholderOrigin.HEADER, "type")),
+        ("lake.{header:event.type}", NamePlaceholder(PlaceholderOrigin.HEADER, "event.type")),
+        ("lake.{event}", NamePlaceholder(PlaceholderOrigin.FIELD, "event")),
+        ("lake.{field:topic}", NamePlaceholder(PlaceholderOrigin.FIELD, "topic")),
     ],
 )
-def test_each_placeholder_says_where_its_value_comes_from(text: str, placeholder: Placeholder) -> None:
+def test_each_placeholder_says_where_its_value_comes_from(text: str, placeholder: NamePlaceholder) -> None:
     assert parse(text).placeholders == (placeholder,)
 
 
@@ -70,7 +70,7 @@ def test_a_bad_template_is_refused_by_name(text: str) -> None:
 def test_the_topic_is_in_place_before_any_record() -> None:
     template = parse("raw_{topic}.{topic}_{event}").of_topic("Orders.v1")
     assert template.namespace == "raw_orders_v1"
-    assert template.by_record == (Placeholder(Origin.FIELD, "event"),)
+    assert template.by_record == (NamePlaceholder(PlaceholderOrigin.FIELD, "event"),)
     assert template.table(["Page View"]) == "raw_orders_v1.orders_v1_page_view"
     assert parse(template.text) == template
 

@@ -16,13 +16,20 @@ from airflow_lakestream.core.codec import encode_summary
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
 from airflow_lakestream.core.lineage import TableFacts
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import Cursor, Untold, head_cursor, landing_in, landing_of_summary, untold
+from airflow_lakestream.core.untold import (
+    EventCursor,
+    PendingSnapshots,
+    head_cursor,
+    landing_in,
+    landing_of_summary,
+    untold,
+)
 from tests.support.table_model import IDENTITIES, TableModel
 
 HISTORIES = int(os.environ.get("LAKESTREAM_HISTORIES", "40"))
 STEPS = 30
 RANGES = RangeSet.of("topic-a", 0, 0, 3)
-Reader = Callable[[TableFacts, Cursor], Untold]
+Reader = Callable[[TableFacts, EventCursor], PendingSnapshots]
 
 
 @dataclass
@@ -31,7 +38,7 @@ class Teller:
 
     rng: random.Random
     reader: Reader
-    kept: Cursor = Cursor()
+    kept: EventCursor = EventCursor()
     told: list[str] = field(default_factory=list)
     cuts: int = 0
 
@@ -48,7 +55,7 @@ class Teller:
             self.told.append(landing[1].landing_id)
             if may_die and self.rng.random() < 0.1:
                 return
-            self.kept = Cursor(snapshot.sequence_number, snapshot.snapshot_id)
+            self.kept = EventCursor(snapshot.sequence_number, snapshot.snapshot_id)
         if found.leads_on and found.snapshots:
             self.kept = head_cursor(facts)
 
@@ -103,13 +110,13 @@ def test_a_chain_without_rollbacks_is_told_in_order_through_kills(seed: int) -> 
     assert list(dict.fromkeys(teller.told)) == true_landings(table)
 
 
-def newest_only(facts: TableFacts, cursor: Cursor) -> Untold:
+def newest_only(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
     """Tell the head alone, as a look at the current snapshot does."""
     found = untold(facts, cursor)
     return replace(found, snapshots=found.snapshots[-1:])
 
 
-def silent(facts: TableFacts, cursor: Cursor) -> Untold:
+def silent(facts: TableFacts, cursor: EventCursor) -> PendingSnapshots:
     """Say nothing of what has expired."""
     return replace(untold(facts, cursor), is_cut=False)
 
@@ -128,8 +135,8 @@ def test_a_rollback_tells_nothing_and_what_comes_back_was_told() -> None:
         table._commit(rows=1)
     chain, everything = table.ancestry(), head_cursor(table.facts)
     rolled_back = replace(table.facts, head_id=chain[2])
-    assert untold(rolled_back, everything) == Untold(leads_on=False)
-    assert untold(table.facts, everything) == Untold()
+    assert untold(rolled_back, everything) == PendingSnapshots(leads_on=False)
+    assert untold(table.facts, everything) == PendingSnapshots()
     table.facts = rolled_back
     table._commit(rows=1)
     assert [one.snapshot_id for one in untold(table.facts, everything).snapshots] == [table.facts.head_id]
@@ -150,13 +157,13 @@ def test_what_comes_back_untold_is_told_although_newer_ones_were() -> None:
 
 
 def test_a_cursor_is_kept_as_json() -> None:
-    for cursor in (Cursor(), Cursor(7, 2**62, "a-table")):
-        assert Cursor.parse(cursor.to_json()) == cursor
+    for cursor in (EventCursor(), EventCursor(7, 2**62, "a-table")):
+        assert EventCursor.parse(cursor.to_json()) == cursor
 
 
 def test_a_table_that_was_made_anew_begins_at_its_beginning() -> None:
-    assert Cursor(7, 8, "old").of("new") == Cursor(0, None, "new")
-    assert Cursor(7, 8, "old").of("old") == Cursor(7, 8, "old")
+    assert EventCursor(7, 8, "old").of("new") == EventCursor(0, None, "new")
+    assert EventCursor(7, 8, "old").of("old") == EventCursor(7, 8, "old")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.column_use import ColumnUse, NoFieldHasColumn, check_use, in_both
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.protobuf.schema import compile_proto
-from airflow_lakestream.decode.rows import RowDecoder, RowDecoders
+from airflow_lakestream.decode.rows import RowDecoder, RowDecoderFactory
 from airflow_lakestream.registry.config import RegistryConfig
 from tests.support.avro_records import record, written
 from tests.support.registry import FakeRegistry
@@ -50,9 +50,9 @@ def proto_value() -> bytes:
 
 
 def watching(columns: pa.Schema, **given: Any) -> RowDecoder:
-    payload = Payload(registry=RegistryConfig.parse("http://registry"), **given)
+    payload = PayloadFormats(registry=RegistryConfig.parse("http://registry"), **given)
     payload.__dict__["registry_client"] = REGISTRY
-    decoder = RowDecoders(payload, ("offset",))(columns, None)
+    decoder = RowDecoderFactory(payload, ("offset",))(columns, None)
     assert isinstance(decoder, RowDecoder)
     return decoder
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.decode.csv import CsvDecoder
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.unit.decode import csv_oracle
 from tests.unit.decode.binary_support import normal
@@ -156,7 +156,7 @@ def test_a_field_of_many_megabytes_is_read_and_an_unclosed_one_is_rejected() -> 
 
 def test_the_order_of_the_fields_is_that_of_the_given_columns_and_other_columns_are_null() -> None:
     table = pa.schema([("new", pa.int64()), ("b", pa.string()), ("a", pa.int64()), ("_key", pa.string())])
-    payload = pickle.loads(pickle.dumps(Payload("csv", given=("a", "b"), key_format="string")))
+    payload = pickle.loads(pickle.dumps(PayloadFormats("csv", given=("a", "b"), key_format="string")))
     decoder = pickle.loads(pickle.dumps(payload.decoder(table)))
     records = pa.array([b"k"], pa.binary())
     given = batch([b"1,x"])
@@ -180,21 +180,21 @@ def test_the_order_of_the_fields_is_that_of_the_given_columns_and_other_columns_
 )
 def test_what_csv_can_not_do_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        Payload(**{"format": "csv", **settings})
+        PayloadFormats(**{"format": "csv", **settings})
 
 
 def test_the_delimiter_decides_on_the_rows_so_that_a_fan_out_knows_it() -> None:
-    assert Payload("csv", csv_delimiter=";", key_format="raw").beside == ("key_format=raw", "csv_delimiter=;")
-    assert Payload("csv").beside == ()
+    assert PayloadFormats("csv", csv_delimiter=";", key_format="raw").beside == ("key_format=raw", "csv_delimiter=;")
+    assert PayloadFormats("csv").beside == ()
 
 
 def test_the_delimiter_of_the_user_is_the_decoders() -> None:
-    rows = Payload("csv", csv_delimiter="\t").decoder(TWO).decode(batch([b"a,b\t1"])).rows
+    rows = PayloadFormats("csv", csv_delimiter="\t").decoder(TWO).decode(batch([b"a,b\t1"])).rows
     assert rows.to_pylist() == [{"a": "a,b", "n": 1}]
 
 
 def test_nothing_but_a_schema_says_the_columns() -> None:
     with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value of orders.*Give the columns"):
-        Payload("csv").columns(batch([b"a,1"]))
+        PayloadFormats("csv").columns(batch([b"a,1"]))
     with pytest.raises(InvalidArgument, match="it has a column b, and the table has none"):
-        Payload("csv", given=("a", "b")).decoder(pa.schema([("a", pa.string())]))
+        PayloadFormats("csv", given=("a", "b")).decoder(pa.schema([("a", pa.string())]))

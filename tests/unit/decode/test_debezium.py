@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.decode.connect import debezium
 from airflow_lakestream.decode.connect.debezium import event_schema, flattened
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.unit.decode import oracle
 from tests.unit.decode.binary_support import damaged
@@ -89,7 +89,7 @@ def is_twice(value: bytes) -> bool:
 
 @given(st.lists(values(), min_size=1, max_size=12))
 def test_every_event_is_the_row_that_json_loads_says_or_bad(given_values: list[bytes | None]) -> None:
-    decoder = pickle.loads(pickle.dumps(Payload(envelope="debezium").decoder(TABLE)))
+    decoder = pickle.loads(pickle.dumps(PayloadFormats(envelope="debezium").decoder(TABLE)))
     # Twice: what was learnt of the first batch is used in the second.
     for _ in range(2):
         out = decoder.decode(batch(given_values))
@@ -137,7 +137,7 @@ def test_fewer_columns_and_required_ones() -> None:
         {"before": None, "after": None, "op": "d"},
         {"before": {"id": 2}, "after": None, "op": "d"},
     ]
-    out = Payload(envelope="debezium").decoder(schema).decode(batch([json.dumps(r).encode() for r in records]))
+    out = PayloadFormats(envelope="debezium").decoder(schema).decode(batch([json.dumps(r).encode() for r in records]))
     assert out.rows.to_pylist() == [{"id": 1, "_after": {"name": "x"}}, {"id": 2, "_after": None}]
     assert [(row.index, row.reason) for row in out.bad] == [
         (1, "before: null, in an event whose op is 'd', so it does not say which row was deleted")
@@ -145,7 +145,7 @@ def test_fewer_columns_and_required_ones() -> None:
 
 
 def test_unknown_fields_are_the_rows_not_the_events() -> None:
-    decoder = Payload(envelope="debezium", unknown_fields="fail").decoder(TABLE)
+    decoder = PayloadFormats(envelope="debezium", unknown_fields="fail").decoder(TABLE)
     event = {"before": None, "after": {"id": 1}, "op": "c", "source": {"lsn": 5}, "transaction": None, "ts_us": 1}
     odd = {**event, "after": {"id": 1, "colour": "red"}}
     out = decoder.decode(batch([json.dumps(e).encode() for e in (event, odd)]))
@@ -169,7 +169,7 @@ def test_what_a_row_requires_is_not_asked_of_a_row_that_is_null() -> None:
     rows = [{"total": "MDk=", "weight": weight} for weight in (499.6167, 1e-30)]
     payloads = [{"before": None, "after": row, "source": {"sequence": '[null,"1"]'}, "op": "c"} for row in rows]
     events = batch([json.dumps({"schema": shape, "payload": one}, separators=(",", ":")).encode() for one in payloads])
-    payload = Payload(envelope="debezium")
+    payload = PayloadFormats(envelope="debezium")
     out = payload.decoder(payload.columns(events)).decode(events)
     assert not out.bad
     assert [str(total) for total in out.rows["total"].to_pylist()] == ["123.45", "123.45"]
@@ -182,7 +182,7 @@ def test_a_float_in_a_column_of_doubles_is_the_number_that_the_float_is() -> Non
     shape = json.dumps({"type": "struct", "fields": fields})
     texts = [f'{{"schema":{shape},"payload":{{"w":{number},"many":[{number}]}}}}' for number in numbers]
     kind = pa.schema([("w", pa.float64()), ("many", pa.list_(pa.float64()))])
-    out = Payload(envelope="connect").decoder(kind).decode(batch([text.encode() for text in texts]))
+    out = PayloadFormats(envelope="connect").decoder(kind).decode(batch([text.encode() for text in texts]))
     singles = [None if number == "null" else float(np.float32(number)) for number in numbers]
     assert repr(out.rows["w"].to_pylist()) == repr(singles)
     assert repr(out.rows["many"].to_pylist()) == repr([[single] for single in singles])
@@ -191,18 +191,22 @@ def test_a_float_in_a_column_of_doubles_is_the_number_that_the_float_is() -> Non
 def test_an_empty_text_is_no_uuid_but_in_a_row_before_a_change() -> None:
     schema = pa.schema([("u", pa.uuid()), ("_op", pa.string()), ("_before", pa.struct([("u", pa.uuid())]))])
     images = [{"before": {"u": ""}, "after": None, "op": "d"}, {"before": None, "after": {"u": ""}, "op": "c"}]
-    out = Payload(envelope="debezium").decoder(schema).decode(batch([json.dumps(one).encode() for one in images]))
+    out = (
+        PayloadFormats(envelope="debezium").decoder(schema).decode(batch([json.dumps(one).encode() for one in images]))
+    )
     assert out.rows.select(["u", "_before"]).to_pylist() == [{"u": None, "_before": {"u": None}}]
     assert [(one.index, "uuid" in one.reason.lower()) for one in out.bad] == [(1, True)]
     fields = [{"type": "string", "name": "io.debezium.data.Uuid", "field": "u", "optional": True}]
     text = json.dumps({"schema": {"type": "struct", "fields": fields}, "payload": {"u": ""}})
     columns = pa.schema([("u", pa.uuid())])
-    assert len(Payload(envelope="connect").decoder(columns).decode(batch([text.encode(), b'{"u":""}'])).bad) == 2
+    assert len(PayloadFormats(envelope="connect").decoder(columns).decode(batch([text.encode(), b'{"u":""}'])).bad) == 2
 
 
 def test_an_empty_text_is_no_value_of_a_required_uuid() -> None:
     row = pa.struct([pa.field("u", pa.uuid(), nullable=False)])
     schema = pa.schema([*row, ("_op", pa.string()), ("_before", pa.struct([("u", pa.uuid())]))])
     images = [{"before": None, "after": {"u": ""}, "op": "c"}, {"before": {"u": ""}, "after": None, "op": "d"}]
-    out = Payload(envelope="debezium").decoder(schema).decode(batch([json.dumps(one).encode() for one in images]))
+    out = (
+        PayloadFormats(envelope="debezium").decoder(schema).decode(batch([json.dumps(one).encode() for one in images]))
+    )
     assert ["required" in one.reason for one in out.bad] == [False, True]

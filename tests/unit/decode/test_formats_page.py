@@ -22,12 +22,12 @@ from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.csv import CsvDecoder
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json import schema_columns
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, DecoderResult
 from airflow_lakestream.tables.schema.columns import to_schema
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import avro_oracle
@@ -64,7 +64,7 @@ def assert_column(columns: pa.Schema, cell: str) -> None:
     assert shape(columns.field("v").type) == shape(named.field("v").type)
 
 
-def assert_lands(decoded: Decoded, cell: str) -> None:
+def assert_lands(decoded: DecoderResult, cell: str) -> None:
     if cell.startswith("bad: "):
         assert [row.reason for row in decoded.bad] == [f"v: {cell.removeprefix('bad: ')}"]
         assert decoded.rows.num_rows == 0
@@ -108,7 +108,7 @@ def test_connect(name: str, as_json: str, as_avro: str, column: str, written: st
     told = base64.b64encode(value.to_bytes(4, "big")).decode() if is_decimal else value
     document = {"schema": {"type": "struct", "fields": [field], "optional": False}, "payload": {"v": told}}
     first = batch([json.dumps(document).encode()])
-    payload = Payload(envelope="connect")
+    payload = PayloadFormats(envelope="connect")
     columns = payload.columns(first)
     assert_column(columns, column)
     assert_lands(payload.decoder(columns).decode(first), landed)
@@ -164,7 +164,7 @@ def test_csv(column: str, written: str, landed: str) -> None:
     if landed or column != "`string`":
         # What is wrong with a whole record has no column.
         bad = [BadRow(row.index, f"v: {row.reason.removeprefix('v: ')}") for row in decoded.bad]
-        assert_lands(Decoded(decoded.rows, bad), landed)
+        assert_lands(DecoderResult(decoded.rows, bad), landed)
     else:
         assert decoded.rows.to_pylist() == [{"v": ""}]
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.numbers import doubles, integers
 from airflow_lakestream.decode.json.small import small_numbers
-from airflow_lakestream.decode.lanes.spans import Texts
+from airflow_lakestream.decode.lanes.spans import TextBuffer
 from tests.unit.decode.support import batch
 from tests.unit.decode.test_json_differential import NUMBERS
 
@@ -34,8 +34,8 @@ numerals = st.one_of(
 )
 
 
-def texts_of(written: list[str]) -> Texts:
-    return Texts(pa.array(["junk", *written, "8.5"]).slice(1, len(written)))
+def texts_of(written: list[str]) -> TextBuffer:
+    return TextBuffer(pa.array(["junk", *written, "8.5"]).slice(1, len(written)))
 
 
 @given(st.lists(numerals, min_size=1, max_size=30))
@@ -120,7 +120,7 @@ WRITTEN = st.builds(
 def test_a_decimal_is_the_number_that_is_written_or_a_bad_record(precision: int, scale: int, texts: list[str]) -> None:
     columns = pa.schema([("v", pa.decimal128(precision, scale))])
     # Beside numbers that fit, so that Arrow's reader is asked first.
-    decoded = Payload().decoder(columns).decode(batch([b'{"v": %b}' % text.encode() for text in ("0", *texts)]))
+    decoded = PayloadFormats().decoder(columns).decode(batch([b'{"v": %b}' % text.encode() for text in ("0", *texts)]))
     bad = {row.index for row in decoded.bad}
     read = iter(decoded.rows["v"].to_pylist())
     for index, text in enumerate(("0", *texts)):

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.formats import KeyFormat, ValueEnvelope, ValueFormat
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.column_names import MOST_COLUMNS
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, grow
@@ -172,7 +172,9 @@ def test_a_bad_value_among_what_is_rescued_is_a_bad_record() -> None:
 def test_a_field_of_the_name_of_the_column_is_one_more_that_has_none() -> None:
     assert rows_of([b'{"_rescued":"mine"}'])[0][RESCUED] == '{"_rescued":"mine"}'
     first = batch([b'{"id":1,"_rescued":2}'])
-    assert Payload(unknown_fields="rescue").columns(first) == pa.schema([("id", pa.int64()), (RESCUED, pa.string())])
+    assert PayloadFormats(unknown_fields="rescue").columns(first) == pa.schema(
+        [("id", pa.int64()), (RESCUED, pa.string())]
+    )
 
 
 def test_without_the_column_there_is_no_rescue() -> None:
@@ -183,14 +185,14 @@ def test_without_the_column_there_is_no_rescue() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        {"format": Format.RAW},
-        {"format": Format.JSON, "envelope": Envelope.DEBEZIUM},
-        {"format": Format.JSON, "key_format": KeyFormat.STRING},
+        {"format": ValueFormat.RAW},
+        {"format": ValueFormat.JSON, "envelope": ValueEnvelope.DEBEZIUM},
+        {"format": ValueFormat.JSON, "key_format": KeyFormat.STRING},
     ],
 )
 def test_what_evolve_does_not_go_with_is_refused(payload: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"unknown_fields: 'evolve' goes with"):
-        Payload(unknown_fields="evolve", **payload)
+        PayloadFormats(unknown_fields="evolve", **payload)
 
 
 ID = pa.schema([("id", pa.int64())])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
@@ -21,7 +21,7 @@ def keyed(keys: list[bytes | None], values: list[bytes | None] | None = None) ->
     return replace(batch(values or [b'{"v":%d}' % n for n in range(len(keys))]), keys=pa.array(keys, pa.binary()))
 
 
-def decoded(payload: Payload, given: Any, schema: pa.Schema | None = None) -> tuple[list[Any], dict[int, str]]:
+def decoded(payload: PayloadFormats, given: Any, schema: pa.Schema | None = None) -> tuple[list[Any], dict[int, str]]:
     """Return the keys that landed, by their values, and the reasons of the bad ones."""
     out = payload.decoder(schema or payload.columns(given)).decode(given)
     out.rows.validate(full=True)
@@ -45,7 +45,7 @@ def decoded(payload: Payload, given: Any, schema: pa.Schema | None = None) -> tu
     ],
 )
 def test_a_key_is_one_column(key_format: str, keys: list[bytes | None], landed: list[Any], bad: dict[int, str]) -> None:
-    found, reasons = decoded(Payload(key_format=key_format), keyed(keys))
+    found, reasons = decoded(PayloadFormats(key_format=key_format), keyed(keys))
     assert found == landed
     assert reasons.keys() == bad.keys()
     assert all(reasons[index].startswith(words) for index, words in bad.items())
@@ -55,7 +55,7 @@ def test_a_record_is_bad_where_its_key_or_its_value_is() -> None:
     schema = pa.schema([("v", pa.int64()), ("_key", pa.int32())])
     values = [b'{"v":0}', b"{", b'{"v":2}', b"{", b'{"v":4}']
     given = keyed([b"0", b"1", b"x", b"x", b"4"], values)
-    found, reasons = decoded(Payload(key_format="json"), given, schema)
+    found, reasons = decoded(PayloadFormats(key_format="json"), given, schema)
     assert found == [(0, 0), (4, 4)]
     # Of two reasons the value's is told.
     assert [index for index, reason in reasons.items() if reason.startswith("the key: ")] == [2]
@@ -65,7 +65,7 @@ def test_a_record_is_bad_where_its_key_or_its_value_is() -> None:
 @pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.struct([pa.field("id", pa.int64())])])
 def test_a_key_that_has_to_be_there(kind: pa.DataType) -> None:
     schema = pa.schema([pa.field("_key", kind, nullable=False), ("v", pa.int64())])
-    payload = Payload(key_format="string" if kind == pa.string() else "json")
+    payload = PayloadFormats(key_format="string" if kind == pa.string() else "json")
     good = b'{"id":1}' if pa.types.is_struct(kind) else b"1"
     out = payload.decoder(schema).decode(keyed([None, good, None]))
     assert out.rows.schema == schema

@@ -13,9 +13,9 @@ import pytest
 import airflow_lakestream
 from airflow_lakestream.cdc.events.decoder import EventPayload, event_columns
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.metadata import HEADERS
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from tests.unit.decode.support import batch
 
 KINDS = {
@@ -36,13 +36,15 @@ BATCHES: dict[str, list[bytes | None]] = {
     "a field of no column": [b'{"x":1}'],
 }
 PAYLOADS: dict[str, Any] = {
-    "json": Payload(),
-    "growing json": Payload(unknown_fields="evolve"),
-    "rescued json": Payload(unknown_fields="rescue"),
-    "debezium": Payload(envelope="debezium"),
-    "connect": Payload(envelope="connect"),
+    "json": PayloadFormats(),
+    "growing json": PayloadFormats(unknown_fields="evolve"),
+    "rescued json": PayloadFormats(unknown_fields="rescue"),
+    "debezium": PayloadFormats(envelope="debezium"),
+    "connect": PayloadFormats(envelope="connect"),
     "a mirror": EventPayload(envelope="debezium"),
-    "avro": Payload("avro", writer_schemas=('{"type":"record","name":"r","fields":[{"name":"id","type":"long"}]}',)),
+    "avro": PayloadFormats(
+        "avro", writer_schemas=('{"type":"record","name":"r","fields":[{"name":"id","type":"long"}]}',)
+    ),
 }
 
 
@@ -54,7 +56,9 @@ def test_a_batch_ends_with_no_error_of_a_library(payload: Any, kind: pa.DataType
     if isinstance(payload, EventPayload):
         schema = event_columns(schema)
     records = replace(batch(values), keys=pa.nulls(len(values), pa.binary()), headers=pa.nulls(len(values), HEADERS))
-    decoder = RowDecoders(payload, ("partition", "offset"), None, OnError.REJECT, Tombstones.SKIP)(schema, records)
+    decoder = RowDecoderFactory(payload, ("partition", "offset"), None, OnError.REJECT, Tombstones.SKIP)(
+        schema, records
+    )
     assert decoder is not None
     found = decoder.decode(records)
     assert found.rows.schema.field("v").type == kind

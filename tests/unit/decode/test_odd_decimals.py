@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.avro.schema import arrow_schema
-from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.values.outcome import DecoderResult
 from tests.support.avro_records import written
 from tests.support.registry import FakeRegistry
 from tests.unit.decode.support import batch
@@ -36,7 +36,7 @@ def exact(number: int, scale: int) -> Decimal:
     return EXACT.scaleb(Decimal(number), -scale)
 
 
-def by_avro(given: Any, numbers: list[int], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
+def by_avro(given: Any, numbers: list[int], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, DecoderResult]:
     """Decode numbers that Avro has; return the column's type, inferred if none is given, and the rows."""
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": given, **more}
     schema = {"type": "record", "name": "R", "fields": [{"name": "v", "type": decimal}]}
@@ -47,24 +47,30 @@ def by_avro(given: Any, numbers: list[int], kind: pa.DataType | None, **more: An
     return columns.field("v").type, decoder.decode(batch(values))
 
 
-def by_connect(scale: int, numbers: list[int], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
+def by_connect(
+    scale: int, numbers: list[int], kind: pa.DataType | None, **more: Any
+) -> tuple[pa.DataType, DecoderResult]:
     """Decode numbers that Connect's JSON has, likewise."""
     texts = [f'"{base64.b64encode(unscaled_bytes(number)).decode()}"' for number in numbers]
     return of_connect(scale, texts, kind, **more)
 
 
-def by_digits(scale: int, numbers: list[int], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
+def by_digits(
+    scale: int, numbers: list[int], kind: pa.DataType | None, **more: Any
+) -> tuple[pa.DataType, DecoderResult]:
     """Decode numbers that Connect's JSON has with decimal.format=NUMERIC, likewise."""
     return of_connect(scale, [str(exact(number, scale)) for number in numbers], kind, **more)
 
 
-def of_connect(scale: int, texts: list[str], kind: pa.DataType | None, **more: Any) -> tuple[pa.DataType, Decoded]:
+def of_connect(
+    scale: int, texts: list[str], kind: pa.DataType | None, **more: Any
+) -> tuple[pa.DataType, DecoderResult]:
     parameters = {"scale": str(scale), **more.get("parameters", {})}
     field = {"field": "v", "type": "bytes", "name": CONNECT, "optional": False, "parameters": parameters}
     schema = json.dumps({"type": "struct", "fields": [field]})
     wrapped = [f'{{"schema": {schema}, "payload": {{"v": {text}}}}}'.encode() for text in texts]
     records: RawBatch = batch([*wrapped])
-    payload = Payload(envelope="connect")
+    payload = PayloadFormats(envelope="connect")
     columns = payload.columns(records) if kind is None else pa.schema([("v", kind)])
     return columns.field("v").type, payload.decoder(columns).decode(records)
 
@@ -72,7 +78,7 @@ def of_connect(scale: int, texts: list[str], kind: pa.DataType | None, **more: A
 WAYS = pytest.mark.parametrize("decode", [by_avro, by_connect, by_digits], ids=["avro", "connect", "numeric"])
 
 
-def assert_exact(numbers: list[int], scale: int, kind: pa.DataType, decoded: Decoded) -> None:
+def assert_exact(numbers: list[int], scale: int, kind: pa.DataType, decoded: DecoderResult) -> None:
     """Assert that each value is the number, and that those are bad which the column can't hold."""
     found = iter(decoded.rows["v"].to_pylist())
     bad = {row.index for row in decoded.bad}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.protobuf.schema import compile_proto
 from airflow_lakestream.registry.config import RegistryConfig
@@ -163,7 +163,7 @@ def test_a_number_that_is_used_again_for_another_type_is_another_field() -> None
 
 
 def newest(kind: str, texts: list[str], held: pa.Schema) -> pa.Schema:
-    payload = Payload(format=kind.lower(), registry=RegistryConfig.parse("http://registry"))
+    payload = PayloadFormats(format=kind.lower(), registry=RegistryConfig.parse("http://registry"))
     payload.__dict__["registry_client"] = registry(*texts, kind=kind)
     columns = payload.newest_columns("orders", held)
     assert columns is not None

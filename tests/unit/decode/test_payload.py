@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.core.formats import Format, KeyFormat
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.core.formats import KeyFormat, ValueFormat
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.known_formats import FORMATS
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.config import RegistryConfig
 from tests.unit.decode.support import batch
@@ -41,7 +41,7 @@ RECORD = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "ty
 )  # fmt: skip
 def test_what_can_not_be_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Payload(**settings)
+        PayloadFormats(**settings)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_can_not_be_is_refused_at_once(settings: dict[str, Any], words: str
     ],
 )
 def test_what_goes_together_makes_decoders_that_travel(settings: dict[str, Any]) -> None:
-    payload = pickle.loads(pickle.dumps(Payload(**settings)))
+    payload = pickle.loads(pickle.dumps(PayloadFormats(**settings)))
     columns = [("value", pa.binary())] if payload.format == "raw" else [("v", pa.int64())]
     schema = pa.schema([*columns, *([("_key", pa.string())] if payload.key_format else [])])
     decoder = pickle.loads(pickle.dumps(payload.decoder(schema)))
@@ -63,21 +63,21 @@ def test_what_goes_together_makes_decoders_that_travel(settings: dict[str, Any])
 
 
 def test_keys_need_their_column() -> None:
-    payload = Payload(key_format="string")
+    payload = PayloadFormats(key_format="string")
     with pytest.raises(InvalidArgument, match=r"key_format: there is no column _key for the keys.*_key string"):
         payload.decoder(pa.schema([("v", pa.int64())]))
 
 
 def test_a_field_that_is_called_as_the_column_of_the_keys_is_no_column() -> None:
     records = replace(batch([b'{"v": 1}', b'{"_key": 1}', b'{"_KEY": 1}']), keys=pa.array([b"k"] * 3))
-    assert Payload(key_format="string").columns(records).names == ["v", "_key"]
-    assert Payload(key_format="string").columns(records).field("_key").type == pa.string()
+    assert PayloadFormats(key_format="string").columns(records).names == ["v", "_key"]
+    assert PayloadFormats(key_format="string").columns(records).field("_key").type == pa.string()
 
 
 def test_delta_takes_no_spaces_in_names() -> None:
     records = batch([b'{"v": 1, "a b": 2}'])
-    assert Payload(refused_characters=" ").columns(records).names == ["v"]
-    assert Payload().columns(records).names == ["v", "a b"]
+    assert PayloadFormats(refused_characters=" ").columns(records).names == ["v"]
+    assert PayloadFormats().columns(records).names == ["v", "a b"]
 
 
 def test_the_images_of_a_row_that_are_inferred_are_of_one_type() -> None:
@@ -85,7 +85,7 @@ def test_the_images_of_a_row_that_are_inferred_are_of_one_type() -> None:
         b'{"op":"c","before":null,"after":{"x":1}}',
         b'{"op":"d","before":{"x":1.5,"X":2},"after":null}',
     ]
-    columns = Payload(envelope="debezium").columns(batch(events))
+    columns = PayloadFormats(envelope="debezium").columns(batch(events))
     assert columns.names == ["x", "_op", "_before"]
     assert columns.field("x").type == pa.float64()
 
@@ -94,29 +94,29 @@ def test_the_images_of_a_row_that_are_inferred_are_of_one_type() -> None:
 def test_a_column_named_as_a_part_of_its_event_is_refused_by_name(name: str) -> None:
     event = json.dumps({"op": "c", "before": None, "after": {"x": 1, name: 3}}).encode()
     with pytest.raises(InvalidArgument, match=rf"^envelope: .* has a column {name}, a name .*column.exclude.list"):
-        Payload(envelope="debezium").columns(batch([event]))
+        PayloadFormats(envelope="debezium").columns(batch([event]))
 
 
 @pytest.mark.parametrize("name", ["_kafka_offset", "_kafka_partition"])
 def test_a_column_named_as_metadata_is_refused_by_name(name: str) -> None:
     event = json.dumps({"op": "c", "before": None, "after": {"x": 1, name: 3}}).encode()
-    decoders = RowDecoders(Payload(envelope="debezium"), ("partition", "offset"))
+    decoders = RowDecoderFactory(PayloadFormats(envelope="debezium"), ("partition", "offset"))
     with pytest.raises(InvalidArgument, match=name):
         decoders(None, batch([event]))
 
 
 def test_nothing_but_a_schema_says_the_columns_of_json_schema_without_a_registry() -> None:
     with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value of orders.*schema_registry"):
-        Payload("json_schema").columns(batch([b"\0\0\0\0\x07{}"]))
+        PayloadFormats("json_schema").columns(batch([b"\0\0\0\0\x07{}"]))
 
 
-@pytest.mark.parametrize("name", Format)
-def test_each_format_of_values_has_a_decoder(name: Format) -> None:
-    assert FORMATS[name].decoder(Payload(), pa.schema([("value", pa.binary())])).schema.names == ["value"]
+@pytest.mark.parametrize("name", ValueFormat)
+def test_each_format_of_values_has_a_decoder(name: ValueFormat) -> None:
+    assert FORMATS[name].decoder(PayloadFormats(), pa.schema([("value", pa.binary())])).schema.names == ["value"]
 
 
 @pytest.mark.parametrize("name", KeyFormat)
 def test_each_format_of_keys_has_a_decoder(name: KeyFormat) -> None:
     kind = pa.binary() if name in ("string", "raw") else pa.struct([("id", pa.int64())])
     schema = pa.schema([("_key", kind)])
-    assert FORMATS[name].key(Payload(key_format="json"), schema).schema == schema
+    assert FORMATS[name].key(PayloadFormats(key_format="json"), schema).schema == schema

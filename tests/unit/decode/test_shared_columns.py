@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.sharing.pieces import Piece, split
-from airflow_lakestream.core.sharing.rounds import Answer, Left, Undecided, read_in_rounds
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.core.sharing.pieces import SharePiece, split
+from airflow_lakestream.core.sharing.rounds import RoundAnswer, Undecided, UndecidedChunks, read_in_rounds
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.json.column_names import MOST_COLUMNS
 from tests.support.core_strategies import IDENTITY
 from tests.unit.decode.support import batch
@@ -58,7 +58,7 @@ class Workers:
 
     def __init__(self, values: Sequence[bytes], cuts: Sequence[int], tasks: int) -> None:
         self.values, self.cuts, self.tasks = values, sorted({*cuts, len(values)}), tasks
-        self.payload, self.schema, self.decided = Payload(unknown_fields="evolve"), SCHEMA, False
+        self.payload, self.schema, self.decided = PayloadFormats(unknown_fields="evolve"), SCHEMA, False
         self.rows: dict[int, Any] = {}
         self.bad: dict[int, str] = {}
         self.rounds = 0
@@ -67,13 +67,13 @@ class Workers:
         read_in_rounds(RangeSet.of(TOPIC, 0, 0, len(self.values)), self.read, self.decide)
         return self.schema, self.rows, self.bad
 
-    def read(self, ranges: RangeSet) -> list[Answer]:
+    def read(self, ranges: RangeSet) -> list[RoundAnswer]:
         self.rounds += 1
         return [pickle.loads(pickle.dumps(self.work(share))) for share in split(ranges, self.tasks)]
 
-    def work(self, share: RangeSet) -> Answer:
+    def work(self, share: RangeSet) -> RoundAnswer:
         decoder = replace(self.payload, decided=self.decided).decoder(self.schema)
-        done, left = RangeSet(), Left()
+        done, left = RangeSet(), UndecidedChunks()
         for r in share:
             edges = [r.from_offset, *(cut for cut in self.cuts if r.from_offset < cut < r.until_offset), r.until_offset]
             for start, end in itertools.pairwise(edges):
@@ -86,7 +86,7 @@ class Workers:
                 self.note(start, end, found)
                 done |= chunk
         counts = Counts(done.width, done.width)
-        return Answer(Piece(IDENTITY, done, {0: counts}, {}, {}) if done else None, left)
+        return RoundAnswer(SharePiece(IDENTITY, done, {0: counts}, {}, {}) if done else None, left)
 
     def note(self, start: int, end: int, found: Any) -> None:
         bad = {start + row.index: row.reason for row in found.bad}
@@ -101,7 +101,7 @@ class Workers:
 
 
 def by_one(values: Sequence[bytes]) -> Outcome:
-    decoder = Payload(unknown_fields="evolve").decoder(SCHEMA)
+    decoder = PayloadFormats(unknown_fields="evolve").decoder(SCHEMA)
     found, workers = decoder.decode(batch(values)), Workers(values, (), 1)
     workers.note(0, len(values), found)
     return decoder.schema, workers.rows, workers.bad

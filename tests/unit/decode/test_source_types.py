@@ -15,9 +15,9 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.core.column_use import ColumnUse
 from airflow_lakestream.core.policies import OnError
 from airflow_lakestream.core.records import DecodedBatch
-from airflow_lakestream.core.source_types import KeptTypes, SourceTypeChanged, all_seen
-from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.core.source_types import LedgerTypes, SourceTypeChanged, all_seen
+from airflow_lakestream.decode.formats import PayloadFormats
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.registry.config import RegistryConfig
 from tests.support import typed_events as kinds
 from tests.support.registry import FakeRegistry
@@ -86,15 +86,17 @@ SAME = {
 REGISTRY = RegistryConfig("http://nowhere")
 
 
-def payload_of(form: str, mirror: bool, **settings: Any) -> Payload:
+def payload_of(form: str, mirror: bool, **settings: Any) -> PayloadFormats:
     if mirror:
         settings["names"] = ColumnNames("lake.t")
     if form != "json":
         settings |= {"format": form, "registry": REGISTRY}
-    return (EventPayload if mirror else Payload)(envelope="debezium", **settings)
+    return (EventPayload if mirror else PayloadFormats)(envelope="debezium", **settings)
 
 
-def decoded(payload: Payload, column: pa.DataType, before: Kind, after: Kind, name: str = "v") -> Iterator[ColumnUse]:
+def decoded(
+    payload: PayloadFormats, column: pa.DataType, before: Kind, after: Kind, name: str = "v"
+) -> Iterator[ColumnUse]:
     """Yield what two batches say, one before and one after the change; all values are NULL."""
     texts = {1: {"v": before}, 2: {"v": after}}
     if payload.format != "json":
@@ -110,7 +112,7 @@ def decoded(payload: Payload, column: pa.DataType, before: Kind, after: Kind, na
         elif payload.format == "json_schema":
             value = kinds.json_change("c", row, place, number)
         # Each batch in a process of its own, so to say: a mirror's decoder refuses some types by itself.
-        decoder = RowDecoders(payload, ("partition", "offset"), on_error=OnError.SKIP)(schema, None)
+        decoder = RowDecoderFactory(payload, ("partition", "offset"), on_error=OnError.SKIP)(schema, None)
         assert decoder is not None
         found: DecodedBatch = decoder.decode(batch([value], first=number))
         yield ColumnUse.from_dict(json.loads(json.dumps(found.use.to_dict())))
@@ -133,16 +135,16 @@ def test_a_column_that_means_something_else_is_refused_and_any_other_change_is_n
 ) -> None:
     one, other = decoded(payload_of(form, mirror), column, before, after)
     if is_other:
-        kept = KeptTypes().add(KeptTypes().changes(one.types))
+        kept = LedgerTypes().add(LedgerTypes().changes(one.types))
         # In one batch, and in two: the ledger has what was landed before.
-        for before_it, seen in ((kept, other.types), (KeptTypes(), all_seen(one.types, other.types))):
+        for before_it, seen in ((kept, other.types), (LedgerTypes(), all_seen(one.types, other.types))):
             with pytest.raises(SourceTypeChanged, match=r"column v\S* .* at orders\[7\] offset 2") as stop:
                 before_it.check("lake.t", seen)
             assert stop.value.reason == "type-changed"
         return
-    kept = KeptTypes().add(KeptTypes().changes(one.types))
+    kept = LedgerTypes().add(LedgerTypes().changes(one.types))
     kept.check("lake.t", other.types)
-    KeptTypes().check("lake.t", all_seen(one.types, other.types))
+    LedgerTypes().check("lake.t", all_seen(one.types, other.types))
 
 
 JSON_SCHEMA = [
@@ -161,7 +163,7 @@ JSON_SCHEMA = [
 @pytest.mark.parametrize(("before", "after", "column", "is_other"), [pytest.param(*c, id=n) for n, *c in JSON_SCHEMA])
 def test_titles_of_json_schema_tell_a_change(before: Kind, after: Kind, column: pa.DataType, is_other: bool) -> None:
     one, other = decoded(payload_of("json_schema", False), column, before, after)
-    kept = KeptTypes().add(KeptTypes().changes(one.types))
+    kept = LedgerTypes().add(LedgerTypes().changes(one.types))
     assert kept.columns["v"].text
     if not is_other:
         kept.check("lake.t", other.types)
@@ -173,7 +175,7 @@ def test_titles_of_json_schema_tell_a_change(before: Kind, after: Kind, column: 
 def test_the_error_names_both_types_and_the_way_on() -> None:
     one, other = decoded(payload_of("json", False), DATE, kinds.DATE, kinds.INT)
     with pytest.raises(SourceTypeChanged) as stop:
-        KeptTypes().add(KeptTypes().changes(one.types)).check("lake.t", other.types)
+        LedgerTypes().add(LedgerTypes().changes(one.types)).check("lake.t", other.types)
     said = str(stop.value)
     assert "int32 (io.debezium.time.Date) before, and is int32 at" in said
     assert "from that offset on into a new table" in said
@@ -182,11 +184,11 @@ def test_the_error_names_both_types_and_the_way_on() -> None:
 
 def test_a_renamed_column_is_kept_by_its_name_in_the_table() -> None:
     one, _ = decoded(payload_of("json", False, renamed=(("v", "w"),)), DATE, kinds.DATE, kinds.DATE, "w")
-    assert KeptTypes().changes(one.types)["w"].meaning == "date"
+    assert LedgerTypes().changes(one.types)["w"].meaning == "date"
     named = payload_of("json", True)
     named = EventPayload(envelope="debezium", names=ColumnNames("lake.t", {"v": "w"}))
     one, _ = decoded(named, DATE, kinds.DATE, kinds.DATE, "w")
-    assert KeptTypes().changes(one.types)["w"].meaning == "date"
+    assert LedgerTypes().changes(one.types)["w"].meaning == "date"
 
 
 def test_what_tells_no_types_is_compared_with_nothing() -> None:
@@ -194,15 +196,17 @@ def test_what_tells_no_types_is_compared_with_nothing() -> None:
     schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
     own = {"type": "struct", "fields": [{"field": "ts_ms", "type": "int64"}]}
     values = [bare, None, b"no JSON", json.dumps({"schema": own, "payload": {}}).encode()]
-    for payload in (payload_of("json", False), Payload()):
-        decoder = pickle.loads(pickle.dumps(RowDecoders(payload, ("offset",), on_error=OnError.SKIP)))(schema, None)
+    for payload in (payload_of("json", False), PayloadFormats()):
+        decoder = pickle.loads(pickle.dumps(RowDecoderFactory(payload, ("offset",), on_error=OnError.SKIP)))(
+            schema, None
+        )
         assert not decoder.decode(batch(values)).use.types
 
 
 def test_the_places_of_a_mirrors_events_tell_when_a_column_came_and_went() -> None:
     schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
     payload = EventPayload(envelope="debezium", names=ColumnNames("lake.t"))
-    decoder = RowDecoders(payload, ("partition", "offset"), on_error=OnError.SKIP)(schema, None)
+    decoder = RowDecoderFactory(payload, ("partition", "offset"), on_error=OnError.SKIP)(schema, None)
     assert decoder is not None
     values = [kinds.typed_change("c", {"id": n, "v": 1}, n, {"v": kinds.LONG}) for n in (3, 5, 4)]
     values += [kinds.typed_change("c", {"id": n}, n, {}) for n in (8, 9)]

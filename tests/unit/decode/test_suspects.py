@@ -10,9 +10,9 @@ import pytest
 
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.metadata import HEADERS
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.registry.config import RegistryConfig
 from tests.support.registry import FakeRegistry
 
@@ -31,7 +31,7 @@ def framed(schema_id: int, payload: bytes) -> bytes:
 
 def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **given: Any) -> DecodedBatch:
     registry = RegistryConfig.parse("http://registry") if given.get("format", "json") != "json" else None
-    payload = Payload(registry=registry, **given)
+    payload = PayloadFormats(registry=registry, **given)
     # Of the real one only the answers are wanted.
     payload.__dict__["registry_client"] = REGISTRY
     keys = pa.array([b"no JSON"] * len(values), pa.binary())
@@ -39,7 +39,7 @@ def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **gi
     batch = RawBatch(
         "t", 3, range(100, 100 + len(values)), [0] * len(values), pa.array(values, pa.binary()), keys, headers
     )
-    decoder = RowDecoders(payload, ("offset",), on_error=on_error)(
+    decoder = RowDecoderFactory(payload, ("offset",), on_error=on_error)(
         SCHEMA if "key_format" not in given else SCHEMA.append(pa.field("_key", pa.int64())), None
     )
     assert decoder is not None
@@ -111,11 +111,11 @@ def test_examples_name_the_record_its_reason_and_no_more_than_a_part_of_its_valu
 
 
 def test_tombstones_that_are_skipped_on_request_are_not_bad() -> None:
-    payload = Payload()
+    payload = PayloadFormats()
     values = pa.array([None] * 20, pa.binary())
     batch = RawBatch("t", 0, range(20), [0] * 20, values, values, pa.nulls(20, HEADERS))
     for tombstones, bad in ((Tombstones.SKIP, 0), (Tombstones.REJECT, 20)):
-        decoder = RowDecoders(payload, ("offset",), on_error=OnError.SKIP, tombstones=tombstones)(SCHEMA, None)
+        decoder = RowDecoderFactory(payload, ("offset",), on_error=OnError.SKIP, tombstones=tombstones)(SCHEMA, None)
         assert decoder is not None
         outcome = decoder.decode(batch)
         assert (outcome.counts.skipped, outcome.bad.count) == (20, bad)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.values.outcome import DecoderResult
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.run.repair import TableRepair
 from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.schema.value_ranges import MAX_MICROS, MIN_MICROS
 from tests.unit.decode.support import batch
@@ -36,7 +36,7 @@ PER_SECOND = {"epoch_s": 1, "epoch_ms": 10**3, "epoch_us": 10**6, "epoch_ns": 10
 WAYS = [{}, {"unknown_fields": "rescue"}, {"unknown_fields": "evolve", "schema_evolution": "add"}]
 
 
-def decode(schema: str, values: list[Any], **arguments: Any) -> Decoded:
+def decode(schema: str, values: list[Any], **arguments: Any) -> DecoderResult:
     """Decode values as a landing does whose table has the columns of this schema."""
     config = ExtractConfig(**NAMES, schema=schema, **arguments)
     assert config.design.schema is not None
@@ -47,7 +47,7 @@ def decode(schema: str, values: list[Any], **arguments: Any) -> Decoded:
     return found
 
 
-def rows(found: Decoded, name: str = "at") -> list[Any]:
+def rows(found: DecoderResult, name: str = "at") -> list[Any]:
     return [None if one is None else one.astimezone(UTC) for one in found.rows[name].to_pylist()]
 
 
@@ -211,6 +211,6 @@ def test_those_who_can_not_make_them_say_so() -> None:
 def test_a_repair_takes_a_schema_only_where_it_says_more_than_the_table() -> None:
     audit: Any = None
     timed = "id bigint, at timestamp from epoch_ms"
-    assert Repair(audit=audit, schema=timed).decoding["schema"] == timed
+    assert TableRepair(audit=audit, schema=timed).decoding["schema"] == timed
     with pytest.raises(InvalidArgument, match="where it says from what times are made"):
-        Repair(audit=audit, schema="id bigint, at timestamp")
+        TableRepair(audit=audit, schema="id bigint, at timestamp")

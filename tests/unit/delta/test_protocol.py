@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, protocol_of, unreadable
-from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.head import DeltaTableHead
 from airflow_lakestream.delta.write.columns import delta_fields
 from tests.support.delta_table import land, versions
 
 PLAIN, WITH_NTZ = (delta_fields(pa.schema([("at", kind)])) for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")))
-HEAD = Head("t", 3, "id", pa.schema([]), (), ())
+HEAD = DeltaTableHead("t", 3, "id", pa.schema([]), (), ())
 OF_VERSION_4 = ["appendOnly", "changeDataFeed", "checkConstraints", "generatedColumns", "invariants"]
 OF_VERSION_6 = [*OF_VERSION_4, "columnMapping", "identityColumns"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.driver.backend import Backend, Handle
+from airflow_lakestream.driver.backend import DriverBackend, DriverHandle
 from airflow_lakestream.driver.driver_folder import DriverFolder
-from airflow_lakestream.driver.driving import Driving, StreamSpec
+from airflow_lakestream.driver.driving import DriverSupervision, StreamSpec
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.supervisor import Action, Decision, JobState, Limits
+from airflow_lakestream.driver.supervisor import BackendState, SupervisionDecision, SupervisionLimits, SupervisorAction
 
 ELSEWHERE = ProcessIdentity(7, 7, 7, "pod", "another machine")
 TTL = 1.0
@@ -30,28 +30,28 @@ class Cluster:
     """Drivers elsewhere: each takes the next lease when it is launched, unless it `dies_first`, and never beats."""
 
     location: str
-    states: dict[str, JobState] = field(default_factory=dict)
+    states: dict[str, BackendState] = field(default_factory=dict)
     dies_first: int = 0
     names_first: bool = True
     # Ends the worker at a launch, before or after the cluster has taken it.
     loses_worker: str = ""
 
-    def planned(self, job: Any) -> Handle | None:
-        return Handle("cluster", str(job), is_planned=True) if self.names_first else None
+    def planned(self, job: Any) -> DriverHandle | None:
+        return DriverHandle("cluster", str(job), is_planned=True) if self.names_first else None
 
-    def launch(self, job: Any) -> Handle:
+    def launch(self, job: Any) -> DriverHandle:
         loses, self.loses_worker = self.loses_worker, ""
         if loses == "before":
             raise WorkerDied
         name = str(job)
-        self.states[name] = JobState.FAILED if self.dies_first else JobState.RUNNING
+        self.states[name] = BackendState.FAILED if self.dies_first else BackendState.RUNNING
         if self.dies_first:
             self.dies_first -= 1
         else:
             self.lease(len([*self._leases()]) + 1)
         if loses:
             raise WorkerDied
-        return Handle("cluster", name)
+        return DriverHandle("cluster", name)
 
     def lease(self, generation: int, **changes: Any) -> None:
         now = time.time()
@@ -61,32 +61,34 @@ class Cluster:
     def _leases(self) -> list[str]:
         return [name for name in DriverFolder(self.location).names() if name.startswith("lease-")]
 
-    def state(self, handle: Handle) -> JobState:
-        return self.states.get(handle.job_id, JobState.UNKNOWN if handle.is_planned else JobState.VANISHED)
+    def state(self, handle: DriverHandle) -> BackendState:
+        return self.states.get(handle.job_id, BackendState.UNKNOWN if handle.is_planned else BackendState.VANISHED)
 
-    def kill(self, handle: Handle) -> None:
-        self.states[handle.job_id] = JobState.VANISHED
+    def kill(self, handle: DriverHandle) -> None:
+        self.states[handle.job_id] = BackendState.VANISHED
 
-    def log_tail(self, handle: Handle) -> list[str]:
+    def log_tail(self, handle: DriverHandle) -> list[str]:
         return []
 
-    def works(self, handle: Handle) -> None: ...
+    def works(self, handle: DriverHandle) -> None: ...
 
-    def ended(self, handle: Handle) -> None: ...
-
-
-def driving(cluster: Backend, location: str, prepare: Callable[[], Any], **limits: Any) -> Driving:
-    spec = StreamSpec(location, "f", {}, Limits(backoff=0, **limits), 0.05, "task")
-    return Driving(spec, cluster, prepare, lambda seconds: time.sleep(min(seconds, 0.05)))  # as the task waits
+    def ended(self, handle: DriverHandle) -> None: ...
 
 
-def follow(made: Driving, until_started: bool = False) -> Decision:
+def driving(cluster: DriverBackend, location: str, prepare: Callable[[], Any], **limits: Any) -> DriverSupervision:
+    spec = StreamSpec(location, "f", {}, SupervisionLimits(backoff=0, **limits), 0.05, "task")
+    return DriverSupervision(
+        spec, cluster, prepare, lambda seconds: time.sleep(min(seconds, 0.05))
+    )  # as the task waits
+
+
+def follow(made: DriverSupervision, until_started: bool = False) -> SupervisionDecision:
     return made.follow(lambda look: None, until_started)
 
 
-def restart(made: Driving, decision: Decision) -> None:
+def restart(made: DriverSupervision, decision: SupervisionDecision) -> None:
     """Do what an operator does when a driver is to be restarted."""
-    assert decision.action is Action.RESTART
+    assert decision.action is SupervisorAction.RESTART
     made.clear_away()
     made.begin(decision.history.restarted(time.time()))
 
@@ -102,19 +104,19 @@ def names() -> Callable[[], str]:
     return lambda: next(found)
 
 
-@pytest.mark.parametrize("seen_as", [JobState.VANISHED, JobState.FAILED, JobState.FINISHED])
+@pytest.mark.parametrize("seen_as", [BackendState.VANISHED, BackendState.FAILED, BackendState.FINISHED])
 def test_a_driver_that_is_gone_costs_one_restart_and_the_next_is_launched_when_its_lease_is_over(
-    location: str, names: Callable[[], str], seen_as: JobState
+    location: str, names: Callable[[], str], seen_as: BackendState
 ) -> None:
     cluster = Cluster(location)
     made = driving(cluster, location, names, max_restarts=1, unknown_timeout=0.5)
     made.begin()
-    assert follow(made, until_started=True).action is Action.WAIT
+    assert follow(made, until_started=True).action is SupervisorAction.WAIT
     cluster.states["one"] = seen_as
     decision = follow(made)
     restart(made, decision)
-    assert cluster.states["two"] is JobState.RUNNING
-    assert made.handle == Handle("cluster", "two")
+    assert cluster.states["two"] is BackendState.RUNNING
+    assert made.handle == DriverHandle("cluster", "two")
     assert follow(made, until_started=True).history.restarts == 1
 
 
@@ -126,7 +128,7 @@ def test_a_lease_that_a_driver_gave_back_is_not_waited_for(location: str, names:
     decision = follow(made)
     assert decision.reason == "failed: ended by SIGTERM"
     restart(made, decision)
-    assert cluster.states["two"] is JobState.RUNNING
+    assert cluster.states["two"] is BackendState.RUNNING
 
 
 def test_a_driver_that_died_before_it_had_a_lease_is_not_found_again(location: str, names: Callable[[], str]) -> None:
@@ -136,16 +138,18 @@ def test_a_driver_that_died_before_it_had_a_lease_is_not_found_again(location: s
     decision = follow(made)
     assert decision.reason == "failed: ended before it took the checkpoint's lease"
     restart(made, decision)
-    assert cluster.states["two"] is JobState.RUNNING
+    assert cluster.states["two"] is BackendState.RUNNING
 
 
 def test_a_lease_that_still_beats_is_another_drivers_and_is_adopted(location: str, names: Callable[[], str]) -> None:
     cluster = Cluster(location)
     driving(cluster, location, names).begin()
-    cluster.states["one"] = JobState.FAILED
+    cluster.states["one"] = BackendState.FAILED
     beats = iter(range(1, 100))
-    spec = StreamSpec(location, "f", {}, Limits(), 0.05, "task")
-    made = Driving(spec, cluster, names, lambda seconds: cluster.lease(1, beat_at=time.time() + next(beats) / 1000))
+    spec = StreamSpec(location, "f", {}, SupervisionLimits(), 0.05, "task")
+    made = DriverSupervision(
+        spec, cluster, names, lambda seconds: cluster.lease(1, beat_at=time.time() + next(beats) / 1000)
+    )
     made.begin()
     assert (made.generation, made.handle) == (1, None)
     assert [*cluster.states] == ["one"]
@@ -163,12 +167,12 @@ def test_a_worker_that_dies_between_submit_and_answer_leaves_its_driver_to_the_n
         made.begin()
     again = driving(cluster, location, names, start_timeout=0.5)
     again.begin()
-    assert again.handle == Handle("cluster", "one", is_planned=True)
+    assert again.handle == DriverHandle("cluster", "one", is_planned=True)
     if loses_worker == "after":
-        assert follow(again, until_started=True).action is Action.WAIT
+        assert follow(again, until_started=True).action is SupervisorAction.WAIT
         assert [*cluster.states] == ["one"]
     else:
         decision = follow(again)
         assert decision.reason == "did not begin to work within 0.5 s"
         restart(again, decision)
-        assert cluster.states == {"one": JobState.VANISHED, "two": JobState.RUNNING}
+        assert cluster.states == {"one": BackendState.VANISHED, "two": BackendState.RUNNING}

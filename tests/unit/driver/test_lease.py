@@ -19,9 +19,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_lakestream.driver.lease import Lease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
+from airflow_lakestream.driver.lease import HeldLease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseState, fingerprint_of
-from airflow_lakestream.driver.progress import BatchProgress, Progress, ProgressLog, read_progress
+from airflow_lakestream.driver.progress import BatchProgress, DriverProgress, ProgressLog, read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.stores.folders import open_folder
 
@@ -47,8 +47,8 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     fsspec.filesystem("memory").rm(place.rsplit("/", 1)[0], recursive=True)
 
 
-def take(location: str, **options: object) -> Lease:
-    return Lease.take(location, "f", "a test", **{"inputs": INPUTS, **options})  # type: ignore[arg-type]  # options of several types
+def take(location: str, **options: object) -> HeldLease:
+    return HeldLease.take(location, "f", "a test", **{"inputs": INPUTS, **options})  # type: ignore[arg-type]  # options of several types
 
 
 def test_a_lease_tells_who_holds_it(location: str) -> None:
@@ -88,7 +88,7 @@ def test_many_generations_leave_few_files(tmp_path: Path) -> None:
 
 def test_of_many_that_take_at_once_one_gets_it(location: str) -> None:
     start = threading.Barrier(16)
-    won: list[Lease] = []
+    won: list[HeldLease] = []
 
     def attempt() -> None:
         start.wait()
@@ -118,11 +118,11 @@ def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         holder.send_signal(signal.SIGSTOP)
         assert record.state(now=time.time() + 3600) is LeaseState.HELD
         with pytest.raises(LeaseHeld):
-            Lease.take(location, "f", "a test")
+            HeldLease.take(location, "f", "a test")
         holder.kill()
         holder.wait()
         assert record.state() is LeaseState.VANISHED
-        assert Lease.take(location, "f", "a test").record.generation == 2
+        assert HeldLease.take(location, "f", "a test").record.generation == 2
 
 
 def elsewhere(location: str) -> None:
@@ -272,11 +272,11 @@ def test_whatever_is_in_a_lease_blocks_nobody_for_longer_than_its_time(left: byt
             known = read_lease(location)
             if known is not None and known.ttl > TTL_SECONDS:
                 return
-            assert Lease.take(location, "f", "a test").record.generation == 2
+            assert HeldLease.take(location, "f", "a test").record.generation == 2
             file.with_name("lease-00000002.json").unlink()
 
 
-@given(st.binary(max_size=40) | st.dictionaries(st.sampled_from(sorted(Progress.__dataclass_fields__)), _ODD).map(
+@given(st.binary(max_size=40) | st.dictionaries(st.sampled_from(sorted(DriverProgress.__dataclass_fields__)), _ODD).map(
     lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_whatever_is_in_the_progress_a_driver_goes_on(left: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

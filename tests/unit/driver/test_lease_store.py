@@ -8,8 +8,8 @@ import pytest
 
 from airflow_lakestream.driver import driver_folder
 from airflow_lakestream.driver.driver_folder import DriverFolder, StoreOverwrites
-from airflow_lakestream.driver.lease import Lease, read_lease
-from airflow_lakestream.driver.submission import Submissions
+from airflow_lakestream.driver.lease import HeldLease, read_lease
+from airflow_lakestream.driver.submission import DriverSubmissions
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.stores.folders import LocalFolder
 
@@ -26,12 +26,12 @@ def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(driver_folder, "open_folder", lambda location, properties: CarelessFolder(Path(location)))
     place = str(tmp_path / "checkpoint")
     with pytest.raises(StoreOverwrites, match=r"could each hold the lease.*conditional writes") as caught:
-        Lease.take(place, "f", "a test")
+        HeldLease.take(place, "f", "a test")
     assert isinstance(caught.value, Terminal)
     assert read_lease(place) is None
 
     # The operator finds out before it launches a driver.
-    submissions = Submissions(place, "f", {}, 60)
+    submissions = DriverSubmissions(place, "f", {}, 60)
     with pytest.raises(StoreOverwrites):
         submissions.claim(submissions.find(), "a test")
     assert submissions.find().attempt == 0
@@ -59,5 +59,5 @@ def test_a_file_that_is_deleted_meanwhile_speaks_for_no_such_store(
 
 def test_a_lease_that_is_taken_stands_as_it_was_written(tmp_path: Path) -> None:
     place = str(tmp_path / "checkpoint")
-    lease = Lease.take(place, "f", "a test")
+    lease = HeldLease.take(place, "f", "a test")
     assert read_lease(place) == lease.record

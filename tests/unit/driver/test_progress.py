@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from airflow_lakestream.driver.progress import KEPT, BatchProgress, Progress, ProgressLog, read_progress
+from airflow_lakestream.driver.progress import KEPT, BatchProgress, DriverProgress, ProgressLog, read_progress
 
 BATCH = BatchProgress(
     batch_id=7,
@@ -25,7 +25,7 @@ BATCH = BatchProgress(
 
 
 def test_before_the_first_batch_there_is_nothing(tmp_path: Path) -> None:
-    assert read_progress(str(tmp_path / "checkpoint")) == Progress()
+    assert read_progress(str(tmp_path / "checkpoint")) == DriverProgress()
 
 
 def test_a_batch_reads_as_it_was_reported(tmp_path: Path) -> None:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.driver.backend import Handle
+from airflow_lakestream.driver.backend import DriverHandle
 from airflow_lakestream.driver.detached import KIND
-from airflow_lakestream.driver.lease import Lease, OtherInputs, request_stop
+from airflow_lakestream.driver.lease import HeldLease, OtherInputs, request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.submission import Overtaken, Submissions, SubmitAction
+from airflow_lakestream.driver.submission import DriverSubmissions, Overtaken, SubmitAction
 
 INPUTS = {"topic": "clicks"}
 
 
-def submissions(folder: Path, fingerprint: str = "f", start_timeout: float = 300) -> Submissions:
-    return Submissions(str(folder / "checkpoint"), fingerprint, INPUTS, start_timeout)
+def submissions(folder: Path, fingerprint: str = "f", start_timeout: float = 300) -> DriverSubmissions:
+    return DriverSubmissions(str(folder / "checkpoint"), fingerprint, INPUTS, start_timeout)
 
 
-def handle_of(pid: int) -> Handle:
-    return Handle(KIND, log="/log", process=ProcessIdentity.of(pid))
+def handle_of(pid: int) -> DriverHandle:
+    return DriverHandle(KIND, log="/log", process=ProcessIdentity.of(pid))
 
 
 def test_of_many_that_find_nothing_one_submits(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_a_driver_that_holds_the_lease_is_adopted_refused_or_waited_for(tmp_path
     location = str(tmp_path / "checkpoint")
     mine = submissions(tmp_path)
     mine.launched(mine.claim(mine.find(), "one"), "one", handle_of(os.getpid()))
-    lease = Lease.take(location, "f", "one", inputs=INPUTS)
+    lease = HeldLease.take(location, "f", "one", inputs=INPUTS)
     found = submissions(tmp_path).find()
     assert (found.action, found.lease, found.handle) == (SubmitAction.ADOPT, lease.record, handle_of(os.getpid()))
     with pytest.raises(OtherInputs, match="another configuration"):
         submissions(tmp_path, "another").find()
     with pytest.raises(OtherInputs, match="it belongs to topic 'clicks', not 'orders'"):
-        Submissions(location, "f", {"topic": "orders"}, 300).find()
+        DriverSubmissions(location, "f", {"topic": "orders"}, 300).find()
     request_stop(location, "a person")
     assert submissions(tmp_path, "another").find().action is SubmitAction.WAIT
     assert mine.current().handle == handle_of(os.getpid())

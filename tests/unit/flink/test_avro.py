@@ -12,10 +12,10 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.flink import statements
-from airflow_lakestream.flink.formats.avro import WayRefused, Ways, ways_of
+from airflow_lakestream.flink.formats.avro import AvroEncodings, WayRefused, ways_of
 from airflow_lakestream.flink.formats.avro_reader import avro_reading
-from airflow_lakestream.flink.formats.proof import SchemaMoved, _OfTheseWays
-from airflow_lakestream.flink.formats.reading import Reading
+from airflow_lakestream.flink.formats.proof import SchemaMoved, _CheckedRegistry
+from airflow_lakestream.flink.formats.reading import FormatReading
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.ddl import parse_schema
@@ -35,7 +35,7 @@ def schema(**fields: Any) -> RegisteredSchema:
     return RegisteredSchema(1, "AVRO", json.dumps(told))
 
 
-def reading(ddl: str, *schemas: RegisteredSchema) -> Reading:
+def reading(ddl: str, *schemas: RegisteredSchema) -> FormatReading:
     columns = parse_schema(ddl)
     return avro_reading(columns, ways_of(columns, schemas), REGISTRY)
 
@@ -131,7 +131,7 @@ def test_a_record_of_a_schema_that_the_job_reads_otherwise_is_no_proof() -> None
     columns = parse_schema("c bigint, d int")
     asked = FakeRegistry({1: ("AVRO", schema(c="long").text), 2: ("AVRO", schema(c="long", d="int").text)})
     ways = ways_of(columns, [asked.schema(1)])
-    decoder = AvroDecoder(arrow_schema(columns), registry=_OfTheseWays(columns, asked, ways))
+    decoder = AvroDecoder(arrow_schema(columns), registry=_CheckedRegistry(columns, asked, ways))
 
     def batch(value: bytes) -> RawBatch:
         return RawBatch("t", 0, range(7, 8), [0], pa.array([value]))
@@ -143,4 +143,4 @@ def test_a_record_of_a_schema_that_the_job_reads_otherwise_is_no_proof() -> None
         decoder.decode(spoilt).whole(spoilt)
     with pytest.raises(SchemaMoved, match="schema 2 of the registry: d is written as int, and the job reads none"):
         decoder.decode(batch(b"\x00\x00\x00\x00\x02\x02\x02"))
-    assert ways.lacks(Ways({"c": "long"})) is None
+    assert ways.lacks(AvroEncodings({"c": "long"})) is None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
-from airflow_lakestream.flink.checkpoints import Checkpoints, FlinkPositions, TwoSources, offsets_in
+from airflow_lakestream.flink.checkpoints import CheckpointFolder, FlinkPositions, TwoSources, offsets_in
 
 JOB = "a" * 32
 
@@ -47,7 +47,7 @@ def test_two_sources_of_one_topic_are_refused() -> None:
 
 
 def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:
-    found = Checkpoints(f"file://{tmp_path}")
+    found = CheckpointFolder(f"file://{tmp_path}")
     assert found.newest(JOB) is None
     for number, complete in ((2, True), (9, True), (10, True), (11, False)):
         folder = tmp_path / JOB / f"chk-{number}"
@@ -66,7 +66,7 @@ def test_a_snapshot_names_its_checkpoint_and_a_savepoint_says_the_rest(tmp_path:
     folder.mkdir(parents=True)
     (folder / "_metadata").write_bytes(split("t", 0, 40))
     summary = {"flink.job-id": JOB, "flink.max-committed-checkpoint-id": "4"}
-    positions = FlinkPositions(Checkpoints(f"file://{tmp_path}"), "t")
+    positions = FlinkPositions(CheckpointFolder(f"file://{tmp_path}"), "t")
     assert positions.is_own(summary)
     assert not positions.is_own({"lakestream.landing-id": "x"})
     assert positions.at(BranchSnapshot(1, 1, summary)) == {0: 40}

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.core.publishing.branch import Line
+from airflow_lakestream.core.publishing.branch import EngineJobLine
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.job_line import JobLine
-from airflow_lakestream.flink.landing_job import LandingJobs
+from airflow_lakestream.flink.landing_job import LandingJobSeries
 from tests.support.replacing import ranges
 from tests.unit.flink.test_checkpoints import split
 from tests.unit.flink.test_config import GIVEN
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> LandingJobs:
+def jobs(tmp_path: Path) -> LandingJobSeries:
     given = {**GIVEN, "topic": "orders", "checkpoint_location": str(tmp_path / "state")}
-    return LandingJobs(FlinkConfig(**given))
+    return LandingJobSeries(FlinkConfig(**given))
 
 
-def checkpoint(jobs: LandingJobs, job: str, number: int, **offsets: int) -> str:
+def checkpoint(jobs: LandingJobSeries, job: str, number: int, **offsets: int) -> str:
     """Write a complete checkpoint, and return its place."""
     place = f"{jobs.checkpoints.location}/{job}/chk-{number}"
     folder = Path(place.removeprefix("file://"))
@@ -32,33 +32,33 @@ def checkpoint(jobs: LandingJobs, job: str, number: int, **offsets: int) -> str:
     return place
 
 
-def line_of(jobs: LandingJobs) -> tuple[Line, tuple[str, ...]]:
+def line_of(jobs: LandingJobSeries) -> tuple[EngineJobLine, tuple[str, ...]]:
     known = jobs.newest_line()
     assert known is not None
     return known.line("orders", jobs.newest_reads().begins), known.jobs
 
 
-def test_a_job_without_a_state_begins_a_line_and_others_go_on_with_it(jobs: LandingJobs) -> None:
+def test_a_job_without_a_state_begins_a_line_and_others_go_on_with_it(jobs: LandingJobSeries) -> None:
     assert jobs.newest_line() is None
     jobs.begin_line({0: 5}, since=7)
-    assert line_of(jobs)[0] == Line(7, {0: 5})
+    assert line_of(jobs)[0] == EngineJobLine(7, {0: 5})
     first = jobs._noted("").job
-    assert line_of(jobs) == (Line(7, {0: 5}), (first,))
+    assert line_of(jobs) == (EngineJobLine(7, {0: 5}), (first,))
     state = checkpoint(jobs, first, 3, p0=40, p1=9)
     jobs.note_passed(first, 3, {0: 12, 1: 9})
     assert line_of(jobs)[0].passed == ranges((0, 12, 40))
     second = jobs._noted(state).job
-    assert line_of(jobs) == (Line(7, {0: 5}, ranges((0, 12, 40))), (first, second))
+    assert line_of(jobs) == (EngineJobLine(7, {0: 5}, ranges((0, 12, 40))), (first, second))
     # What a checkpoint says of a job that is not the newest any more counts for nothing.
     checkpoint(jobs, first, 4, p0=60)
     jobs.note_passed(first, 4, {0: 12})
     assert line_of(jobs)[0].passed == ranges((0, 12, 40))
     jobs.begin_line({0: 40}, since=20)
     third = jobs._noted("").job
-    assert line_of(jobs) == (Line(20, {0: 40}), (third,))
+    assert line_of(jobs) == (EngineJobLine(20, {0: 40}), (third,))
 
 
-def test_what_is_read_once_more_was_not_read_in_time(jobs: LandingJobs) -> None:
+def test_what_is_read_once_more_was_not_read_in_time(jobs: LandingJobSeries) -> None:
     jobs.begin_line({}, since=0)
     job = jobs._noted("").job
     old = checkpoint(jobs, job, 1, p0=10)
@@ -71,10 +71,10 @@ def test_what_is_read_once_more_was_not_read_in_time(jobs: LandingJobs) -> None:
     assert line_of(jobs)[0].passed == ranges((0, 0, 10))
 
 
-def test_a_job_that_was_noted_before_lines_were_is_a_line_of_its_own(jobs: LandingJobs) -> None:
+def test_a_job_that_was_noted_before_lines_were_is_a_line_of_its_own(jobs: LandingJobSeries) -> None:
     note = {"job": "a" * 32, "program": "p", "reads": json.dumps(["json", {}, {"0": 3}])}
     jobs._folder.write("flink-job.json", note)
-    assert line_of(jobs) == (Line(0, {0: 3}), ("a" * 32,))
+    assert line_of(jobs) == (EngineJobLine(0, {0: 3}), ("a" * 32,))
     assert JobLine.parse("", "b").jobs == ("b",)
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.flink.job import Note
-from airflow_lakestream.flink.rest import FlinkUnreachable, JobState
+from airflow_lakestream.flink.job import JobNote
+from airflow_lakestream.flink.rest import FlinkJobState, FlinkUnreachable
 from airflow_lakestream.flink.script.bundled import flink_cdc_script, flink_script, flink_scripts
 from airflow_lakestream.flink.script.config import ScriptConfig
 from airflow_lakestream.flink.script.jar import JarReplaced, digest_of, read_jar
 from airflow_lakestream.flink.script.stream import ScriptFinished, ScriptStream, StateLost
-from airflow_lakestream.flink.script.text import Script, split
+from airflow_lakestream.flink.script.text import FlinkScript, split
 from airflow_lakestream.hooks.database import connector_options
 from airflow_lakestream.operators.flink_script import FlinkScriptOperator
 
@@ -78,7 +78,7 @@ def test_templates_and_files_are_left_to_the_run() -> None:
 
 
 def test_several_inserts_are_one_job_and_kafka_is_put_in_by_the_driver() -> None:
-    script = Script.parse(f"CREATE TABLE s (a INT) WITH ('connector'='kafka', ${{kafka}}); {INSERT}; {INSERT} b")
+    script = FlinkScript.parse(f"CREATE TABLE s (a INT) WITH ('connector'='kafka', ${{kafka}}); {INSERT}; {INSERT} b")
     *before, job = script.statements({"bootstrap.servers": "b:9092"}, {})
     assert before[0].startswith("CREATE TABLE s (a INT) WITH ('connector'='kafka', 'properties.")
     assert "'properties.bootstrap.servers' = 'b:9092'" in before[0]
@@ -86,7 +86,7 @@ def test_several_inserts_are_one_job_and_kafka_is_put_in_by_the_driver() -> None
 
 
 def test_a_database_is_put_in_by_the_driver() -> None:
-    script = Script.parse(f"CREATE TABLE s (a INT) WITH ('connector'='postgres-cdc', ${{database}}); {INSERT}")
+    script = FlinkScript.parse(f"CREATE TABLE s (a INT) WITH ('connector'='postgres-cdc', ${{database}}); {INSERT}")
     before, _ = script.statements({}, {"hostname": "db", "password": "it's"})
     assert before == "CREATE TABLE s (a INT) WITH ('connector'='postgres-cdc', 'hostname' = 'db', 'password' = 'it''s')"
 
@@ -128,15 +128,15 @@ def test_comments_and_blanks_do_not_change_a_program_and_words_do(tmp_path: Path
     assert more.program != plain.program
 
 
-def stream(tmp_path: Path, note: Note | None, **given: Any) -> ScriptStream:
+def stream(tmp_path: Path, note: JobNote | None, **given: Any) -> ScriptStream:
     made = ScriptStream(configured(tmp_path, **given), lease=None)  # type: ignore[arg-type]  # it is not asked here
     if note is not None:
         made.jobs.write(note)
     return made
 
 
-def note_of(tmp_path: Path, **told: str) -> Note:
-    return Note(**({"job": "j", "program": configured(tmp_path).program} | told))
+def note_of(tmp_path: Path, **told: str) -> JobNote:
+    return JobNote(**({"job": "j", "program": configured(tmp_path).program} | told))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_changed_script_is_refused_and_the_old_job_is_left_alone(tmp_path: Pat
 
 def test_a_job_that_finished_is_done_and_any_other_end_is_an_error(tmp_path: Path) -> None:
     made = stream(tmp_path, note_of(tmp_path))
-    made.ended("j", JobState.FINISHED)
+    made.ended("j", FlinkJobState.FINISHED)
     note = made.jobs.note()
     assert note is not None
     assert note.finished == "yes"
@@ -185,11 +185,11 @@ def test_a_job_that_finished_is_done_and_any_other_end_is_an_error(tmp_path: Pat
 class Manager:
     """A JobManager whose job has these states, one after the other; the last stays."""
 
-    def __init__(self, *states: JobState) -> None:
+    def __init__(self, *states: FlinkJobState) -> None:
         self.states = [*states]
         self.canceled: list[str] = []
 
-    def state(self, job: str) -> JobState:
+    def state(self, job: str) -> FlinkJobState:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
     def cancel(self, job: str) -> None:
@@ -201,13 +201,13 @@ def test_a_job_of_another_parallelism_has_ended_before_the_next_begins(
 ) -> None:
     monkeypatch.setattr("airflow_lakestream.flink.job._PAUSE", 0.0)
     jobs = stream(tmp_path, note_of(tmp_path), parallelism=3).jobs
-    manager = Manager(JobState.RUNNING, JobState.RUNNING, JobState.CANCELED)
+    manager = Manager(FlinkJobState.RUNNING, FlinkJobState.RUNNING, FlinkJobState.CANCELED)
     monkeypatch.setattr(jobs, "manager", manager)
     assert jobs.running() is None
-    assert (manager.canceled, manager.states) == (["j"], [JobState.CANCELED])
+    assert (manager.canceled, manager.states) == (["j"], [FlinkJobState.CANCELED])
 
     monkeypatch.setattr("airflow_lakestream.flink.job._ENDS_WITHIN", 0.0)
-    monkeypatch.setattr(jobs, "manager", Manager(JobState.RUNNING))
+    monkeypatch.setattr(jobs, "manager", Manager(FlinkJobState.RUNNING))
     with pytest.raises(FlinkUnreachable, match="job j goes on 0 s after it was canceled"):
         jobs.running()
 
@@ -215,7 +215,7 @@ def test_a_job_of_another_parallelism_has_ended_before_the_next_begins(
 @pytest.mark.parametrize("name", flink_scripts())
 def test_bundled_scripts_are_scripts(name: str) -> None:
     text = flink_script(name, topic="t", table="lake.t", group="g")
-    assert Script.parse(text).inserts
+    assert FlinkScript.parse(text).inserts
     assert set(re.findall(r"\$\w*\{?\w*\}?", text)) == {"${kafka}"}
 
 
@@ -239,7 +239,7 @@ CDC = {
 
 def test_a_mirror_of_a_database_names_the_columns_of_both_and_the_key() -> None:
     text = flink_cdc_script(**CDC)
-    before, insert = Script.parse(text).before, Script.parse(text).inserts
+    before, insert = FlinkScript.parse(text).before, FlinkScript.parse(text).inserts
     assert insert == ("INSERT INTO `iceberg_default`.`lake`.`orders` SELECT `id`, `a b` FROM changes",)
     for statement in (before[1], before[3]):
         assert "`id` BIGINT,\n  `a b` STRING,\n  PRIMARY KEY (`id`) NOT ENFORCED" in statement
@@ -314,7 +314,7 @@ def test_another_version_of_a_program_goes_on_and_another_program_does_not(tmp_p
         == of(program_arguments=("x",)).fingerprint
     )
     other = ScriptStream(of(entry_class="B"), lease=None)  # type: ignore[arg-type]  # it is not asked here
-    other.jobs.write(Note("j", one.program))
+    other.jobs.write(JobNote("j", one.program))
     with pytest.raises(InvalidArgument, match="entry_class: was changed"):
         other.run()
 

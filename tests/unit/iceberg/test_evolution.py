@@ -31,13 +31,15 @@ from pyiceberg.types import (
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.evolution import Evolved, evolve
+from airflow_lakestream.tables.schema.evolution import EvolutionResult, evolve
 from airflow_lakestream.tables.schema.types import schema_text
 
 ADD, WIDEN = SchemaEvolution.ADD, SchemaEvolution.WIDEN
 
 
-def evolved(held: Schema | str, wanted: Schema | str, policy: SchemaEvolution = WIDEN, version: int = 2) -> Evolved:
+def evolved(
+    held: Schema | str, wanted: Schema | str, policy: SchemaEvolution = WIDEN, version: int = 2
+) -> EvolutionResult:
     table = parse_schema(held) if isinstance(held, str) else held
     fields = (parse_schema(wanted) if isinstance(wanted, str) else wanted).fields
     last = table.highest_field_id

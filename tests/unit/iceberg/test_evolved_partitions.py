@@ -28,7 +28,7 @@ from pyiceberg.transforms import (
 
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import Plan
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.write.files import write_data_files
 from airflow_lakestream.tables import sink
@@ -221,7 +221,7 @@ def test_each_table_of_a_fan_out_is_tried_before_its_rows_are_written(tmp_path: 
 class Unread:
     """`core.ports.Reader` of a run that reads nothing."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         raise AssertionError("nothing was to be read")
 
 

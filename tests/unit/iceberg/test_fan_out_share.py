@@ -20,10 +20,10 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, NewTables, TableTemplate
-from airflow_lakestream.core.sharing.pieces import Piece, split
-from airflow_lakestream.core.sharing.rounds import Answer, Left, Undecided, read_in_rounds
+from airflow_lakestream.core.sharing.pieces import SharePiece, split
+from airflow_lakestream.core.sharing.rounds import RoundAnswer, Undecided, UndecidedChunks, read_in_rounds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.fan_out.admission import Admission, FanOut, known_tables
+from airflow_lakestream.iceberg.fan_out.admission import FanOut, RouteAdmission, known_tables
 from airflow_lakestream.iceberg.fan_out.books import NotItsOwn
 from airflow_lakestream.iceberg.fan_out.share import FanOutOutline, FanOutShare
 from airflow_lakestream.iceberg.write import handover
@@ -43,9 +43,9 @@ class Lake:
     tables: set[str]
     refused: dict[str, str] = field(default_factory=dict)
 
-    def admission(self) -> Admission:
+    def admission(self) -> RouteAdmission:
         lock = threading.RLock()
-        return Admission(self.fan_out, lambda: self.written_down, self.is_there, lambda: sorted(self.tables), lock)
+        return RouteAdmission(self.fan_out, lambda: self.written_down, self.is_there, lambda: sorted(self.tables), lock)
 
     def is_there(self, name: str) -> bool:
         if name == "lake.taken":
@@ -53,7 +53,7 @@ class Lake:
         return name in self.tables
 
 
-def answer(admission: Admission, routes: Iterable[str]) -> dict[str, str | None]:
+def answer(admission: RouteAdmission, routes: Iterable[str]) -> dict[str, str | None]:
     """Return what becomes of each record's route, by the order in which records come."""
     return {route: admission.refusals([route]).get(route) for route in routes}
 
@@ -61,14 +61,14 @@ def answer(admission: Admission, routes: Iterable[str]) -> dict[str, str | None]
 def by_executors(lake: Lake, routes: Sequence[str], tasks: int, width: int) -> dict[str, str | None]:
     admission, refused, found = lake.admission(), dict[str, str](), dict[str, str | None]()
 
-    def read(ranges: RangeSet) -> list[Answer]:
+    def read(ranges: RangeSet) -> list[RoundAnswer]:
         tables = cast(Any, dict.fromkeys(admission.admitted))
         known = known_tables(lake.written_down, admission.admitted)
         told = FanOutOutline(lake.fan_out, cast(Any, None), NOTHING, tables, dict(refused), known)
         return [work(told, share) for share in split(ranges, tasks)]
 
-    def work(told: FanOutOutline, share: RangeSet) -> Answer:
-        done, left = RangeSet(), Left()
+    def work(told: FanOutOutline, share: RangeSet) -> RoundAnswer:
+        done, left = RangeSet(), UndecidedChunks()
         for r in share:
             for start in range(r.from_offset, r.until_offset, width):
                 chunk = RangeSet.of(TOPIC, 0, start, min(start + width, r.until_offset))
@@ -83,7 +83,7 @@ def by_executors(lake: Lake, routes: Sequence[str], tasks: int, width: int) -> d
                     found.update({route: refusals.get(route) for route in wanted})
                     done |= chunk
         counts = Counts(done.width, done.width)
-        return Answer(Piece(IDENTITY, done, {0: counts}, {}, {}) if done else None, left)
+        return RoundAnswer(SharePiece(IDENTITY, done, {0: counts}, {}, {}) if done else None, left)
 
     read_in_rounds(RangeSet.of(TOPIC, 0, 0, len(routes)), read, lambda some: refused.update(admission.refusals(some)))
     return found
@@ -124,7 +124,7 @@ class Share:
     """An executor's sink over a number of tables."""
 
     sink: FanOutShare
-    outlines: dict[str, handover.Outline]
+    outlines: dict[str, handover.IcebergOutline]
 
     def write(self, first: int, count: int) -> None:
         """Write rows, nine of ten of them for the first table, and the others for the rest in turn."""
@@ -146,7 +146,7 @@ def share(catalog: SqlCatalog, tables: int, most: int) -> Share:
     schema = pa.schema([("n", pa.int64()), ("text", pa.string())])
     made = {str(n): catalog.create_table(f"lake.t{n}", schema, properties={"lakestream.x": "y"}) for n in range(tables)}
     outlines = {
-        route: handover.Outline(".".join(table.name()), table.metadata, table.io).without_history()
+        route: handover.IcebergOutline(".".join(table.name()), table.metadata, table.io).without_history()
         for route, table in made.items()
     }
     fan_out = FanOut(TOPIC, TableTemplate.parse("lake.{event}"), "lake.home")

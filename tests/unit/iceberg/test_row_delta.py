@@ -70,7 +70,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 @pytest.fixture(autouse=True)
 def hardly_any_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the entries of two manifests or so, so that others go."""
-    monkeypatch.setattr(manifests_module, "_kept", manifests_module._Kept(10_000))
+    monkeypatch.setattr(manifests_module, "_kept", manifests_module._EntryCache(10_000))
 
 
 def create(catalog: Catalog, **properties: str) -> Table:
@@ -215,7 +215,7 @@ def test_a_manifest_is_read_once(catalog: Catalog, monkeypatch: pytest.MonkeyPat
         reads[self.manifest_path] += 1
         return fetch(self, *args, **kwargs)
 
-    monkeypatch.setattr(manifests_module, "_kept", manifests_module._Kept(manifests_module.MOST_BYTES))
+    monkeypatch.setattr(manifests_module, "_kept", manifests_module._EntryCache(manifests_module.MOST_BYTES))
     monkeypatch.setattr(ManifestFile, "fetch_manifest_entry", counted)
     assert {task.file for task in live_files(table)} == set(files)
     commit(table, files[:1], [new_file(table, DATA)])

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_lakestream.connect.traces import culprit_of
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.kafka.java import MOST_LOOKED_AT, DamageTold, near
+from airflow_lakestream.kafka.java import MOST_LOOKED_AT, JavaDamage, near
 
 FETCHING = "KafkaException: Received exception when fetching the next record from a-b.c-3. If needed, please seek past"
 TEXTS = {
@@ -60,7 +60,7 @@ OTHERS = (
 @pytest.mark.parametrize("name", TEXTS)
 def test_place_and_line_are_found(name: str) -> None:
     text, place = TEXTS[name]
-    told = DamageTold.of(f"java.lang.RuntimeException: One or more fetchers\n\tat y\nCaused by: {text}\n\tat z")
+    told = JavaDamage.of(f"java.lang.RuntimeException: One or more fetchers\n\tat y\nCaused by: {text}\n\tat z")
     assert told is not None
     assert (told.topic, told.partition, told.offset) == place
     assert told.line in text
@@ -71,13 +71,13 @@ def test_place_and_line_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_what_is_no_damage_is_none(text: str) -> None:
-    assert DamageTold.of(text) is None
+    assert JavaDamage.of(text) is None
 
 
 def test_where_to_look() -> None:
     ranges = RangeSet.of("t", 0, 5, 60) | RangeSet.of("t", 1, 5, 60)
-    assert DamageTold("", "t", 1, 20).within(ranges) == RangeSet.of("t", 1, 20, 60)
-    assert DamageTold("", "t", 1).within(ranges) == RangeSet.of("t", 1, 5, 60)
-    assert DamageTold("").within(ranges) == ranges
-    assert not DamageTold("", "control", 0, 7).within(ranges)
+    assert JavaDamage("", "t", 1, 20).within(ranges) == RangeSet.of("t", 1, 20, 60)
+    assert JavaDamage("", "t", 1).within(ranges) == RangeSet.of("t", 1, 5, 60)
+    assert JavaDamage("").within(ranges) == ranges
+    assert not JavaDamage("", "control", 0, 7).within(ranges)
     assert near(RangeSet.of("t", 0, 5, 10**9)) == RangeSet.of("t", 0, 5, 5 + MOST_LOOKED_AT)

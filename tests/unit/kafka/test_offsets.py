@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from airflow_lakestream.kafka.requests import Requests
+from airflow_lakestream.kafka.requests import KafkaRequests
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
 
@@ -32,7 +32,7 @@ class Admin:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, admin: Admin) -> KafkaSource:
-    monkeypatch.setattr(Requests, "_client", lambda _: admin)
+    monkeypatch.setattr(KafkaRequests, "_client", lambda _: admin)
     return KafkaSource({"bootstrap.servers": "nowhere:1"}, "clicks", "group", StartAt(), "a test")
 
 

@@ -10,11 +10,11 @@ from openlineage.client.serde import Serde
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from airflow_lakestream.config.sql import Sql
+from airflow_lakestream.config.sql import SqlStatement
 from airflow_lakestream.core.policies import SqlInput
 from airflow_lakestream.lineage.columns import columns_of
 from airflow_lakestream.lineage.datasets import outputs_of
-from airflow_lakestream.lineage.facts import Column, Facts, Place, Read, Written
+from airflow_lakestream.lineage.facts import LineageColumn, LineageFacts, TableOutput, TablePlace, TopicRead
 
 GIVEN = Schema(
     NestedField(1, "Id", LongType(), required=False),
@@ -24,7 +24,7 @@ GIVEN = Schema(
 
 
 def columns(select: str, input_: SqlInput = SqlInput.DECODED) -> dict[str, tuple[str, ...]]:
-    return columns_of(Sql(f"{select} from {{{{ input }}}}", input_, GIVEN, pa.schema([])))
+    return columns_of(SqlStatement(f"{select} from {{{{ input }}}}", input_, GIVEN, pa.schema([])))
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,14 @@ def test_of_with_of_raw_records_and_without_a_statement_nothing_is_told() -> Non
     assert columns_of(None) == {}
     assert columns("select key as id", SqlInput.RAW) == {}
     text = "with a as (select id as name from {{ input }}) select name from a"
-    assert columns_of(Sql(text, SqlInput.DECODED, GIVEN, pa.schema([]))) == {}
+    assert columns_of(SqlStatement(text, SqlInput.DECODED, GIVEN, pa.schema([]))) == {}
 
 
 def test_columns_that_the_table_has_are_told_of_one_topic_and_one_table() -> None:
-    place = Place("/lake/t", "iceberg", (Column("id", "long"),))
-    facts = Facts("b:9092", "g", {"t": Read()}, {"lake.t": Written(place=place)}, columns={"id": ("Id",), "no": ("x",)})
+    place = TablePlace("/lake/t", "iceberg", (LineageColumn("id", "long"),))
+    facts = LineageFacts(
+        "b:9092", "g", {"t": TopicRead()}, {"lake.t": TableOutput(place=place)}, columns={"id": ("Id",), "no": ("x",)}
+    )
     [told] = (json.loads(Serde.to_json(one)) for one in outputs_of(facts))
     [(name, fields)] = told["facets"]["columnLineage"]["fields"].items()
     [part] = fields["inputFields"]

@@ -10,9 +10,13 @@ from openlineage.client.serde import Serde
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.lineage.datasets import MOST_TABLES, inputs_of, job_facets_of, outputs_of, run_facets_of
-from airflow_lakestream.lineage.facts import CatalogName, Column, Facts, Place, Written
+from airflow_lakestream.lineage.facts import CatalogName, LineageColumn, LineageFacts, TableOutput, TablePlace
 
-PLACE = Place("s3://lake/orders", "iceberg", (Column("id", "long"), Column("at", "struct", (Column("x", "int"),))))
+PLACE = TablePlace(
+    "s3://lake/orders",
+    "iceberg",
+    (LineageColumn("id", "long"), LineageColumn("at", "struct", (LineageColumn("x", "int"),))),
+)
 
 
 def as_json(value: Any) -> Any:
@@ -20,7 +24,7 @@ def as_json(value: Any) -> Any:
 
 
 def test_a_topic_tells_its_ranges_losses_and_what_became_of_its_records() -> None:
-    facts = Facts("b:9092", "g")
+    facts = LineageFacts("b:9092", "g")
     read = facts.topic("orders")
     read.counts = Counts(read=10, written=6, rejected=1, skipped=2, filtered=1)
     read.ranges = RangeSet([OffsetRange("orders", 0, 5, 15)])
@@ -33,7 +37,7 @@ def test_a_topic_tells_its_ranges_losses_and_what_became_of_its_records() -> Non
 
 
 def test_sizes_are_told_only_if_all_are_known() -> None:
-    known, unknown = Written(), Written()
+    known, unknown = TableOutput(), TableOutput()
     for written, sizes in ((known, (7, 5)), (unknown, (7, None, 5))):
         for number, size in enumerate(sizes):
             written.add(1, size, size and 1, str(number))
@@ -42,8 +46,8 @@ def test_sizes_are_told_only_if_all_are_known() -> None:
 
 
 def test_a_table_has_its_place_its_columns_and_its_name_in_the_catalog() -> None:
-    place = Place(PLACE.location, "iceberg", PLACE.columns, CatalogName("mine", "rest", "https://rest"))
-    facts = Facts("b", "g", tables={"lake.orders": Written(3, 70, 1, ["11", "12"], place)})
+    place = TablePlace(PLACE.location, "iceberg", PLACE.columns, CatalogName("mine", "rest", "https://rest"))
+    facts = LineageFacts("b", "g", tables={"lake.orders": TableOutput(3, 70, 1, ["11", "12"], place)})
     [table] = map(as_json, outputs_of(facts))
     assert (table["namespace"], table["name"]) == ("s3://lake", "orders")
     facets = table["facets"]
@@ -57,7 +61,7 @@ def test_a_table_has_its_place_its_columns_and_its_name_in_the_catalog() -> None
 
 
 def test_a_table_whose_catalog_did_not_answer_is_told_by_its_name() -> None:
-    facts = Facts("b", "g", tables={"lake.orders": Written(3, None, None, ["11"])})
+    facts = LineageFacts("b", "g", tables={"lake.orders": TableOutput(3, None, None, ["11"])})
     [table] = map(as_json, outputs_of(facts))
     assert (table["namespace"], table["name"]) == ("lakestream", "lake.orders")
     statistics = table["outputFacets"]["outputStatistics"]
@@ -66,12 +70,12 @@ def test_a_table_whose_catalog_did_not_answer_is_told_by_its_name() -> None:
 
 
 def test_of_very_many_tables_those_with_most_rows_are_told_and_how_many_are_not() -> None:
-    tables = {f"lake.t{n}": Written(n, place=PLACE) for n in range(MOST_TABLES + 5)}
-    facts = Facts("b", "g", tables=tables)
+    tables = {f"lake.t{n}": TableOutput(n, place=PLACE) for n in range(MOST_TABLES + 5)}
+    facts = LineageFacts("b", "g", tables=tables)
     assert min(as_json(one)["outputFacets"]["outputStatistics"]["rowCount"] for one in outputs_of(facts)) == 5
     assert as_json(run_facets_of(facts)["lakestream_landing"])["tablesLeftOut"] == 5
 
 
 def test_the_statement_is_told_where_there_is_one() -> None:
-    assert job_facets_of(Facts("b", "g")) == {}
-    assert as_json(job_facets_of(Facts("b", "g", statement="select 1"))["sql"])["query"] == "select 1"
+    assert job_facets_of(LineageFacts("b", "g")) == {}
+    assert as_json(job_facets_of(LineageFacts("b", "g", statement="select 1"))["sql"])["query"] == "select 1"

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
-from airflow_lakestream.core.landing.job import Committed
+from airflow_lakestream.core.landing.job import CommittedLanding
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.lineage.facts import Facts
-from airflow_lakestream.lineage.keeping import Keeper
+from airflow_lakestream.lineage.facts import LineageFacts
+from airflow_lakestream.lineage.keeping import FactsKeeper
 
 TABLE = "lake.t"
 OFFLINE = SimpleNamespace()
@@ -26,14 +26,14 @@ def landing(number: int, *, topic: str = "t", replaced: bool = False) -> Landing
     return Landing(f"l{number}", "run", {TopicIdentity(topic, "id", "cluster"): entry})
 
 
-def keeper(lake: Any = OFFLINE) -> Keeper:
-    return Keeper(Facts("b:9092", "g"), lake)
+def keeper(lake: Any = OFFLINE) -> FactsKeeper:
+    return FactsKeeper(LineageFacts("b:9092", "g"), lake)
 
 
 def test_commits_add_up_even_if_the_catalog_does_not_answer() -> None:
     kept = keeper()
     for number in range(2):
-        kept(Committed(TABLE, 100 + number, landing(number), 0.1))
+        kept(CommittedLanding(TABLE, 100 + number, landing(number), 0.1))
     written, read = kept.facts.tables[TABLE], kept.facts.topics["t"]
     assert (written.rows, written.size, written.snapshots, written.place) == (18, None, ["100", "101"], None)
     assert read.counts == Counts(read=20, written=18, rejected=2)
@@ -43,13 +43,13 @@ def test_commits_add_up_even_if_the_catalog_does_not_answer() -> None:
 
 def test_offsets_that_were_landed_again_are_told() -> None:
     kept = keeper()
-    kept(Committed(TABLE, 100, landing(3, replaced=True), 0.1))
+    kept(CommittedLanding(TABLE, 100, landing(3, replaced=True), 0.1))
     assert [(one.from_offset, one.until_offset) for one in kept.facts.topics["t"].ranges] == [(30, 40)]
 
 
 def test_what_earlier_tries_have_committed_is_named_and_not_counted() -> None:
     kept = keeper()
-    kept(Committed(TABLE, 102, landing(2), 0.1))
+    kept(CommittedLanding(TABLE, 102, landing(2), 0.1))
     kept.ended(["t"], {TABLE: 27}, ["100", "101", "102"])
     assert kept.facts.recovered == ["100", "101"]
     assert kept.facts.tables[TABLE].rows == 9

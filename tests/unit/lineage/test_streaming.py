@@ -11,13 +11,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.driver.progress import KEPT, BatchProgress, Progress
-from airflow_lakestream.lineage.facts import Facts
+from airflow_lakestream.driver.progress import KEPT, BatchProgress, DriverProgress
+from airflow_lakestream.lineage.facts import LineageFacts
 from airflow_lakestream.lineage.streaming import add_batches, look_at_tables
 
 TABLE = "lake.t"
 WHAT = {"topic": "t", "table": TABLE}
-NOTHING = Progress().sums()
+NOTHING = DriverProgress().sums()
 
 
 def batch(number: int, topic: str = "t", snapshot: str | None = None, table: str = TABLE, **more: Any) -> BatchProgress:
@@ -26,15 +26,15 @@ def batch(number: int, topic: str = "t", snapshot: str | None = None, table: str
     return BatchProgress(number, 10, 9, 1, ranges=ranges, snapshot_ids=ids, tables={table: 9}, **more)
 
 
-def progress(*batches: BatchProgress) -> Progress:
-    given = Progress()
+def progress(*batches: BatchProgress) -> DriverProgress:
+    given = DriverProgress()
     for one in batches:
         given = given.plus(one)
     return given
 
 
-def facts(given: Progress, before: Any = NOTHING, what: Any = WHAT) -> Facts:
-    found = Facts("b:9092", "g")
+def facts(given: DriverProgress, before: Any = NOTHING, what: Any = WHAT) -> LineageFacts:
+    found = LineageFacts("b:9092", "g")
     add_batches(found, given, before, what)
     return found
 
@@ -68,9 +68,9 @@ def test_of_more_batches_than_are_kept_the_sizes_are_not_known(tmp_path: Path) -
 
 
 def test_a_stream_that_has_landed_nothing_yet_names_what_it_is_told_to_read_and_write() -> None:
-    found = facts(Progress())
+    found = facts(DriverProgress())
     assert (list(found.topics), list(found.tables)) == (["t"], [TABLE])
-    assert facts(Progress(), what={}).topics == {}
+    assert facts(DriverProgress(), what={}).topics == {}
 
 
 def test_an_iceberg_table_tells_its_place_and_the_sizes_of_its_snapshots(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.onramp.dag_file import DagFile, Engine, default_name, default_table
+from airflow_lakestream.onramp.dag_file import DagEngine, DagFile, default_name, default_table
 from airflow_lakestream.operators.outlets import table_asset
 from airflow_lakestream.tables.schema.columns import to_schema
 
@@ -34,7 +34,7 @@ def string_of(text: str, name: str) -> str:
     raise AssertionError(name)
 
 
-@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("engine", list(DagEngine))
 @pytest.mark.parametrize(
     "told",
     [
@@ -46,7 +46,7 @@ def string_of(text: str, name: str) -> str:
         {"decoding": {"sql": "SELECT 'a' AS \"b\"\nFROM {{ input }}"}, "connections": {"kafka_conn_id": "k"}},
     ],
 )
-def test_a_file_is_formatted_and_clean(engine: Engine, told: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_is_formatted_and_clean(engine: DagEngine, told: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "dag.py"
     file.write_text(dag_file(engine=engine, **told).text)
     compile(file.read_text(), str(file), "exec")
@@ -81,7 +81,7 @@ def test_a_field_that_airflow_would_render_is_refused(name: str) -> None:
 
 def test_a_delta_table_is_landed_by_the_parts_for_delta() -> None:
     assert 'table_format="delta"' in dag_file(table="/lake/orders").text
-    spark = dag_file(table="/lake/orders", engine=Engine.SPARK).text
+    spark = dag_file(table="/lake/orders", engine=DagEngine.SPARK).text
     assert 'app="kafka_to_delta"' in spark
     assert "table_format" not in spark
 
@@ -111,10 +111,10 @@ def test_a_statement_is_a_text_of_several_lines(sql: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["lake.orders", "/lake/orders", "s3://lake/orders"])
-@pytest.mark.parametrize("engine", list(Engine))
-def test_the_table_is_an_outlet_and_runs_have_intervals(engine: Engine, table: str) -> None:
+@pytest.mark.parametrize("engine", list(DagEngine))
+def test_the_table_is_an_outlet_and_runs_have_intervals(engine: DagEngine, table: str) -> None:
     text = dag_file(engine=engine, table=table).text
     asset = table_asset(table)
     assert f'outlets=[Asset(name="{asset.name}", uri="{asset.uri}")]' in text
-    expected = '"@continuous"' if engine is Engine.SPARK else "CronDataIntervalTimetable("
+    expected = '"@continuous"' if engine is DagEngine.SPARK else "CronDataIntervalTimetable("
     assert f"schedule={expected}" in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import ValueFormat
 from airflow_lakestream.onramp.guess import guess_format
 
 LINES = [b"1,a", b"2,b", b"3,c"]
@@ -61,9 +61,9 @@ def test_what_can_not_be_guessed_says_what_to_give(values: list[bytes | None], s
 
 def test_a_long_document_is_judged_by_its_ends() -> None:
     value = json.dumps({"blob": "x" * 10 * 2**20}).encode()
-    assert guess_format([value], None).format == Format.JSON
+    assert guess_format([value], None).format == ValueFormat.JSON
     # A character that the cut would split.
-    assert guess_format([("é" * 2**20).encode(), ("xé" * 2**20).encode()], None).format == Format.RAW
+    assert guess_format([("é" * 2**20).encode(), ("xé" * 2**20).encode()], None).format == ValueFormat.RAW
 
 
 @given(st.lists(st.none() | st.binary(max_size=40) | st.text(max_size=40).map(str.encode), max_size=8))

@@ -16,7 +16,7 @@ from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.onramp.kinds import kinds_of, remarks
 from airflow_lakestream.onramp.preview import documents_of
-from airflow_lakestream.onramp.samples import Sample
+from airflow_lakestream.onramp.samples import TopicSample
 from airflow_lakestream.tables.schema.columns import to_schema, to_timed_schema
 from tests.support.given_records import FORMATS, GivenLake
 
@@ -88,7 +88,7 @@ def test_fields_of_csv_have_kinds_too_and_times_that_a_schema_says_need_no_remar
     one = RawBatch("t", 3, range(100, 106), [0] * 6, pa.array(values, pa.binary()))
     schema = "id string, at bigint, local timestamp_ntz"
     config = ExtractConfig(topic="t", table="a.b", consumer_group="g", format="csv", schema=schema)
-    kinds = kinds_of(list(documents_of(config, Sample((one,)))))
+    kinds = kinds_of(list(documents_of(config, TopicSample((one,)))))
     assert {name: [(s.kind.split(",")[0], s.count, s.offset) for s in seen] for name, seen in kinds.items()} == {
         "id": [("integer", 3, 100), ("text", 1, 102)],
         "at": [("integer", 2, 100), ("integer", 1, 105)],

@@ -14,7 +14,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, UnknownValue
 from airflow_lakestream.operators import asset_partitions
 from airflow_lakestream.operators.asset_partitions import AssetPartitionsOperator
-from airflow_lakestream.watching.partitions.telling import Told
+from airflow_lakestream.watching.partitions.telling import EmittedPartitions
 
 GIVEN = {"task_id": "tell", "table": "lake.clicks", "since": "2026-01-01T00:00:00Z"}
 NAME = "lake.clicks/g/hour"
@@ -101,7 +101,7 @@ class World:
         self.kept: dict[str, Any] = {}
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def told(self) -> Told:
+    def told(self) -> EmittedPartitions:
         return self.task._told({"asset_state_store": {self._asset: self}, "inlet_events": self}, NAME)
 
     @property
@@ -126,14 +126,14 @@ class World:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_newest_telling_is_known_whatever_else_is_told_of_the_asset_or_forgotten(seed: int) -> None:
-    rng, world, truth = random.Random(seed), World(), Told()
+    rng, world, truth = random.Random(seed), World(), EmittedPartitions()
     for _ in range(40):
         assert world.told() == truth
         step = rng.choice(["tell", "tell", "other", "state lost", "events cleaned"])
         if step == "tell":
             start = truth.number * 3_600_000
             landed = {("clicks", "id"): RangeSet.of("clicks", 0, 0, truth.number + 1)}
-            truth = Told(truth.number + 1, ((start, start + 3_600_000),), landed, {5: truth.number})
+            truth = EmittedPartitions(truth.number + 1, ((start, start + 3_600_000),), landed, {5: truth.number})
             world.store({"lakestream_partitions": {"name": NAME, **truth.to_json()}}, rng.randint(1, 3))
         elif step == "other":
             strange = rng.choice([None, {"rows": 5}, {"lakestream_partitions": {"name": "lake.t/g/day", "number": 99}}])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.ui.page import advice
-from airflow_lakestream.ui.page.states import Why
-from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.ui.page.states import StateReason
+from airflow_lakestream.watching.causes import StreamCause
 from tests.support.airflow_home import CHECKOUT
 
-ALL = [one for one in vars(advice).values() if isinstance(one, advice.Advice)]
+ALL = [one for one in vars(advice).values() if isinstance(one, advice.RunbookAdvice)]
 
 
 def plain(text: str) -> str:
@@ -22,7 +22,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.title)
-def test_each_step_stands_in_the_runbook(one: advice.Advice) -> None:
+def test_each_step_stands_in_the_runbook(one: advice.RunbookAdvice) -> None:
     page = Path(CHECKOUT, "docs", "runbook.md").read_text()
     section = page.partition(f"\n## {one.title}\n")[2].partition("\n## ")[0]
     for step in one.steps:
@@ -32,7 +32,14 @@ def test_each_step_stands_in_the_runbook(one: advice.Advice) -> None:
 
 
 def test_a_section_is_told_once() -> None:
-    told = advice.with_advice([Why("a", "slow consumer"), Why("b", "late partition"), Why("c", "failed run"), Why("d")])
+    told = advice.with_advice(
+        [
+            StateReason("a", "slow consumer"),
+            StateReason("b", "late partition"),
+            StateReason("c", "failed run"),
+            StateReason("d"),
+        ]
+    )
     assert [one["advice"] and one["advice"]["title"] for one in told] == [
         "It lands, but too slowly",
         None,
@@ -42,4 +49,4 @@ def test_a_section_is_told_once() -> None:
 
 
 def test_causes_are_those_of_the_sensors() -> None:
-    assert set(advice._OF_CAUSE) - {"failed run"} <= {cause.value for cause in Cause}
+    assert set(advice._OF_CAUSE) - {"failed run"} <= {cause.value for cause in StreamCause}

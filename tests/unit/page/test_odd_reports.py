@@ -14,8 +14,8 @@ from airflow_lakestream.ui.page.advice import with_advice
 from airflow_lakestream.ui.page.landings import landing_of
 from airflow_lakestream.ui.page.offsets import offsets_of
 from airflow_lakestream.ui.page.shapes import Odd
-from airflow_lakestream.ui.page.states import Seen, state_of
-from airflow_lakestream.ui.page.supervision import _CONTENTS, Supervised, seen_in
+from airflow_lakestream.ui.page.states import StateFacts, state_of
+from airflow_lakestream.ui.page.supervision import _CONTENTS, SupervisionResult, seen_in
 from tests.unit.page.test_states import AT, ended
 
 NUMBERS = st.one_of(st.integers(), st.sampled_from([10**400, -(2**70), 2**63]), st.floats())
@@ -50,7 +50,7 @@ def sent(value: Any) -> str:
 def test_any_value_in_a_report_is_shown_or_named(name: str, value: Any) -> None:
     landing = landing_of(AT, "new", -1, {**REPORT, "rows_in": 1, name: value})
     assert landing is not None
-    state, why = state_of(Seen(False, False, ended("success"), landing, None))
+    state, why = state_of(StateFacts(False, False, ended("success"), landing, None))
     sent([landing.to_dict(), dict(landing.names), offsets_of([landing]), state, with_advice(why)])
     assert any(landing.problem in one.text for one in why) or not landing.problem
 
@@ -84,13 +84,13 @@ def test_a_value_of_another_kind_is_named(name: str, value: Any) -> None:
 
 @given(ANY, st.sampled_from(["lag", "retention", "freshness"]))
 def test_any_value_of_a_look_is_shown_or_odd(value: Any, what: str) -> None:
-    said = Supervised("s", "r", AT)
+    said = SupervisionResult("s", "r", AT)
     try:
         shown = seen_in(value)
     except Odd as odd:
         shown, said.problems[what] = None, str(odd)
     said.looks[what] = {"well": False, "value": shown}
-    _, why = state_of(Seen(False, False, ended("success"), None, said))
+    _, why = state_of(StateFacts(False, False, ended("success"), None, said))
     sent([said.to_dict(), with_advice(why)])
     assert all(any(problem in one.text for one in why) for problem in said.problems.values())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.ui.page.presses import NotPossible, Press, Pressed, buttons, conf_of
+from airflow_lakestream.ui.page.presses import ButtonAction, ButtonStream, NotPossible, buttons, conf_of
 from airflow_lakestream.ui.page.tasks import find
 from tests.unit.page.test_tasks import dag
 
@@ -28,12 +28,12 @@ class Database:
         return [{**(self.rendered or {}), "table": "lake.other", "sql": "of another table"}, self.rendered]
 
 
-def pressed(table: str | None = "lake.t", **given: Any) -> Pressed:
+def pressed(table: str | None = "lake.t", **given: Any) -> ButtonStream:
     [task] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **given})).streams
-    return Pressed(("d", "land"), task, table, "g")
+    return ButtonStream(("d", "land"), task, table, "g")
 
 
-def conf(database: Any, press: Press = Press.REPLAY, **given: Any) -> dict[str, Any]:
+def conf(database: Any, press: ButtonAction = ButtonAction.REPLAY, **given: Any) -> dict[str, Any]:
     told = conf_of(database, press, pressed(**given), set(BUNDLED))
     assert (told["dag_id"], told["paused"]) == (press.dag_id, BUNDLED[press.dag_id])
     return dict(told["conf"])
@@ -57,7 +57,7 @@ def conf(database: Any, press: Press = Press.REPLAY, **given: Any) -> dict[str, 
 )
 def test_a_button_says_why_it_can_not(given: dict[str, Any], audit: str | None, replay: str | None) -> None:
     shown = buttons(Database(), pressed(**given), set(BUNDLED))  # type: ignore[arg-type]  # stands in for Airflow's session
-    for press, expected in ((Press.AUDIT, audit), (Press.REPLAY, replay)):
+    for press, expected in ((ButtonAction.AUDIT, audit), (ButtonAction.REPLAY, replay)):
         why = shown[press]["why_not"]
         assert why is None if expected is None else expected in why, why
 
@@ -69,7 +69,7 @@ def test_a_bundled_dag_that_is_not_there_is_named(dags: dict[str, bool], readabl
     assert "add dags/lake_audit.py to your DAGs" in shown["audit"]["why_not"]
     assert "add dags/lake_replay.py to your DAGs" in shown["replay"]["why_not"]
     with pytest.raises(NotPossible, match=r"add dags/lake_replay\.py"):
-        conf_of(database, Press.REPLAY, pressed(), readable)
+        conf_of(database, ButtonAction.REPLAY, pressed(), readable)
 
 
 def test_what_is_written_out_is_as_the_dag_file_has_it() -> None:
@@ -92,7 +92,7 @@ def test_what_is_written_out_is_as_the_dag_file_has_it() -> None:
         "writer_schemas": ["{}"],
         "schema_registry": '{"url": "http://r"}',
     }
-    told = conf(Database(), Press.AUDIT, **given)
+    told = conf(Database(), ButtonAction.AUDIT, **given)
     assert told == {**names, "kafka_conn_id": "k", "iceberg_conn_id": "i", "storage_conn_id": "s"}
 
 

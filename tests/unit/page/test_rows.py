@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from airflow_lakestream.ui.page.landings import Landing
-from airflow_lakestream.ui.page.rows import KnownDag, SeenStream, row_of, streams_of
-from airflow_lakestream.ui.page.runs import Runs, Try
-from airflow_lakestream.ui.page.tasks import Found, find
+from airflow_lakestream.ui.page.landings import TaskLanding
+from airflow_lakestream.ui.page.rows import PageStream, StreamDag, row_of, streams_of
+from airflow_lakestream.ui.page.runs import RunStates, TaskTry
+from airflow_lakestream.ui.page.tasks import DagStreams, find
 from tests.unit.page.test_states import AT
 from tests.unit.page.test_tasks import dag
 
@@ -16,21 +16,25 @@ KEY = ("shop", "land")
 FORM = {"topic": "{{ params.topic }}", "table": "{{ params.table }}", "params": [["table", {"default": "lake.usual"}]]}
 
 
-def landed(table: str | None, minutes: int = 0, rows: int = 1) -> Landing:
+def landed(table: str | None, minutes: int = 0, rows: int = 1) -> TaskLanding:
     names = {"topic": "orders", "table": table} if table else {}
-    return Landing(AT + timedelta(minutes=minutes), f"run {minutes}", -1, rows=rows, names=names)
+    return TaskLanding(AT + timedelta(minutes=minutes), f"run {minutes}", -1, rows=rows, names=names)
 
 
-def rows(task: dict[str, Any], landings: list[Landing], runs: Runs | None = None) -> dict[str | None, SeenStream]:
+def rows(
+    task: dict[str, Any], landings: list[TaskLanding], runs: RunStates | None = None
+) -> dict[str | None, PageStream]:
     [stream] = find(dag({"task_id": "land", "task_type": "KafkaExtractOperator", **task})).streams
-    known = KnownDag("shop", True, "* * * * *", AT, Found((stream,)))
+    known = StreamDag("shop", True, "* * * * *", AT, DagStreams((stream,)))
     by_table = {one.names.get("table"): one for one in landings}
-    return {one.table: one for one in streams_of(known, stream, by_table, runs or Runs())}
+    return {one.table: one for one in streams_of(known, stream, by_table, runs or RunStates())}
 
 
 def test_a_run_into_another_table_is_a_stream_of_its_own() -> None:
-    runs = Runs(
-        tries={KEY: {"lake.usual": Try("run 0", "success", AT, 1), "lake.other": Try("run 5", "failed", AT, 2)}},
+    runs = RunStates(
+        tries={
+            KEY: {"lake.usual": TaskTry("run 0", "success", AT, 1), "lake.other": TaskTry("run 5", "failed", AT, 2)}
+        },
         confs={KEY: {"lake.usual": (), "lake.other": (("table", "lake.other"), ("topic", "orders"))}},
     )
     found = rows(FORM, [landed("lake.usual", rows=7)], runs)
@@ -44,7 +48,7 @@ def test_a_run_into_another_table_is_a_stream_of_its_own() -> None:
 
 
 def test_the_usual_stream_has_what_no_report_names_and_others_only_their_own() -> None:
-    unnamed = Runs(tries={KEY: {None: Try("run 9", "running", AT, 9)}})
+    unnamed = RunStates(tries={KEY: {None: TaskTry("run 9", "running", AT, 9)}})
     found = rows(FORM, [landed("lake.other"), landed(None, 1)], unnamed)
     assert [(one.table, one.landing and one.landing.run_id) for one in found.values()] == [
         ("lake.usual", "run 1"),

@@ -7,65 +7,75 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.ui.page.landings import Landing
-from airflow_lakestream.ui.page.runs import Try
-from airflow_lakestream.ui.page.states import Seen, state_of
-from airflow_lakestream.ui.page.supervision import Supervised
+from airflow_lakestream.ui.page.landings import TaskLanding
+from airflow_lakestream.ui.page.runs import TaskTry
+from airflow_lakestream.ui.page.states import StateFacts, state_of
+from airflow_lakestream.ui.page.supervision import SupervisionResult
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def ended(state: str | None, run_id: str = "new") -> Try:
-    return Try(run_id, state, AT)
+def ended(state: str | None, run_id: str = "new") -> TaskTry:
+    return TaskTry(run_id, state, AT)
 
 
-def landed(run_id: str = "new", lag: int | None = 0, minutes: int = 0) -> Landing:
-    return Landing(AT + timedelta(minutes=minutes), run_id, -1, rows=3, lag=lag)
+def landed(run_id: str = "new", lag: int | None = 0, minutes: int = 0) -> TaskLanding:
+    return TaskLanding(AT + timedelta(minutes=minutes), run_id, -1, rows=3, lag=lag)
 
 
-def looked(**looks: tuple[bool, dict[str, Any] | None]) -> Supervised:
-    return Supervised("s", "r", AT, {what: {"well": well, "value": value} for what, (well, value) in looks.items()})
+def looked(**looks: tuple[bool, dict[str, Any] | None]) -> SupervisionResult:
+    return SupervisionResult(
+        "s", "r", AT, {what: {"well": well, "value": value} for what, (well, value) in looks.items()}
+    )
 
 
 @pytest.mark.parametrize(
     ("state", "seen"),
     [
-        ("new", Seen(False, False, None, None, None)),
-        ("paused", Seen(True, False, ended("success"), landed(), None)),
-        ("landing", Seen(False, False, ended("success"), landed(), None)),
-        ("landing", Seen(True, True, ended("deferred"), None, None)),
-        ("landing", Seen(False, True, ended("running"), landed(lag=7), None)),
+        ("new", StateFacts(False, False, None, None, None)),
+        ("paused", StateFacts(True, False, ended("success"), landed(), None)),
+        ("landing", StateFacts(False, False, ended("success"), landed(), None)),
+        ("landing", StateFacts(True, True, ended("deferred"), None, None)),
+        ("landing", StateFacts(False, True, ended("running"), landed(lag=7), None)),
         # What came during the run is for the next one: nothing says that it is overdue.
-        ("landing", Seen(False, False, ended("success"), landed(lag=7), None)),
-        ("could not look", Seen(False, False, ended("success"), landed(), looked(lag=(False, None)))),
+        ("landing", StateFacts(False, False, ended("success"), landed(lag=7), None)),
+        ("could not look", StateFacts(False, False, ended("success"), landed(), looked(lag=(False, None)))),
         (
             "could not look",
-            Seen(False, False, ended("success"), landed(), looked(freshness=(False, {"could_not_look": "no answer"}))),
+            StateFacts(
+                False, False, ended("success"), landed(), looked(freshness=(False, {"could_not_look": "no answer"}))
+            ),
         ),
-        ("idle", Seen(False, False, ended("success"), landed("old"), None)),
-        ("idle", Seen(False, False, ended("queued"), landed("old", lag=7), None)),
-        ("failing", Seen(True, False, ended("failed"), landed("old"), None)),
-        ("failing", Seen(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 4})))),
-        ("stalled", Seen(False, False, ended("success"), landed("old"), looked(freshness=(False, {})))),
-        ("behind", Seen(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 0})))),
-        ("behind", Seen(False, False, ended("success"), landed(), looked(retention=(False, {"time_left": 60})))),
-        ("landing", Seen(False, False, ended("success"), landed(), looked(lag=(True, {"lag": 9})))),
+        ("idle", StateFacts(False, False, ended("success"), landed("old"), None)),
+        ("idle", StateFacts(False, False, ended("queued"), landed("old", lag=7), None)),
+        ("failing", StateFacts(True, False, ended("failed"), landed("old"), None)),
+        ("failing", StateFacts(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 4})))),
+        ("stalled", StateFacts(False, False, ended("success"), landed("old"), looked(freshness=(False, {})))),
+        ("behind", StateFacts(False, False, ended("success"), landed(), looked(lag=(False, {"lag": 9, "lost": 0})))),
+        ("behind", StateFacts(False, False, ended("success"), landed(), looked(retention=(False, {"time_left": 60})))),
+        ("landing", StateFacts(False, False, ended("success"), landed(), looked(lag=(True, {"lag": 9})))),
         # All of it was landed after somebody looked; what a later landing left may be what was overdue.
-        ("landing", Seen(False, False, ended("success"), landed(minutes=1), looked(lag=(False, {"lag": 9})))),
-        ("landing", Seen(False, False, ended("success"), landed(minutes=1), looked(freshness=(False, {})))),
-        ("landing", Seen(False, False, ended("success"), landed(minutes=1), looked(retention=(False, {})))),
-        ("behind", Seen(False, False, ended("success"), landed(lag=7, minutes=1), looked(lag=(False, {"lag": 9})))),
-        ("behind", Seen(False, True, ended("running"), landed(lag=None, minutes=1), looked(lag=(False, {"lag": 9})))),
-        ("failing", Seen(False, False, ended("success"), landed(minutes=1), looked(lag=(False, {"lost": 4})))),
+        ("landing", StateFacts(False, False, ended("success"), landed(minutes=1), looked(lag=(False, {"lag": 9})))),
+        ("landing", StateFacts(False, False, ended("success"), landed(minutes=1), looked(freshness=(False, {})))),
+        ("landing", StateFacts(False, False, ended("success"), landed(minutes=1), looked(retention=(False, {})))),
+        (
+            "behind",
+            StateFacts(False, False, ended("success"), landed(lag=7, minutes=1), looked(lag=(False, {"lag": 9}))),
+        ),
+        (
+            "behind",
+            StateFacts(False, True, ended("running"), landed(lag=None, minutes=1), looked(lag=(False, {"lag": 9}))),
+        ),
+        ("failing", StateFacts(False, False, ended("success"), landed(minutes=1), looked(lag=(False, {"lost": 4})))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_state(state: str, seen: Seen) -> None:
+def test_a_state(state: str, seen: StateFacts) -> None:
     assert state_of(seen)[0] == state
 
 
 def test_the_worst_reason_comes_first() -> None:
-    seen = Seen(True, False, ended("failed"), None, looked(freshness=(False, {}), lag=(False, {"lag": 1})))
+    seen = StateFacts(True, False, ended("failed"), None, looked(freshness=(False, {}), lag=(False, {"lag": 1})))
     assert [one.cause for one in state_of(seen)[1]] == [
         "failed run",
         "stopped consumer",
@@ -76,7 +86,7 @@ def test_the_worst_reason_comes_first() -> None:
 
 def test_what_could_not_be_seen_is_said_once_and_taken_for_nothing_else() -> None:
     unseen = {"could_not_look": "unusable: no answer"}
-    seen = Seen(False, False, ended("success"), landed(), looked(lag=(False, unseen), retention=(False, unseen)))
+    seen = StateFacts(False, False, ended("success"), landed(), looked(lag=(False, unseen), retention=(False, unseen)))
     state, why = state_of(seen)
     assert (state, [(one.text, one.cause) for one in why]) == (
         "could not look",

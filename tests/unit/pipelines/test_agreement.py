@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from airflow_lakestream.cli.app import FAILED, run
 from airflow_lakestream.pipelines import dags, memory
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.dags import BROKEN, BrokenPipelineWarning, load_folder, make_dag
 from airflow_lakestream.pipelines.errors import PipelineError
@@ -234,7 +234,7 @@ def test_a_statement_is_looked_at_once(home: Path, monkeypatch: pytest.MonkeyPat
 def test_what_takes_too_long_is_left_to_the_run_and_to_the_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
-    def late(_: float, one: Compiled) -> None:
+    def late(_: float, one: CompiledPipeline) -> None:
         looked.append(one.name)
         raise TimeoutError
 

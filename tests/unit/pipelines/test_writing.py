@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.formats import Format
-from airflow_lakestream.onramp.dag_file import DagFile, Engine
-from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.core.formats import ValueFormat
+from airflow_lakestream.onramp.dag_file import DagEngine, DagFile
+from airflow_lakestream.pipelines.compiled import CompiledPipeline
 from airflow_lakestream.pipelines.compiling import compile_document
 from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.writing import dumped, pipeline_text
@@ -26,7 +26,7 @@ def dag_file(**told: Any) -> DagFile:
     return DagFile(**{**given, **told})
 
 
-def read(file: DagFile) -> Compiled:
+def read(file: DagFile) -> CompiledPipeline:
     def lookup(name: str) -> str:
         raise AssertionError(name)
 
@@ -42,7 +42,7 @@ def read(file: DagFile) -> Compiled:
             {"table": "/lake/orders", "connections": {"storage_conn_id": "s", "kafka_conn_id": "k"}},
             {"table": "/lake/orders", "table_format": "delta", "storage_conn_id": "s", "kafka_conn_id": "k"},
         ),
-        ({"decoding": {"format": Format.CSV, "csv_delimiter": ";"}, "columns": "a int"}, {"schema": "a int"}),
+        ({"decoding": {"format": ValueFormat.CSV, "csv_delimiter": ";"}, "columns": "a int"}, {"schema": "a int"}),
         ({"decoding": {"format": "avro", "writer_schemas": [RECORD, '"string"']}}, {}),
         ({"decoding": {"unknown_fields": "fail"}, "connections": {"iceberg_conn_id": "i"}}, {"iceberg_conn_id": "i"}),
         (
@@ -52,8 +52,8 @@ def read(file: DagFile) -> Compiled:
         ),
     ],
 )
-@pytest.mark.parametrize("engine", [Engine.EXTRACT, Engine.GROUP, Engine.SPARK])
-def test_it_says_what_the_dag_file_says(engine: Engine, told: dict[str, Any], landing: dict[str, Any]) -> None:
+@pytest.mark.parametrize("engine", [DagEngine.EXTRACT, DagEngine.GROUP, DagEngine.SPARK])
+def test_it_says_what_the_dag_file_says(engine: DagEngine, told: dict[str, Any], landing: dict[str, Any]) -> None:
     file = dag_file(engine=engine, **told)
     found = read(file)
     [landed] = found.landings
@@ -62,16 +62,16 @@ def test_it_says_what_the_dag_file_says(engine: Engine, told: dict[str, Any], la
 
 
 def test_a_mirror_is_a_mode_of_its_table() -> None:
-    found = read(dag_file(engine=Engine.MIRROR, key=["id", "it's"]))
+    found = read(dag_file(engine=DagEngine.MIRROR, key=["id", "it's"]))
     [landed] = found.landings
     assert (found.engine, landed.mode) == ("extract", "mirror")
     assert landed.arguments == {**LANDING, "key": ["id", "it's"]}
 
 
 @pytest.mark.parametrize("schedule", ["@continuous", "@hourly", "5 4 * * *", None])
-@pytest.mark.parametrize("engine", list(Engine))
-def test_its_dag_has_the_schedule_that_the_dag_file_has(engine: Engine, schedule: str | None) -> None:
-    file = dag_file(engine=engine, schedule=schedule, key=["id"] if engine is Engine.MIRROR else [])
+@pytest.mark.parametrize("engine", list(DagEngine))
+def test_its_dag_has_the_schedule_that_the_dag_file_has(engine: DagEngine, schedule: str | None) -> None:
+    file = dag_file(engine=engine, schedule=schedule, key=["id"] if engine is DagEngine.MIRROR else [])
     cron = f'"{read(file).cron}"'
     intervals = f'CronDataIntervalTimetable({cron}, timezone="UTC")'
     assert f"schedule={cron if 'continuous' in cron else intervals}," in file.text

@@ -15,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.names import check_location
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import RecordChunk
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.fitness import check_place
 from airflow_lakestream.stores.folders import LocalFolder, open_folder
@@ -71,7 +71,7 @@ class OddLake(GivenLake):
 class Unread:
     """`core.ports.Reader` of a run that reads nothing."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[RecordChunk, None, None]:
         raise AssertionError("nothing was to be read")
 
 

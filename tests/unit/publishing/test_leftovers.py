@@ -11,20 +11,20 @@ import pytest
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
-from airflow_lakestream.core.landing.modes import ByRanges
+from airflow_lakestream.core.landing.job import LandingJob
+from airflow_lakestream.core.landing.modes import RangesMode
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.flink.leftovers import ExtractProof, LeftOut, holes
+from airflow_lakestream.flink.leftovers import ExtractProof, LeftoverLog, holes
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.run.publication import KafkaLogView
 from tests.support.fault_log import Kind, ModelReader, ModelSource, Shape
 from tests.support.lake import QUICK_RETRIES
 from tests.support.publishing import BRANCH, GROUP, TABLE, TOPIC, World
 
 
-def extract(world: World, **config: Any) -> Job:
+def extract(world: World, **config: Any) -> LandingJob:
     told = {"schema": "n bigint", "metadata_columns": ("topic", "partition", "offset"), **config}
     made = ExtractConfig(topic=TOPIC, table=TABLE, consumer_group=GROUP, table_properties=QUICK_RETRIES, **told)
     job = build_job(made, {"bootstrap.servers": "none"}, world.catalog(), run_id=uuid.uuid4().hex)
@@ -35,13 +35,13 @@ def published(world: World, **config: Any) -> tuple[LandingReport, RangeSet]:
     """Publish with the extract's proof; return what is left to the extract, too."""
     job = extract(world, **config)
     proof = ExtractProof(job, {}, lambda: world.table().schema())
-    log = LeftOut(LookIntoLog(ModelReader(world.log, 7)))
+    log = LeftoverLog(KafkaLogView(ModelReader(world.log, 7)))
     return world.publish(proof=proof, log=log), holes(world.entry(), TOPIC, BRANCH, published=True)
 
 
 def land_rest(world: World, ranges: RangeSet, **config: Any) -> LandingReport:
     given = tuple((p, *interval) for topic, p in ranges.partitions for interval in ranges.intervals(topic, p))
-    return land(replace(extract(world, **config), mode=ByRanges(given)))
+    return land(replace(extract(world, **config), mode=RangesMode(given)))
 
 
 def test_what_has_no_row_is_landed_by_the_extract_as_a_row_or_rejected(world: World) -> None:

@@ -15,10 +15,10 @@ from pyiceberg.types import LongType, StringType
 
 from airflow_lakestream.core.landing.plan import DataLoss, LandedByAnotherGroup
 from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry
+from airflow_lakestream.core.ledger import Counts, Landing, LandingEngine, TopicEntry
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.publishing.branch import BranchFile
-from airflow_lakestream.core.publishing.publish import Rowless, publish
+from airflow_lakestream.core.publishing.publish import RowlessMeaning, publish
 from airflow_lakestream.core.publishing.refusals import (
     BeyondTheLog,
     BranchFileGone,
@@ -132,7 +132,7 @@ def test_what_the_branch_has_is_published_with_its_positions(world: World) -> No
     assert (marker.snapshot_id, marker.ends) == (snapshot, {0: 20, 1: 5})
     landed = ledger_store.landing_of(world.table().current_snapshot(), GROUP)
     assert landed is not None
-    assert landed.engine is Engine.FLINK
+    assert landed.engine is LandingEngine.FLINK
 
 
 def test_each_publication_takes_what_came_since_the_last(world: World) -> None:
@@ -188,7 +188,7 @@ def test_a_landing_without_rows_when_only_markers_came(world: World) -> None:
 def test_a_landing_without_rows_when_all_was_filtered(world: World) -> None:
     world.read()
     world.write([])
-    report = world.publish(rowless=Rowless.FILTERED)
+    report = world.publish(rowless=RowlessMeaning.FILTERED)
     assert report.counts == Counts(25, filtered=25)
     assert world.rows() == []
     assert world.entry().landed == ranges((0, 0, 20), (1, 0, 5))

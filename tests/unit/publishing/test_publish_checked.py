@@ -17,7 +17,7 @@ from pyiceberg.types import StringType
 
 from airflow_lakestream.core.checks import ChecksFailed
 from airflow_lakestream.core.ledger import Landing, TopicEntry
-from airflow_lakestream.core.publishing.publish import Rowless, publish
+from airflow_lakestream.core.publishing.publish import RowlessMeaning, publish
 from airflow_lakestream.core.publishing.refusals import BranchFileGone
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.checked import branch as branches
@@ -117,10 +117,10 @@ def test_the_last_weeks_publications_tell_how_many_rows_are_usual(world: World) 
 def test_records_that_became_no_row_are_counted_only(world: World) -> None:
     world.read()
     world.write([])
-    told = str(failed(world, {"row_count": {"min": 1}, "not_null": "n"}, rowless=Rowless.FILTERED))
+    told = str(failed(world, {"row_count": {"min": 1}, "not_null": "n"}, rowless=RowlessMeaning.FILTERED))
     assert "0 rows, fewer than 1" in told
     assert "there are no rows to look at" in told
-    world.publish(checks={"not_null": "n"}, rowless=Rowless.FILTERED)
+    world.publish(checks={"not_null": "n"}, rowless=RowlessMeaning.FILTERED)
     assert world.entry().counts.filtered == 23
 
 

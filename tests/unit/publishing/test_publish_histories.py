@@ -13,7 +13,7 @@ from pyiceberg.types import LongType
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.publishing.publish import Rowless
+from airflow_lakestream.core.publishing.publish import RowlessMeaning
 from airflow_lakestream.core.publishing.refusals import LandedAhead, PublicationRefused
 from airflow_lakestream.core.ranges import RangeSet
 from tests.support.fault_log import Kind
@@ -40,7 +40,7 @@ class History:
     def __init__(self, folder: Path, chance: random.Random, *, filters: bool, has_line: bool) -> None:
         self.world, self.chance, self.filters = World(folder), chance, filters
         self.world.positions.has_line = has_line
-        self.rowless = Rowless.FILTERED if filters else Rowless.MISSING
+        self.rowless = RowlessMeaning.FILTERED if filters else RowlessMeaning.MISSING
         self.world.begin()
         self.checkpoints = [dict(self.world.at)]
         # What had landed when a column was dropped and added again has no value there.

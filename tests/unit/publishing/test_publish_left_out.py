@@ -11,14 +11,14 @@ import pytest
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.publishing.branch import Line
-from airflow_lakestream.core.publishing.publish import Rowless
+from airflow_lakestream.core.publishing.branch import EngineJobLine
+from airflow_lakestream.core.publishing.publish import RowlessMeaning
 from airflow_lakestream.core.publishing.reckoning import LostOrLeftOut
 from airflow_lakestream.core.publishing.refusals import BranchCut, BranchRewritten, LeftOutUnproven
 from tests.support.publishing import BRANCH, TOPIC, World
 from tests.support.replacing import ranges
 
-FILTERED = {"rowless": Rowless.FILTERED}
+FILTERED = {"rowless": RowlessMeaning.FILTERED}
 RECORD = {"on_data_loss": OnDataLoss.RECORD}
 
 
@@ -71,7 +71,7 @@ def test_what_retention_took_before_the_engine_read_it_is_lost_and_not_left_out(
 def test_what_a_checkpoint_had_behind_it_while_kafka_had_it_was_left_out(world: World) -> None:
     world.write([one for one in world.read() if one[1] > 9])
     # One was looked at when the log began at 3.
-    world.positions.line = Line(world.positions.line.since, {}, ranges((0, 3, 8)))  # type: ignore[union-attr]  # it is there
+    world.positions.line = EngineJobLine(world.positions.line.since, {}, ranges((0, 3, 8)))  # type: ignore[union-attr]  # it is there
     world.log.trim(0, 9)
     assert refused(world, DataLoss, **FILTERED).ranges == ranges((0, 0, 3), (0, 8, 9))
     world.publish(**FILTERED, **RECORD)
@@ -82,12 +82,12 @@ def test_what_a_checkpoint_had_behind_it_while_kafka_had_it_was_left_out(world: 
     assert entry.held.first_missing(TOPIC, 0, 0) == 20
 
 
-@pytest.mark.parametrize("rowless", list(Rowless))
+@pytest.mark.parametrize("rowless", list(RowlessMeaning))
 @pytest.mark.parametrize("is_published", [False, True], ids=["never published", "published before"])
 @pytest.mark.parametrize("goes_on", [False, True], ids=["nothing more", "job goes on"])
 @pytest.mark.parametrize("to_main", [False, True], ids=["set back", "set to main"])
 def test_a_branch_that_has_lost_rows_is_refused(
-    world: World, rowless: Rowless, is_published: bool, goes_on: bool, to_main: bool
+    world: World, rowless: RowlessMeaning, is_published: bool, goes_on: bool, to_main: bool
 ) -> None:
     first = world.write(world.read({0: 4}))
     if is_published:

@@ -14,11 +14,11 @@ from pyiceberg.types import TimestamptzType
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.publishing.publish import Rowless
+from airflow_lakestream.core.publishing.publish import RowlessMeaning
 from airflow_lakestream.core.publishing.refusals import RecordDoubted, RowsDiffer, RowsUnseen
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.run.publication import DecodedAgain, sample
+from airflow_lakestream.run.publication import DecodingProof, sample
 from tests.support.fault_log import Kind, ModelReader, Shape
 from tests.support.publishing import BRANCH, GROUP, TABLE, TOPIC, World
 
@@ -29,12 +29,12 @@ def proven(world: World, begins: Mapping[int, int] = MappingProxyType({}), **job
     return world.publish(proof=proof_of(world, begins), **job)
 
 
-def proof_of(world: World, begins: Mapping[int, int] = MappingProxyType({}), **given: Any) -> DecodedAgain:
+def proof_of(world: World, begins: Mapping[int, int] = MappingProxyType({}), **given: Any) -> DecodingProof:
     # What no column is for makes a record bad, too.
     def decoder(table: pa.Schema) -> JsonDecoder:
         return JsonDecoder(pa.schema([*table, *(one for one in COLUMNS if one.name not in table.names)]))
 
-    return DecodedAgain(reader=ModelReader(world.log, 7), decoder=decoder, begins=begins, **given)
+    return DecodingProof(reader=ModelReader(world.log, 7), decoder=decoder, begins=begins, **given)
 
 
 def spoil(world: World, partition: int, offset: int) -> None:
@@ -49,8 +49,10 @@ def test_records_that_ours_takes_are_published_and_tombstones_are_none(world: Wo
     world.assert_main_has_it_all()
 
 
-@pytest.mark.parametrize("rowless", list(Rowless))
-def test_a_record_that_the_engine_has_read_over_is_named_and_nothing_shows(world: World, rowless: Rowless) -> None:
+@pytest.mark.parametrize("rowless", list(RowlessMeaning))
+def test_a_record_that_the_engine_has_read_over_is_named_and_nothing_shows(
+    world: World, rowless: RowlessMeaning
+) -> None:
     world.step()
     proven(world)
     world.records(1, 5)
@@ -69,7 +71,7 @@ def test_what_the_engine_has_not_read_is_not_looked_at(world: World) -> None:
     world.step()
     with pytest.raises(RecordDoubted):
         proven(world)
-    proven(world, {0: 4}, rowless=Rowless.FILTERED)
+    proven(world, {0: 4}, rowless=RowlessMeaning.FILTERED)
     assert world.rows() == [(0, o) for o in range(4, 20)] + [(1, o) for o in range(3)]
 
 

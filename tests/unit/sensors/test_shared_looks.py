@@ -11,7 +11,7 @@ import pytest
 
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.triggers.shared_looks import SharedLooks, next_look, shared_looks
-from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Verdict
+from airflow_lakestream.watching.asking import Looking, LookOutcome, LookQuestion, Verdict
 
 
 class Counted:
@@ -30,7 +30,7 @@ class Counted:
         return len(self.threads)
 
 
-def looking(*asks: Ask) -> Looking:
+def looking(*asks: LookQuestion) -> Looking:
     answers = []
     for ask in asks:
         answers.append((yield ask))
@@ -48,7 +48,7 @@ def test_a_thousand_sensors_ask_once() -> None:
     topic, table = Counted(), Counted()
 
     async def all_at_once(looks: SharedLooks) -> list[Verdict]:
-        same = (Ask(("topic",), topic), Ask(("table",), table))
+        same = (LookQuestion(("topic",), topic), LookQuestion(("table",), table))
         return await asyncio.gather(*(looks.look(looking(*same), 60) for _ in range(1000)))
 
     verdicts = run(all_at_once)
@@ -62,7 +62,9 @@ def test_a_later_poll_asks_anew_and_what_is_to_be_kept_is_kept() -> None:
 
     async def twice(looks: SharedLooks) -> None:
         for _ in range(2):
-            await looks.look(looking(Ask(("catalog",), opened, keep=600), Ask(("table",), fresh)), 0.02)
+            await looks.look(
+                looking(LookQuestion(("catalog",), opened, keep=600), LookQuestion(("table",), fresh)), 0.02
+            )
             await asyncio.sleep(0.05)  # longer than an answer of such a poll serves
 
     run(twice)
@@ -74,8 +76,8 @@ def test_an_error_is_everybodys_and_connections_are_opened_anew_after_it() -> No
 
     def caught() -> Looking:
         try:
-            yield Ask(("catalog",), opened, keep=600)
-            yield Ask(("table",), failing)
+            yield LookQuestion(("catalog",), opened, keep=600)
+            yield LookQuestion(("table",), failing)
         except LakestreamError as e:
             return Verdict(LookOutcome.WAITING, value={"error": str(e)})
         raise AssertionError("no error")
@@ -93,7 +95,7 @@ def test_who_is_cancelled_leaves_the_answer_to_the_others() -> None:
     slow = Counted(wait=may_end)
 
     async def one_leaves(looks: SharedLooks) -> Verdict:
-        ask = Ask(("topic",), slow)
+        ask = LookQuestion(("topic",), slow)
         leaving = asyncio.ensure_future(looks.look(looking(ask), 60))
         staying = asyncio.ensure_future(looks.look(looking(ask), 60))
         await asyncio.sleep(0)  # the other tasks get on
@@ -112,9 +114,9 @@ def test_a_broker_that_hangs_takes_one_thread_and_holds_up_nobody_else() -> None
     hanging, other = Counted(wait=may_end), Counted()
 
     async def beside(looks: SharedLooks) -> Verdict:
-        stuck = [asyncio.ensure_future(looks.look(looking(Ask(("a",), hanging)), 60)) for _ in range(100)]
+        stuck = [asyncio.ensure_future(looks.look(looking(LookQuestion(("a",), hanging)), 60)) for _ in range(100)]
         await asyncio.sleep(0)  # the other tasks get on
-        verdict = await asyncio.wait_for(looks.look(looking(Ask(("b",), other)), 60), 30)
+        verdict = await asyncio.wait_for(looks.look(looking(LookQuestion(("b",), other)), 60), 30)
         may_end.set()
         await asyncio.gather(*stuck)
         return verdict

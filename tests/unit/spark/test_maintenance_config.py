@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig
+from airflow_lakestream.spark.maintenance.config import CompactionConfig, MaintenanceConfig, MaintenanceSection
 
 WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
 GIVEN: dict[str, Any] = {
@@ -37,7 +37,7 @@ def test_two_submits_are_the_same_whoever_logs_in_and_submits() -> None:
 
 
 def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
-    work = Maintenance.parse(WORK)
+    work = MaintenanceSection.parse(WORK)
     assert (work.tables, work.expire, work.remove_orphans, work.rewrite_manifests) == (
         ("lake.clicks",),
         None,
@@ -46,7 +46,7 @@ def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
     )
     assert work.compact is not None
     assert (work.compact.strategy, work.compact.in_parts, work.compact.most_tries) == (None, False, 3)
-    all_of_it = Maintenance.parse(WORK | {"expire": True, "remove_orphans": {}, "rewrite_manifests": "true"})
+    all_of_it = MaintenanceSection.parse(WORK | {"expire": True, "remove_orphans": {}, "rewrite_manifests": "true"})
     assert all_of_it.expire is not None
     assert all_of_it.remove_orphans is not None
     assert (all_of_it.expire.rule.older_than, all_of_it.expire.rule.retain_last) == (5 * 86_400, 1)
@@ -55,15 +55,15 @@ def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
 
 
 def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how() -> None:
-    of_mirror = Compaction(options={"rewrite-all": True}).of_mirror("`id`", is_sorted=True)
+    of_mirror = CompactionConfig(options={"rewrite-all": True}).of_mirror("`id`", is_sorted=True)
     assert (of_mirror.strategy, of_mirror.sort_order, of_mirror.in_parts) == ("sort", "`id`", True)
     defaults = {"max-file-group-size-bytes": 2**31, "delete-file-threshold": 1}
     assert of_mirror.options == defaults | {"rewrite-all": True}
-    unsorted = Compaction().of_mirror(None, is_sorted=False)
+    unsorted = CompactionConfig().of_mirror(None, is_sorted=False)
     assert (unsorted.strategy, unsorted.sort_order) == ("binpack", None)
-    own = Compaction(strategy="binpack", partial_progress="false", options=dict.fromkeys(defaults, 5))
+    own = CompactionConfig(strategy="binpack", partial_progress="false", options=dict.fromkeys(defaults, 5))
     assert own.of_mirror("`id`", is_sorted=True) == own
-    other = Compaction(strategy="sort", sort_order="at").of_mirror("`id`", is_sorted=True)
+    other = CompactionConfig(strategy="sort", sort_order="at").of_mirror("`id`", is_sorted=True)
     assert (other.strategy, other.sort_order) == ("sort", "at")
 
 

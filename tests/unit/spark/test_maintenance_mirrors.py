@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
 from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.spark.maintenance.config import Compaction
+from airflow_lakestream.spark.maintenance.config import CompactionConfig
 from airflow_lakestream.spark.maintenance.mirrors import needs_fewer_deletes, of_table
 from tests.support.delete_files import delete_equal, delete_positions
 
@@ -42,19 +42,19 @@ def table(catalog: SqlCatalog, key: list[str] | None) -> Table:
 def test_a_mirror_is_sorted_by_its_key_if_bounds_of_it_are_of_use(
     key: list[str], strategy: str, order: str | None, catalog: SqlCatalog
 ) -> None:
-    how = of_table(Compaction(), table(catalog, key))
+    how = of_table(CompactionConfig(), table(catalog, key))
     assert (how.strategy, how.sort_order, how.in_parts) == (strategy, order, True)
 
 
 def test_it_is_sorted_by_an_order_of_its_own(catalog: SqlCatalog) -> None:
     with table(catalog, ["id"]).update_sort_order() as update:
         update.asc("at", IdentityTransform())
-    how = of_table(Compaction(), catalog.load_table("lake.t"))
+    how = of_table(CompactionConfig(), catalog.load_table("lake.t"))
     assert (how.strategy, how.sort_order) == ("sort", None)
 
 
 def test_another_table_is_compacted_as_before(catalog: SqlCatalog) -> None:
-    assert of_table(Compaction(), table(catalog, None)) == Compaction()
+    assert of_table(CompactionConfig(), table(catalog, None)) == CompactionConfig()
 
 
 def test_delete_files_are_rewritten_if_that_leaves_fewer_to_open(catalog: SqlCatalog) -> None:

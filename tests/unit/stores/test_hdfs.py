@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.driver.lease import Lease, read_lease
+from airflow_lakestream.driver.lease import HeldLease, read_lease
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores import hdfs
 from airflow_lakestream.stores.folders import open_folder
@@ -55,6 +55,6 @@ def test_a_lease_is_refused_where_fsspec_only_looks_before_it_writes(tmp_path: P
     open_folder(place).write("metadata", b"{}")
     assert open_folder(place).read("metadata") == b"{}"
     with pytest.raises(InvalidArgument, match=r"local:// can't create a file on condition") as caught:
-        Lease.take(place, "f", "a test")
+        HeldLease.take(place, "f", "a test")
     assert caught.value.argument == "checkpoint_location"
     assert read_lease(place) is None

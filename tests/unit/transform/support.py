@@ -34,6 +34,6 @@ def column(expression: str, *values: bytes | None, **more: Any) -> list[Any]:
 def planned(sql: str) -> None:
     """Plan a statement over raw records as the process of a SqlTransform does, without one. Raises InvalidArgument."""
     # Its DuckDB is to be in no process that does not plan.
-    from airflow_lakestream.transform.engine import Engine
+    from airflow_lakestream.transform.engine import StatementEngine
 
-    Engine(sql, RAW_SCHEMA, "256MB", 1, None)
+    StatementEngine(sql, RAW_SCHEMA, "256MB", 1, None)

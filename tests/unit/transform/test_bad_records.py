@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.transform import SqlTransform
-from airflow_lakestream.transform.engine import Engine
+from airflow_lakestream.transform.engine import StatementEngine
 from airflow_lakestream.transform.failures import _EXPLAINED
 from airflow_lakestream.transform.outcome import spans
 from tests.unit.transform.support import batch
@@ -82,7 +82,7 @@ def test_a_statement_can_reject_a_record_itself() -> None:
 def test_a_form_that_only_halving_sees_through() -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.string())])
     transform = SqlTransform("SELECT COLUMNS(*)::INTEGER FROM {{ input }}", input_schema=schema)
-    assert Engine(transform.sql, schema, "256MB", 1).plan.trace is None
+    assert StatementEngine(transform.sql, schema, "256MB", 1).plan.trace is None
     values = [str(i) for i in range(1000)]
     values[7] = values[500] = values[999] = "x"
     result = transform.apply(pa.table({"a": values, "b": ["1"] * 1000}))

@@ -14,10 +14,10 @@ from airflow.sdk import Asset
 from airflow.sdk.execution_time.context import AssetStateStoreAccessor, AssetStateStoreAccessors
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager
 
-from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
 from airflow_lakestream.triggers import landing_event
-from airflow_lakestream.triggers.landing_cursor import Cursors, Subscription
+from airflow_lakestream.triggers.landing_cursor import AssetCursors, StreamSubscription
 from airflow_lakestream.triggers.landing_event import LandingEventTrigger
 from airflow_lakestream.triggers.landing_stream import LandingProducer
 from tests.support.event_loop import in_loop
@@ -114,7 +114,7 @@ class Triggerer:
         if until not in self.ids:
             return False
         told = next(one for one in self.stored if one["landing_id"] == until)
-        return all(Cursor.parse(one).sequence >= told["sequence"] for one in self.state.rows.values())
+        return all(EventCursor.parse(one).sequence >= told["sequence"] for one in self.state.rows.values())
 
     async def _tell(self, manager: SharedStreamManager, key: Any, stream: Any) -> None:
         async for event in stream:
@@ -165,7 +165,9 @@ def test_each_landing_is_told_through_kills_and_nothing_else(
 def test_a_stream_ends_when_it_is_cancelled_as_an_event_is_stored(state: State, table: ToldTable) -> None:
     table.land()
     trigger = LandingEventTrigger(table=TABLE, since="earliest", poll_interval=600)
-    subscription = Subscription(Cursors(AssetStateStoreAccessors(inlets=[Asset("a")]), trigger.cursor_key), taken=1)
+    subscription = StreamSubscription(
+        AssetCursors(AssetStateStoreAccessors(inlets=[Asset("a")]), trigger.cursor_key), taken=1
+    )
     producer = LandingProducer(trigger.serialize()[1], subscription)
     told: list[Any] = []
 
@@ -230,7 +232,7 @@ def test_it_begins_now_and_keeps_that_even_if_it_is_killed_before_the_first_land
     triggerer = Triggerer(state, table.rng)
     triggerer.live()
     [kept] = state.rows.values()
-    assert Cursor.parse(kept).sequence == 1
+    assert EventCursor.parse(kept).sequence == 1
     second = table.land()
     triggerer.live(second)
     assert triggerer.ids == [second]
@@ -244,7 +246,7 @@ def test_two_assets_of_one_trigger_keep_their_cursors(state: State, table: ToldT
     cursors = {name: value for (name, _), value in state.rows.items()}
     assert set(cursors) == {"a", "b"}
     assert cursors["a"] == cursors["b"]
-    state.rows[next(key for key in state.rows if key[0] == "a")] = Cursor(0, None, cursors["a"]["table"]).to_json()
+    state.rows[next(key for key in state.rows if key[0] == "a")] = EventCursor(0, None, cursors["a"]["table"]).to_json()
     second = table.land()
     triggerer.live(second)
     # What one asset lacks is told again.

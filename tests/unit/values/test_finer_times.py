@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import TimestampsFiner
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.formats import PayloadFormats
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.config import RegistryConfig
@@ -68,29 +68,29 @@ def plain(nanos: int) -> bytes:
 class Way:
     """How times come: the payload, a record, its column, and the schema of a registry."""
 
-    payload: Payload
+    payload: PayloadFormats
     value: Callable[[int], bytes]
     kind: pa.DataType = ZONED
     schema: tuple[str, str] = ("", "")
 
 
-def _way(given: Payload, of_avro: tuple[Any, Callable[[int], bytes]], kind: pa.DataType) -> Way:
+def _way(given: PayloadFormats, of_avro: tuple[Any, Callable[[int], bytes]], kind: pa.DataType) -> Way:
     return Way(given, of_avro[1], kind, of_avro[0])
 
 
-AVRO, PROTOBUF = (Payload(name, registry=RegistryConfig("http://127.0.0.1:1")) for name in ("avro", "protobuf"))
+AVRO, PROTOBUF = (PayloadFormats(name, registry=RegistryConfig("http://127.0.0.1:1")) for name in ("avro", "protobuf"))
 TEXT = {"type": "string", "connect.name": "io.debezium.time.ZonedTimestamp"}
 WAYS = {
-    "json": Way(Payload(), plain),
-    "json, each document another": Way(Payload(), lambda nanos: plain(nanos)[:-1] + b', "%d": [1]}' % nanos),
-    "json, evolving": Way(Payload(unknown_fields="evolve"), plain),
-    "json, with more in it": Way(Payload(), lambda nanos: b'{"v": "%s", "x": {}}' % text(nanos).encode()),
-    "json, without a zone": Way(Payload(), lambda nanos: plain(nanos).replace(b'Z"', b'"'), NAIVE),
-    "json_schema": Way(Payload("json_schema"), lambda nanos: framed(plain(nanos))),
-    "csv": Way(Payload("csv"), lambda nanos: text(nanos).encode()),
-    "connect": Way(Payload(envelope="connect"), connect("NanoTimestamp", "int64", int), NAIVE),
-    "connect, text": Way(Payload(envelope="connect"), connect("ZonedTimestamp", "string", text)),
-    "connect, bare": Way(Payload(envelope="connect"), plain),
+    "json": Way(PayloadFormats(), plain),
+    "json, each document another": Way(PayloadFormats(), lambda nanos: plain(nanos)[:-1] + b', "%d": [1]}' % nanos),
+    "json, evolving": Way(PayloadFormats(unknown_fields="evolve"), plain),
+    "json, with more in it": Way(PayloadFormats(), lambda nanos: b'{"v": "%s", "x": {}}' % text(nanos).encode()),
+    "json, without a zone": Way(PayloadFormats(), lambda nanos: plain(nanos).replace(b'Z"', b'"'), NAIVE),
+    "json_schema": Way(PayloadFormats("json_schema"), lambda nanos: framed(plain(nanos))),
+    "csv": Way(PayloadFormats("csv"), lambda nanos: text(nanos).encode()),
+    "connect": Way(PayloadFormats(envelope="connect"), connect("NanoTimestamp", "int64", int), NAIVE),
+    "connect, text": Way(PayloadFormats(envelope="connect"), connect("ZonedTimestamp", "string", text)),
+    "connect, bare": Way(PayloadFormats(envelope="connect"), plain),
     "avro": _way(AVRO, avro({"type": "long", "logicalType": "timestamp-nanos"}), ZONED),
     "avro, local": _way(AVRO, avro({"type": "long", "logicalType": "local-timestamp-nanos"}), NAIVE),
     "avro, of Debezium": _way(AVRO, avro({"type": "long", "connect.name": "io.debezium.time.NanoTimestamp"}), NAIVE),
@@ -137,14 +137,14 @@ def test_a_microsecond_lands_and_what_is_finer_is_rejected_or_cut_to_the_one_bef
 @pytest.mark.parametrize(
     ("given", "value"),
     [
-        (Payload(), b'{"v": "05:05:00.123456789"}'),
-        (Payload("csv"), b"05:05:00.123456789"),
-        (Payload(envelope="connect"), connect("NanoTime", "int64", int)(18_300_123_456_789)),
+        (PayloadFormats(), b'{"v": "05:05:00.123456789"}'),
+        (PayloadFormats("csv"), b"05:05:00.123456789"),
+        (PayloadFormats(envelope="connect"), connect("NanoTime", "int64", int)(18_300_123_456_789)),
         (AVRO, avro({"type": "long", "connect.name": "io.debezium.time.NanoTime"})[1](18_300_123_456_789)),
     ],
     ids=["json", "csv", "connect", "avro"],
 )
-def test_times_of_day_are_cut_as_timestamps_are(given: Payload, value: bytes) -> None:
+def test_times_of_day_are_cut_as_timestamps_are(given: PayloadFormats, value: bytes) -> None:
     schema = avro({"type": "long", "connect.name": "io.debezium.time.NanoTime"})[0]
     for finer, micros in (("reject", []), ("truncate", [18_300_123_456])):
         found = decoder(Way(given, lambda nanos: value, pa.time64("us"), schema), finer).decode(batch([value]))
@@ -161,7 +161,7 @@ def test_times_of_day_are_cut_as_timestamps_are(given: Payload, value: bytes) ->
 )
 def test_zeros_are_nothing_finer(written: str, landed: str) -> None:
     for finer in TimestampsFiner:
-        found = decoder(Way(Payload(), plain), finer).decode(batch([json.dumps({"v": written}).encode()]))
+        found = decoder(Way(PayloadFormats(), plain), finer).decode(batch([json.dumps({"v": written}).encode()]))
         assert [one.isoformat() for one in found.rows["v"].to_pylist()] == [landed]
 
 
@@ -172,14 +172,14 @@ ODD = "2026-11-20T05:05:00,1234567+01:00"
 @pytest.mark.parametrize(
     ("given", "record"),
     [
-        (Payload(), Record(json.dumps({"v": ODD}).encode())),
-        (Payload("csv"), Record(f'"{ODD}"'.encode())),
-        (Payload(key_format="json"), Record(b"{}", json.dumps({"v": ODD}).encode())),
-        (Payload(key_format="json"), Record(b"{}", json.dumps(ODD).encode())),
+        (PayloadFormats(), Record(json.dumps({"v": ODD}).encode())),
+        (PayloadFormats("csv"), Record(f'"{ODD}"'.encode())),
+        (PayloadFormats(key_format="json"), Record(b"{}", json.dumps({"v": ODD}).encode())),
+        (PayloadFormats(key_format="json"), Record(b"{}", json.dumps(ODD).encode())),
     ],
     ids=["json", "csv", "key", "key without fields"],
 )
-def test_times_that_are_taken_one_by_one_are_cut_as_those_at_once(given: Payload, record: Record) -> None:
+def test_times_that_are_taken_one_by_one_are_cut_as_those_at_once(given: PayloadFormats, record: Record) -> None:
     records = replace(batch([record.value]), keys=pa.array([record.key], pa.binary()))
     has_fields = record.key is not None and record.key.startswith(b"{")
     key = pa.field("_key", pa.struct([("v", ZONED)]) if has_fields else ZONED)
@@ -192,18 +192,18 @@ def test_times_that_are_taken_one_by_one_are_cut_as_those_at_once(given: Payload
 
 @pytest.mark.parametrize("written", ["x:05.1234567", "2026-11-20T05:05.1234567Z", "2026-11-20T05:05:60.1234567Z"])
 def test_what_is_no_time_does_not_become_one_by_a_cut(written: str) -> None:
-    found = decoder(Way(Payload(), plain), "truncate").decode(batch([json.dumps({"v": written}).encode()] * 3))
+    found = decoder(Way(PayloadFormats(), plain), "truncate").decode(batch([json.dumps({"v": written}).encode()] * 3))
     assert len(found.bad) == 3
 
 
 @pytest.mark.parametrize("finer", TimestampsFiner)
 def test_columns_that_documents_tell(finer: TimestampsFiner) -> None:
     values = [json.dumps({"a": text(n), "b": [{"c": text(n)}], "d": text(n) if n else "x"}).encode() for n in (0, 7)]
-    columns = Payload(timestamps_finer=finer).columns(batch(values))
+    columns = PayloadFormats(timestamps_finer=finer).columns(batch(values))
     time = ZONED if finer is TimestampsFiner.TRUNCATE else pa.string()
     assert [columns.field(name).type for name in ("a", "d")] == [time, pa.string()]
     assert columns.field("b").type.value_type.field("c").type == time
-    growing = Payload(unknown_fields="evolve", timestamps_finer=finer).decoder(pa.schema([("a", time)]))
+    growing = PayloadFormats(unknown_fields="evolve", timestamps_finer=finer).decoder(pa.schema([("a", time)]))
     assert growing.decode(batch(values)).rows.schema.field("b").type.value_type.field("c").type == time
 
 
@@ -211,7 +211,7 @@ def test_keys_are_cut_as_values_are() -> None:
     keyed = replace(batch([b'{"w": 1}']), keys=pa.array([plain(1_500)], pa.binary()))
     columns = pa.schema([("w", pa.int64()), ("_key", pa.struct([("v", ZONED)]))])
     for finer, rows in (("reject", 0), ("truncate", 1)):
-        found = Payload(key_format="json", timestamps_finer=finer).decoder(columns).decode(keyed)
+        found = PayloadFormats(key_format="json", timestamps_finer=finer).decoder(columns).decode(keyed)
         assert found.rows.num_rows == rows
 
 

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.publishing.branch import Written
+from airflow_lakestream.core.publishing.branch import EngineOutput
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import HEADERS
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.flink.formats.avro import ways_of
-from airflow_lakestream.flink.formats.proof import Reads, proof_of
+from airflow_lakestream.flink.formats.proof import JobFormat, proof_of
 from airflow_lakestream.onramp.guess import guess_format
 from airflow_lakestream.registry.schemas import RegisteredSchema
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -102,10 +102,10 @@ def headed(values: Sequence[bytes], headers: Sequence[Any]) -> Any:
     return replace(batch(values), keys=keys, headers=pa.array(pairs, HEADERS))
 
 
-def decoders(config: Any, schemas: Mapping[int, tuple[str, str]]) -> tuple[RowDecoders, Counting]:
+def decoders(config: Any, schemas: Mapping[int, tuple[str, str]]) -> tuple[RowDecoderFactory, Counting]:
     registry, payload = Counting(schemas), config.payload
     vars(payload)["registry_client"] = registry
-    return RowDecoders(payload, ()), registry
+    return RowDecoderFactory(payload, ()), registry
 
 
 NOWHERE = {"url": "http://localhost"}
@@ -169,9 +169,9 @@ def test_flink_publishes_no_row_of_a_value_that_a_header_calls_bare(headers: Any
     columns = to_schema("a bigint")
     registry = FakeRegistry({1: SCHEMAS["avro"]})
     ways = ways_of(columns, [registry.schema(1)])
-    reads = Reads("avro", ways.places, {0: 0})
+    reads = JobFormat("avro", ways.places, {0: 0})
     proof = proof_of(columns, reads, lambda keys, headers: topic, registry, compares=True, share=1.0)
-    nothing = Written(lambda: iter(()), arrow_schema(columns))
+    nothing = EngineOutput(lambda: iter(()), arrow_schema(columns))
     state, wanted = topic.look(), RangeSet.of(TOPIC.topic, 0, 0, 2)
     if headers is None:
         assert proof.check(wanted, nothing, state, threading.Event()).seen == wanted

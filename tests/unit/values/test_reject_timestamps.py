@@ -10,7 +10,7 @@ import pytest
 
 from airflow_lakestream.decode import rejected, rows
 from airflow_lakestream.run import job
-from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.run.replay import RejectReplay
 from tests.support.given_records import GROUP, GivenLake, Record
 
 LAKES = pytest.mark.parametrize("table_format", ["iceberg", "delta"])
@@ -71,7 +71,7 @@ def test_a_replay_of_such_a_table_has_the_timestamps_and_gives_it_the_column(
     lake = GivenLake(tmp_path)
     land_as_before(lake, RECORDS[:3], monkeypatch)
 
-    replayed = Replay(table=lake.name, consumer_group=GROUP, decoding={"schema": "v int"}).run(lake.catalog())
+    replayed = RejectReplay(table=lake.name, consumer_group=GROUP, decoding={"schema": "v int"}).run(lake.catalog())
 
     assert (replayed.counts.read, replayed.counts.rejected) == (2, 2)
     found = lake.rejected()

@@ -13,7 +13,7 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.rejected import open_rejected
-from airflow_lakestream.run.replay import Replay, Selection
+from airflow_lakestream.run.replay import RejectReplay, RejectSelection
 from tests.support.given_records import FORMATS, GROUP, GivenLake
 
 AT = 1_763_596_800
@@ -33,33 +33,33 @@ def store_of(lake: GivenLake) -> object:
     return lake.catalog() if lake.table_format == "iceberg" else DeltaStorage()
 
 
-def replay(lake: GivenLake, chosen: Selection, **decoding: str) -> dict[str, object]:
-    work = Replay(table=lake.name, consumer_group=GROUP, chosen=chosen, decoding=decoding)
+def replay(lake: GivenLake, chosen: RejectSelection, **decoding: str) -> dict[str, object]:
+    work = RejectReplay(table=lake.name, consumer_group=GROUP, chosen=chosen, decoding=decoding)
     return work.run(store_of(lake)).to_dict()
 
 
 def test_what_fits_becomes_a_row_and_the_rest_stays_rejected(lake: GivenLake) -> None:
     timed = {"schema": "id bigint, at timestamp from epoch_s"}
-    done = replay(lake, Selection(reason="likely seconds"), **timed)
+    done = replay(lake, RejectSelection(reason="likely seconds"), **timed)
     assert (done["replayed"], done["rows"], done["still_rejected"]) == (1, 1, 0)
     assert sorted(row["id"] for row in lake.rows()) == [1, 2]
     assert {row["at"] for row in lake.rows()} == {datetime(2025, 11, 20, tzinfo=UTC)}
     books = open_rejected(store_of(lake), lake.name)
     parts = [part["_kafka_offset"].to_pylist() for part in books.counting(GROUP, columns=("error",))]
     assert sorted(offset for part in parts for offset in part) == [2, 3]
-    done = replay(lake, Selection(), **timed)
+    done = replay(lake, RejectSelection(), **timed)
     assert (done["replayed"], done["rows"], done["still_rejected"]) == (2, 0, 2)
     assert len(lake.rows()) == 2
 
 
 def test_who_has_landed_nothing_is_told_who_has(lake: GivenLake) -> None:
     with pytest.raises(NoLedger, match=f"{GROUP}"):
-        Replay(table=lake.name, consumer_group="nobody").run(store_of(lake))
+        RejectReplay(table=lake.name, consumer_group="nobody").run(store_of(lake))
 
 
 def test_a_delta_table_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="there is no Delta table at"):
-        Replay(table=str(tmp_path / "no"), consumer_group="g").run(DeltaStorage())
+        RejectReplay(table=str(tmp_path / "no"), consumer_group="g").run(DeltaStorage())
 
 
 def test_the_commands_show_and_replay_a_delta_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

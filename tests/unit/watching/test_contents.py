@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.upkeep.reject_summary import Example
-from airflow_lakestream.watching.contents import MOST_BYTES, MOST_CHARACTERS, Contents, _sample, _within
+from airflow_lakestream.iceberg.upkeep.reject_summary import RejectExample
+from airflow_lakestream.watching.contents import MOST_BYTES, MOST_CHARACTERS, TableContents, _sample, _within
 
 
 def sample(value: bytes | None, error: str = "n: 'x' is no bigint") -> dict[str, Any]:
-    return _sample(Example("t", 0, 7, error, value, "r"))
+    return _sample(RejectExample("t", 0, 7, error, value, "r"))
 
 
 @given(st.binary() | st.text().map(str.encode), st.text())
@@ -71,4 +71,4 @@ def test_the_last_samples_are_left_out_of_a_document_that_is_too_long() -> None:
 )
 def test_what_can_not_work_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        Contents(**{"table": "lake.t", "consumer_group": "g", **given})
+        TableContents(**{"table": "lake.t", "consumer_group": "g", **given})

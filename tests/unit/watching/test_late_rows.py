@@ -12,15 +12,15 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.rows import NoPositions, UnreadableTable
+from airflow_lakestream.audit.rows import NoPositions, UnreadableRows
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.watching.partitions import late
 from airflow_lakestream.watching.partitions.late import check_columns, late_rows
-from airflow_lakestream.watching.partitions.telling import Every, Told
+from airflow_lakestream.watching.partitions.telling import EmittedPartitions, PartitionLength
 
-HOUR = Every.HOUR.width_ms
+HOUR = PartitionLength.HOUR.width_ms
 BEGIN = 491_000 * HOUR
 # How a record's time stands in a column of each type, as Arrow takes it: microseconds, days.
 TYPES = {"at": pa.timestamp("us", "UTC"), "local": pa.timestamp("us"), "day": pa.date32()}
@@ -54,7 +54,7 @@ def table(tmp_path: Path) -> Table:
 
 @pytest.mark.parametrize("column", TYPES)
 def test_late_rows_are_those_of_unseen_offsets_in_partitions_that_were_told(table: Table, column: str) -> None:
-    rng, every = random.Random(3), Every.DAY if column == "day" else Every.HOUR
+    rng, every = random.Random(3), PartitionLength.DAY if column == "day" else PartitionLength.HOUR
     records: list[Record] = []
     for n in range(6):
         at = [
@@ -69,7 +69,7 @@ def test_late_rows_are_those_of_unseen_offsets_in_partitions_that_were_told(tabl
     unseen = RangeSet([OffsetRange("a", 0, 50, 115), OffsetRange("b", 1, 0, 30), OffsetRange("c", 0, 0, 99)])
     width = every.width_ms
     begin = BEGIN // width * width
-    before = Told(spans=((begin - 20 * width, begin - 3 * width), (begin, begin + 9 * width)))
+    before = EmittedPartitions(spans=((begin - 20 * width, begin - 3 * width), (begin, begin + 9 * width)))
     expected = Counter(
         at // width * width
         for topic, p, offset, at in records
@@ -93,8 +93,8 @@ def test_only_files_that_may_hold_unseen_offsets_are_read(table: Table, monkeypa
         return real(*args, **named)
 
     monkeypatch.setattr(late, "read_rows", counted)
-    before = Told(spans=((BEGIN, BEGIN + HOUR),))
-    assert late_rows(table, "at", Every.HOUR, before, RangeSet.of("a", 0, 35, 99)) == {BEGIN: 15}
+    before = EmittedPartitions(spans=((BEGIN, BEGIN + HOUR),))
+    assert late_rows(table, "at", PartitionLength.HOUR, before, RangeSet.of("a", 0, 35, 99)) == {BEGIN: 15}
     assert len(read) == 2
 
 
@@ -104,21 +104,27 @@ def test_only_files_that_may_hold_unseen_offsets_are_read(table: Table, monkeypa
 )
 def test_a_column_that_says_no_hour_is_refused(table: Table, column: str, problem: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^event_time_column: .*{problem}"):
-        check_columns(table, column, Every.HOUR)
-    check_columns(table, "at", Every.HOUR)
-    check_columns(table, "day", Every.DAY)
+        check_columns(table, column, PartitionLength.HOUR)
+    check_columns(table, "at", PartitionLength.HOUR)
+    check_columns(table, "day", PartitionLength.DAY)
 
 
 def test_a_table_without_positions_is_refused(table: Table) -> None:
     with table.update_schema() as update:
         update.delete_column("_kafka_offset")
     with pytest.raises(NoPositions, match="_kafka_offset"):
-        check_columns(table, "at", Every.HOUR)
+        check_columns(table, "at", PartitionLength.HOUR)
 
 
 def test_files_that_are_gone_are_an_error_of_ours(table: Table) -> None:
     table.append(rows([("a", 0, 0, BEGIN)]))
     for task in table.scan().plan_files():
         Path(task.file.file_path.removeprefix("file://")).unlink()
-    with pytest.raises(UnreadableTable, match=r"rows of lake\.t can't be read"):
-        late_rows(table, "at", Every.HOUR, Told(spans=((BEGIN, BEGIN + HOUR),)), RangeSet.of("a", 0, 0, 1))
+    with pytest.raises(UnreadableRows, match=r"rows of lake\.t can't be read"):
+        late_rows(
+            table,
+            "at",
+            PartitionLength.HOUR,
+            EmittedPartitions(spans=((BEGIN, BEGIN + HOUR),)),
+            RangeSet.of("a", 0, 0, 1),
+        )

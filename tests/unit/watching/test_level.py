@@ -9,37 +9,37 @@ import pytest
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.triggers.kafka_lag_event import KafkaLagEventTrigger
-from airflow_lakestream.watching.lag.level import Alarm, Waiting
+from airflow_lakestream.watching.lag.level import LevelAlarm, UnreadLevel
 
 TABLE = {"table": "lake.t", "consumer_group": "g"}
 
 
-def waiting(start: int, end: int, least: int = 10) -> Waiting:
+def waiting(start: int, end: int, least: int = 10) -> UnreadLevel:
     ranges = RangeSet.of("orders", 0, start, end)
-    return Waiting(end - start >= least, ranges, end - start, None, {})
+    return UnreadLevel(end - start >= least, ranges, end - start, None, {})
 
 
 def test_it_fires_once_for_what_waits() -> None:
-    alarm = Alarm(again_after=600)
+    alarm = LevelAlarm(again_after=600)
     seen = [waiting(0, 5), waiting(0, 12), waiting(0, 30), waiting(5, 40), waiting(20, 40), waiting(20, 41)]
     # At [20,40) all that it fired for is read, and enough came meanwhile.
     assert [alarm.fires(one, at) for at, one in enumerate(seen)] == [False, True, False, False, True, False]
 
 
 def test_it_fires_again_for_what_nobody_reads() -> None:
-    alarm = Alarm(again_after=600)
+    alarm = LevelAlarm(again_after=600)
     assert [alarm.fires(waiting(0, 12), at) for at in (0, 599, 600, 1199, 1200)] == [True, False, True, False, True]
 
 
 def test_what_is_read_arms_it_although_too_little_waits_then() -> None:
-    alarm = Alarm(again_after=600)
+    alarm = LevelAlarm(again_after=600)
     seen = [waiting(0, 12), waiting(12, 13), waiting(12, 30)]
     assert [alarm.fires(one, at) for at, one in enumerate(seen)] == [True, False, True]
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_no_records_wait_for_ever_and_a_run_is_not_started_twice_for_the_same(seed: int) -> None:
-    rng, alarm, again_after = random.Random(seed), Alarm(again_after=20), 20
+    rng, alarm, again_after = random.Random(seed), LevelAlarm(again_after=20), 20
     read = end = 0
     fired_at, fires_in_run, run_until = -100, 0, None
     enough_since = None

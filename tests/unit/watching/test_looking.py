@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.core.landing.plan import TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import PartitionWatermarks, TopicState
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable, TopicMissing
-from airflow_lakestream.watching.causes import Cause
-from airflow_lakestream.watching.lag.waiting import Backlog
-from airflow_lakestream.watching.streams.looking import _Topics
-from airflow_lakestream.watching.streams.status import Facts, State, status
+from airflow_lakestream.watching.causes import StreamCause
+from airflow_lakestream.watching.lag.waiting import TopicBacklog
+from airflow_lakestream.watching.streams.looking import _LookTopics
+from airflow_lakestream.watching.streams.status import StreamFacts, StreamState, status
 
 
 @dataclass
@@ -28,26 +28,26 @@ class SilentKafka:
         self.asked.append(topic)
         if topic in self.errors:
             raise self.errors[topic]
-        return TopicState(TopicIdentity(topic, "id", "c"), {0: Watermarks(0, 0)})
+        return TopicState(TopicIdentity(topic, "id", "c"), {0: PartitionWatermarks(0, 0)})
 
 
-def look(kafka: SilentKafka, *names: str) -> dict[str, tuple[State, list[Cause]]]:
-    topics: Any = _Topics(kafka, 0)  # type: ignore[arg-type]  # all that is asked of it
+def look(kafka: SilentKafka, *names: str) -> dict[str, tuple[StreamState, list[StreamCause]]]:
+    topics: Any = _LookTopics(kafka, 0)  # type: ignore[arg-type]  # all that is asked of it
     found = {}
     for name in names:
         facts = topics.compared(
-            Facts("lake.t", "g", name), lambda state: Backlog(state, TopicEntry(), RangeSet(), RangeSet())
+            StreamFacts("lake.t", "g", name), lambda state: TopicBacklog(state, TopicEntry(), RangeSet(), RangeSet())
         )
         stream = status(facts, 0, 60.0)
         found[name] = (stream.state, [one.cause for one in stream.reasons])
     return found
 
 
-def nothing_lacks(state: TopicState) -> Backlog:
-    return Backlog(state, TopicEntry(), RangeSet(), RangeSet())
+def nothing_lacks(state: TopicState) -> TopicBacklog:
+    return TopicBacklog(state, TopicEntry(), RangeSet(), RangeSet())
 
 
-UNSEEN = (State.UNSEEN, [Cause.COULD_NOT_LOOK])
+UNSEEN = (StreamState.UNSEEN, [StreamCause.COULD_NOT_LOOK])
 
 
 def no_answer() -> KafkaUnavailable:
@@ -60,13 +60,17 @@ def no_answer() -> KafkaUnavailable:
         (no_answer(), UNSEEN),
         (KafkaRefused("Kafka", "looking", "no ACL"), UNSEEN),
         (RuntimeError("a bug"), UNSEEN),
-        (TopicMissing("b", "Kafka"), (State.FAILING, [Cause.UNUSABLE])),
+        (TopicMissing("b", "Kafka"), (StreamState.FAILING, [StreamCause.UNUSABLE])),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_one_stream_that_can_not_be_looked_at_takes_no_other_along(error: Exception, seen: Any) -> None:
     found = look(SilentKafka({"b": error}), "a", "b", "c")
-    assert found == {"a": (State.IDLE, [Cause.IDLE_TOPIC]), "b": seen, "c": (State.IDLE, [Cause.IDLE_TOPIC])}
+    assert found == {
+        "a": (StreamState.IDLE, [StreamCause.IDLE_TOPIC]),
+        "b": seen,
+        "c": (StreamState.IDLE, [StreamCause.IDLE_TOPIC]),
+    }
 
 
 def test_a_cluster_that_does_not_answer_is_not_asked_for_each_of_a_hundred_streams() -> None:

@@ -13,17 +13,17 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_lakestream.core.landing.plan import DataLoss, TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import DataLoss, PartitionWatermarks, TopicState
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import TimeBoundary
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet, coalesce
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.asking import run_now
-from airflow_lakestream.watching.partitions.look import Looked, PartitionsLook
-from airflow_lakestream.watching.partitions.telling import Begun, Every, Told, tell
+from airflow_lakestream.watching.partitions.look import PartitionsLook, PartitionsResult
+from airflow_lakestream.watching.partitions.telling import EmittedPartitions, GroupBeginning, PartitionLength, tell
 
-HOUR = Every.HOUR.width_ms
+HOUR = PartitionLength.HOUR.width_ms
 TOPIC = TopicIdentity("clicks", "id", "cluster")
 # The hour in which the model begins.
 BEGIN = 491_000 * HOUR
@@ -40,15 +40,15 @@ class Log:
         self.behind: list[list[int]] = [[] for _ in range(partitions)]
 
     def topic(self, topic: str) -> TopicState:
-        marks = {p: Watermarks(self.lows[p], len(stamps)) for p, stamps in enumerate(self.stamps)}
+        marks = {p: PartitionWatermarks(self.lows[p], len(stamps)) for p, stamps in enumerate(self.stamps)}
         return TopicState(TOPIC, marks)
 
     def high_watermarks(self, state: TopicState) -> dict[int, int]:
         return {p: len(self.stamps[p]) + len(behind) for p, behind in enumerate(self.behind)}
 
-    def boundaries(self, state: TopicState, at_ms: int) -> dict[int, Boundary]:
+    def boundaries(self, state: TopicState, at_ms: int) -> dict[int, TimeBoundary]:
         self.asked += 1
-        return {p: Boundary(*self.boundary(p, at_ms)) for p in state.marks}
+        return {p: TimeBoundary(*self.boundary(p, at_ms)) for p in state.marks}
 
     def boundary(self, p: int, at_ms: int, *, whole: bool = False) -> tuple[int, bool]:
         """Return the first offset from a time on, and whether there is none yet; in the whole log, or what is left."""
@@ -72,7 +72,7 @@ class World:
         self.history = [self.entry]
         self.now = BEGIN
         self.since = BEGIN + self.rng.choice([0, HOUR, -HOUR // 2, 5 * HOUR])
-        self.told = Told()
+        self.told = EmittedPartitions()
         # By hour, the rows that the table had in it when it was told last.
         self.seen: dict[int, set[tuple[int, int]]] = {}
         self.again = 0
@@ -155,10 +155,10 @@ class World:
                 found.setdefault(at // HOUR * HOUR, set()).add((one.partition, offset))
         return found
 
-    def look(self, *, killed: bool = False) -> Looked:
+    def look(self, *, killed: bool = False) -> PartitionsResult:
         arguments = {"since": self.since, "idle_after": self.idle_after}
         look = PartitionsLook("lake.clicks", "g", **arguments)
-        before = Told.parse(json.loads(json.dumps(self.told.to_json())))
+        before = EmittedPartitions.parse(json.loads(json.dumps(self.told.to_json())))
         assert before == self.told
         ledger, rows = Ledger("g", {TOPIC: self.entry}), self.rows()
         unseen = before.unseen(ledger)
@@ -170,11 +170,11 @@ class World:
         }
         watch = cast(KafkaWatch, self.log)
         try:
-            found: Looked = run_now(look.decide(watch, ledger, before, late, self.now))
+            found: PartitionsResult = run_now(look.decide(watch, ledger, before, late, self.now))
         except DataLoss:
             # A rollback has taken rows whose records Kafka has no more.
             assert not self.keeps_all
-            return Looked(None)
+            return PartitionsResult(None)
         if found.telling is not None:
             new, again = set(found.telling.new), set(found.telling.reopened)
             assert not new & set(self.seen), "told twice without a mark"
@@ -290,7 +290,11 @@ def test_a_lost_offset_is_an_error_once_nothing_else_is_to_be_told() -> None:
     # From offset 6 on Kafka has records; what an hour before them began with can't be seen any more.
     look = PartitionsLook("lake.clicks", "g", BEGIN)
     with pytest.raises(DataLoss, match=r"clicks\[0\] \[4,6\)"):
-        run_now(look.decide(cast(KafkaWatch, world.log), Ledger("g", {TOPIC: world.entry}), Told(), {}, world.now))
+        run_now(
+            look.decide(
+                cast(KafkaWatch, world.log), Ledger("g", {TOPIC: world.entry}), EmittedPartitions(), {}, world.now
+            )
+        )
     world.entry += TopicEntry(lost=RangeSet.of(TOPIC.topic, 0, 4, 6), landed=RangeSet.of(TOPIC.topic, 0, 6, 9))
     assert world.look().telling is not None
 
@@ -333,12 +337,12 @@ def test_a_covered_time_whose_beginning_kafka_and_the_table_have_lost_is_not_com
 
 def test_a_group_that_begins_anew_has_not_begun_by_what_was_seen_before() -> None:
     entry = TopicEntry(origin={0: 5, 1: 0})
-    begun = Begun.first_of([(2 * HOUR, 3 * HOUR), (HOUR, 2 * HOUR)], entry)
+    begun = GroupBeginning.first_of([(2 * HOUR, 3 * HOUR), (HOUR, 2 * HOUR)], entry)
     assert begun == (HOUR, "0:5,1:0")
     assert begun.holds((HOUR, 2 * HOUR), entry)
     assert not begun.holds((0, HOUR), entry)
     assert not begun.holds((HOUR, 2 * HOUR), TopicEntry(origin={0: 9, 1: 0}))
-    assert Begun.first_of([], entry) is None
+    assert GroupBeginning.first_of([], entry) is None
 
 
 def test_an_hour_is_not_told_while_a_transaction_may_bring_records_of_it() -> None:
@@ -369,7 +373,7 @@ def test_why_nothing_is_told_is_said() -> None:
 
 def test_late_rows_of_an_hour_that_is_not_complete_wait_for_the_next_telling() -> None:
     ledger = Ledger("g", {TOPIC: TopicEntry(landed=RangeSet.of(TOPIC.topic, 0, 0, 9))})
-    before = Told(3, ((0, 2 * HOUR),), {}, {0: 2})
+    before = EmittedPartitions(3, ((0, 2 * HOUR),), {}, {0: 2})
     telling = tell(before, ledger, {0: 5, HOUR: 1}, [(HOUR, 2 * HOUR), (2 * HOUR, 3 * HOUR)])
     assert telling is not None
     assert (telling.new, telling.reopened) == ((2 * HOUR,), {HOUR: 1})
@@ -378,7 +382,7 @@ def test_late_rows_of_an_hour_that_is_not_complete_wait_for_the_next_telling() -
 
 
 def test_rows_that_a_rollback_took_and_that_land_again_count_as_new() -> None:
-    before = Told(1, ((0, HOUR),), {("clicks", "id"): RangeSet.of(TOPIC.topic, 0, 0, 9)})
+    before = EmittedPartitions(1, ((0, HOUR),), {("clicks", "id"): RangeSet.of(TOPIC.topic, 0, 0, 9)})
     without = Ledger("g", {TOPIC: TopicEntry(landed=RangeSet.of(TOPIC.topic, 0, 0, 5))})
     telling = tell(before, without, {}, [(HOUR, 2 * HOUR)])
     assert telling is not None
@@ -387,13 +391,15 @@ def test_rows_that_a_rollback_took_and_that_land_again_count_as_new() -> None:
     # A topic that was made anew has all of its records for the first time.
     anew = Ledger("g", {TopicIdentity("clicks", "other", "cluster"): TopicEntry(landed=RangeSet.of("clicks", 0, 0, 2))})
     assert telling.after.unseen(anew) == RangeSet.of("clicks", 0, 0, 2)
-    assert Told().unseen(anew) == RangeSet()
+    assert EmittedPartitions().unseen(anew) == RangeSet()
 
 
 @pytest.mark.parametrize(
-    ("every", "key"), [(Every.HOUR, "2025-11-20T13:00:00"), (Every.DAY, "2025-11-20")], ids=["hour", "day"]
+    ("every", "key"),
+    [(PartitionLength.HOUR, "2025-11-20T13:00:00"), (PartitionLength.DAY, "2025-11-20")],
+    ids=["hour", "day"],
 )
-def test_keys_are_those_that_airflows_mappers_of_time_read(every: Every, key: str) -> None:
+def test_keys_are_those_that_airflows_mappers_of_time_read(every: PartitionLength, key: str) -> None:
     at = 1_763_643_600_000 // every.width_ms * every.width_ms
     assert every.key(at) == key
     assert every.between(at - 1, at + every.width_ms) == [(at, at + every.width_ms)]

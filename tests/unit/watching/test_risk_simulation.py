@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_lakestream.kafka.watch import Retention
+from airflow_lakestream.kafka.watch import TopicRetention
 from tests.support.simulated_log import Log, World, fired, traffic
 
 CASES = 100
@@ -25,7 +25,7 @@ def world_of(seed: int, by_size: bool, landed: Callable[[random.Random, float], 
     # What the log holds is what comes in TICKS, by time or by size.
     full = mean * TICKS * size / compression
     segment = int(full * chance.uniform(0.01, 0.2))
-    retention = Retention(None if by_size else int(kept * 1000), int(full) if by_size else None, segment)
+    retention = TopicRetention(None if by_size else int(kept * 1000), int(full) if by_size else None, segment)
     return World(Log(retention, size, compression), kept / TICKS, traffic(seed, mean), landed(chance, mean))
 
 

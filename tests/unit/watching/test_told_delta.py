@@ -11,11 +11,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from airflow_lakestream.core.codec import encode_summary
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.core.untold import EventCursor
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.streams.delta import DeltaStreams
 
-BEGINNING = Cursor()
+BEGINNING = EventCursor()
 ROWS = pa.table({"n": pa.array([1], pa.int64())})
 
 
@@ -41,7 +41,7 @@ def streams(place: str) -> DeltaStreams:
     return found
 
 
-def told(place: str, cursor: Cursor = BEGINNING, group: str | None = None) -> list[tuple[str, int]]:
+def told(place: str, cursor: EventCursor = BEGINNING, group: str | None = None) -> list[tuple[str, int]]:
     found = streams(place).after(cursor, group)
     return [(one.event["landing_id"], one.event["sequence"]) for one in found.landings]
 
@@ -54,15 +54,15 @@ def test_landings_are_told_in_order_and_other_commits_are_not(place: str) -> Non
     land(place, 2)
     assert told(place) == [("id-0", 1), ("id-1", 3), ("id-2", 5)]
     assert told(place, group="other") == [("id-1", 3)]
-    [last] = streams(place).after(Cursor(3, 2, streams(place).head.table_id)).landings
+    [last] = streams(place).after(EventCursor(3, 2, streams(place).head.table_id)).landings
     assert (last.event["snapshot_id"], last.event["ranges"]) == ("4", {"orders": [[0, 2, 3]]})
-    assert last.cursor == streams(place).cursor() == Cursor(5, 4, streams(place).head.table_id)
+    assert last.cursor == streams(place).cursor() == EventCursor(5, 4, streams(place).head.table_id)
     assert told(place, last.cursor) == []
 
 
 def test_a_table_that_was_made_anew_is_told_from_its_beginning(place: str) -> None:
     land(place, 0)
-    assert told(place, Cursor(9, 8, "another table")) == [("id-0", 1)]
+    assert told(place, EventCursor(9, 8, "another table")) == [("id-0", 1)]
 
 
 def test_a_log_that_was_cut_is_said(place: str) -> None:
@@ -70,5 +70,5 @@ def test_a_log_that_was_cut_is_said(place: str) -> None:
         land(place, number)
     DeltaTable(place).create_checkpoint()
     (Path(place) / "_delta_log" / "00000000000000000000.json").unlink()
-    found = streams(place).after(Cursor())
+    found = streams(place).after(EventCursor())
     assert [one.event["earlier_expired"] for one in found.landings] == [True, False]

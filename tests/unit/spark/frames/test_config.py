@@ -14,7 +14,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES
 from airflow_lakestream.tables.transformed import (
-    Transformed,
+    TransformNote,
     refuse_replacing,
     refuse_without_spark,
     transformed,
@@ -108,7 +108,7 @@ def test_apps_of_mirrors_take_no_function() -> None:
 
 
 def test_a_table_remembers_rows_without_positions_whatever_lands_later_and_by_all_names_of_the_group() -> None:
-    rows, totals = Transformed("f:rows", "1", positions=True), Transformed("f:totals", "2", positions=False)
+    rows, totals = TransformNote("f:rows", "1", positions=True), TransformNote("f:totals", "2", positions=False)
     first = rows.noted("g", None)
     refuse_replacing("lake.t", first, "g")
     with pytest.raises(CannotReplace, match=r"are made by f:rows, which a repair does not run"):

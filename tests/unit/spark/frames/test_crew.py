@@ -12,8 +12,8 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import RowsNotWritable
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.spark.crew.crew import SparkCrew
-from airflow_lakestream.spark.frames.crew import FrameCrew
+from airflow_lakestream.spark.crew.crew import SparkReaders
+from airflow_lakestream.spark.frames.crew import FrameReaders
 from airflow_lakestream.spark.frames.function import load_function
 
 PLAN = Plan(TopicState(TopicIdentity("t", "i", "c"), {}), RangeSet.of("t", 0, 0, 9))
@@ -27,9 +27,9 @@ def test_a_careful_landing_with_a_function_is_read_by_executors_all_the_same(arg
     job = build_job(config, {"bootstrap.servers": "b"}, None, run_id="r")  # type: ignore[arg-type]  # nothing is opened
     careful = replace(job, careful=True)
     common = None, config, {}, "here"
-    crew = FrameCrew(*common, function=load_function(name, argument))  # type: ignore[arg-type]  # no Spark is needed
+    crew = FrameReaders(*common, function=load_function(name, argument))  # type: ignore[arg-type]  # no Spark is needed
     assert crew.takes(careful, PLAN)
-    assert not SparkCrew(*common).takes(careful, PLAN)  # type: ignore[arg-type]  # as above
+    assert not SparkReaders(*common).takes(careful, PLAN)  # type: ignore[arg-type]  # as above
     # Rows of a function's are no records that could be rejected: there is nothing to try.
     with pytest.raises(RowsNotWritable):
         job.carefully(RowsNotWritable("lake.t", "too long", None))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.spark.frames.positions import NotOnce, Positions, count, joined, offsets_of
+from airflow_lakestream.spark.frames.positions import NotOnce, ResultPositions, count, joined, offsets_of
 from airflow_lakestream.tables.coordinates import COORDINATES
 
 
@@ -17,8 +17,8 @@ def rows(partition: int, offsets: list[int | None]) -> pa.RecordBatch:
     return pa.record_batch(columns, list(COORDINATES))
 
 
-def of_task(*batches: pa.RecordBatch) -> Positions:
-    found = Positions()
+def of_task(*batches: pa.RecordBatch) -> ResultPositions:
+    found = ResultPositions()
     for batch in batches:
         found.add(batch)
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.core.landing.streamed import LandedBesideStream, StreamReplaced
-from airflow_lakestream.core.ledger import Streamed, TopicEntry
+from airflow_lakestream.core.ledger import StreamBatch, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.spark.checkpoint import read_checkpoint
 from airflow_lakestream.spark.stateful import aligning
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 def entry(batch: int | None, query: str = "q") -> TopicEntry:
     if batch is None:
         return TopicEntry()
-    return TopicEntry(RangeSet.of("t", 0, 0, batch + 1), streamed=Streamed(query, batch, 0))
+    return TopicEntry(RangeSet.of("t", 0, 0, batch + 1), streamed=StreamBatch(query, batch, 0))
 
 
 def align(folder: Path, books: TopicEntry) -> bool:

@@ -15,10 +15,10 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.metadata import HEADERS, metadata_schema
-from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.decode.rows import RowDecoderFactory
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.spark.stateful.decoding import Decoding, TellingParam, Told, later, sums_of
+from airflow_lakestream.spark.stateful.decoding import DecodeTask, ReportParam, Told, later, sums_of
 
 GOOD, BAD = b'{"id": 7}', b"no JSON"
 
@@ -30,17 +30,17 @@ class Telling:
         self.value: Told = {}
 
     def add(self, told: Told) -> None:
-        self.value = TellingParam().addInPlace(self.value, pickle.loads(pickle.dumps(told)))
+        self.value = ReportParam().addInPlace(self.value, pickle.loads(pickle.dumps(told)))
 
 
-def decoding(telling: Telling, **more: Any) -> Decoding:
+def decoding(telling: Telling, **more: Any) -> DecodeTask:
     given = {"topic": "t", "table": "lake.t", "consumer_group": "g", "schema": "id bigint"}
     config = FrameConfig(**given, stream_transform="m:f", **more)
     job = build_job(config, {"bootstrap.servers": "b"}, None, run_id="r")  # type: ignore[arg-type]  # nothing is opened
-    assert isinstance(job.decoders, RowDecoders)
+    assert isinstance(job.decoders, RowDecoderFactory)
     assert config.decoded is not None
     columns = pa.schema([*config.decoded, *metadata_schema(config.metadata_columns)])
-    return Decoding(job.decoders, "t", columns, telling)  # type: ignore[arg-type]
+    return DecodeTask(job.decoders, "t", columns, telling)  # type: ignore[arg-type]
 
 
 def records(partition: int, first: int, values: Sequence[bytes], *, step: int = 1) -> pa.RecordBatch:
