@@ -95,7 +95,10 @@ class Producing:
 
     def __init__(self, config: dict[str, str]) -> None:
         settings = {"linger.ms": 5, "compression.type": "lz4", "batch.size": 1_000_000, "enable.idempotence": True}
-        self._producer = Producer({**config, **settings, "queue.buffering.max.messages": 1_000_000, "log_level": 2})
+        # One request at a time: with more, a broker that has just started may lose the first batch, which librdkafka
+        # reports as delivered, without offsets.
+        settings |= {"max.in.flight": 1, "queue.buffering.max.messages": 1_000_000}
+        self._producer = Producer({**config, **settings, "log_level": 2})
 
     def __call__(
         self,
@@ -134,6 +137,8 @@ class Producing:
         unsent = self._producer.flush(60)
         if failed or unsent:
             raise RuntimeError(f"{len(failed)} failed, {unsent} unsent, first: {failed[0] if failed else 'no answer'}")
+        if None in offsets:
+            raise RuntimeError(f"{topic}[{partition}]: records without an offset, which the broker does not have")
         return offsets
 
 
