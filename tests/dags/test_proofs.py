@@ -87,6 +87,7 @@ def test_form_and_task_take_the_tables_of_the_deployment(
     [task] = dag.tasks
     # What Airflow calls before the task's own work.
     hook: Any = task._pre_execute_hook
+    assert hook is not None
     for table in fits:
         dag.params.get_param("table").resolve(table)
         hook({"params": {"table": table}})

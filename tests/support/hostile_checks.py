@@ -6,6 +6,7 @@ The product of all of them is played on the shared audit: tests/unit/checks/test
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,12 +22,14 @@ _NAMES: list[str | None] = [
 RECORDS = [
     json.dumps({"id": 1_500_000_000 if at == 3 else 7, "name": name, "score": 0.5}) for at, name in enumerate(_NAMES)
 ]
+# Of the deep text alone: other texts fail before DuckDB descends into it.
+_KILLED = "variant_typeof((CASE WHEN name LIKE '[[%]]' THEN name END)::JSON::VARIANT) = ''"
 FAILING = [
-    *("json_contains(name, '1')", "variant_typeof(name::JSON::VARIANT) = 'x'", "length(lpad(name, id::INT, '0')) > 0"),
+    *("json_contains(name, '1')", _KILLED, "length(lpad(name, id::INT, '0')) > 0"),
     *("list_sum(range(id)) > 0", "name::INT > 0", "strptime(name, '%Y') IS NULL", "name::DATE > DATE '2020-01-01'"),
 ]
 CHECKS = {"sql": [f"SELECT * FROM landing WHERE {one}" for one in (*FAILING, "score < 0")], "not_null": "id"}
-_MOST_BYTES = 512 * 2**20
+_MOST_BYTES, _SHOWN = 512 * 2**20, 45
 
 
 @dataclass
@@ -65,7 +68,9 @@ def watched_checks() -> Iterator[Peak]:
 
 
 def assert_all_failed(said: str) -> None:
-    """Check that an error names each check that failed, and none besides."""
-    assert [one for one in FAILING if one not in said] == []
+    """Check that an error names each check that failed, and none besides; long statements are cut."""
+    assert [one for one in FAILING if one[:_SHOWN] not in said] == []
+    assert re.search(re.escape(_KILLED[:_SHOWN]) + r".*: it ends the process that it runs in: killed by signal", said)
+    assert "of memory" in said
     assert "score < 0" not in said
     assert "not_null" not in said
