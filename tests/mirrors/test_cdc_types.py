@@ -1,6 +1,6 @@
 """A column of every type: a real PostgreSQL, a real Debezium and a real Spark; in both formats the mirror is the table.
 
-What is compared is the form that docs/cdc.md has for each type.
+What is compared is the form that docs/cdc-types.md has for each type.
 """
 
 from __future__ import annotations

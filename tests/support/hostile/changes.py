@@ -85,7 +85,7 @@ def move(sql: Sql, table: HostileTable) -> None:
 
 def _move(sql: Sql, table: HostileTable, key: list[str], other: list[str]) -> None:
     if table.is_by_index:
-        # PostgreSQL sends nothing of the old key, so that the row of the old key stays: docs/cdc.md says so.
+        # PostgreSQL sends nothing of the old key, so that the row of the old key stays: docs/cdc-stops.md says so.
         return
     named = zip(table.key, other, strict=True)
     sets = ", ".join(f"{quoted(name)} = {literal(value, table.column(name).kind)}" for name, value in named)
